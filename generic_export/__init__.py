@@ -1,0 +1,30 @@
+"""Any `nn.Module` to an NNEF archive for tract. Knows nothing about language models or Hugging Face.
+
+The names below are imported when first used: a command line that only prints its help should not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from generic_export.errors import T2NError
+    from generic_export.export import export_model_to_nnef
+    from generic_export.inference_target import InferenceTarget, KhronosNNEF, TractNNEF
+
+_HOMES = {
+    "InferenceTarget": "generic_export.inference_target",
+    "KhronosNNEF": "generic_export.inference_target",
+    "T2NError": "generic_export.errors",
+    "TractNNEF": "generic_export.inference_target",
+    "export_model_to_nnef": "generic_export.export",
+}
+
+__all__ = ["InferenceTarget", "KhronosNNEF", "T2NError", "TractNNEF", "export_model_to_nnef"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'generic_export' has no attribute {name!r}")

@@ -1,0 +1,145 @@
+"""The one exception tree: every error names the thing, what was expected and what to do next.
+
+Raised by every room; read by the CLI, which prints `message` on one line and `hint` on the next.
+"""
+
+from __future__ import annotations
+
+
+class T2NError(Exception):
+    """Base of every error raised on purpose by this project.
+
+    Args:
+        message: one line that names the thing (operator, tensor, file) and what is wrong with it.
+        hint: one line that says what to do next, or None when the message says it already.
+    """
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message} {self.hint}"
+
+
+class OptionError(T2NError):
+    """An option or argument has a value that is not accepted, or contradicts another one."""
+
+
+# --- 1. capture -------------------------------------------------------------------------------
+
+
+class CaptureError(T2NError):
+    """PyTorch could not turn the module into a graph."""
+
+
+class SpecializedAxisError(CaptureError):
+    """An axis declared dynamic was frozen to one size by the model's own code."""
+
+
+class DimensionError(T2NError):
+    """A symbolic size has no form in tract's dimension language."""
+
+
+# --- 2. translate -----------------------------------------------------------------------------
+
+
+class TranslationError(T2NError):
+    """A captured operator could not be written as NNEF."""
+
+
+class UnsupportedOperatorError(TranslationError):
+    """No translation is registered for an operator, or for the arguments it was called with."""
+
+
+class RegistrationError(T2NError):
+    """A translation does not match the schema of the operator it is registered for."""
+
+
+class GraphError(TranslationError):
+    """The NNEF document is inconsistent: undefined value, duplicate name, wrong shape or dtype."""
+
+
+# --- 3. write ---------------------------------------------------------------------------------
+
+
+class ArchiveError(T2NError):
+    """The archive could not be written or read."""
+
+
+class OutputExistsError(ArchiveError):
+    """The target path exists already and replacing it was not asked for."""
+
+
+class DiskFullError(ArchiveError):
+    """The target disk has, or ran, out of space."""
+
+
+class TensorFormatError(ArchiveError):
+    """A tensor has no `.dat` form (element type, rank or size), or a `.dat` file is malformed."""
+
+
+# --- weights ----------------------------------------------------------------------------------
+
+
+class WeightError(T2NError):
+    """A weight could not be found, read or converted."""
+
+
+class MissingTensorError(WeightError):
+    """The model needs a tensor that the checkpoint does not hold."""
+
+
+class CorruptCheckpointError(WeightError):
+    """A checkpoint file is missing, truncated, or disagrees with its index."""
+
+
+# --- 4. run and compare -----------------------------------------------------------------------
+
+
+class EngineError(T2NError):
+    """The inference engine refused, failed or died."""
+
+
+class EngineMissingError(EngineError):
+    """The engine asked for is not installed on this machine."""
+
+
+class EngineLoadError(EngineError):
+    """The engine refused the archive."""
+
+
+class EngineRunError(EngineError):
+    """The engine loaded the archive and returned an error while running it."""
+
+
+class EngineCrashError(EngineError):
+    """The engine process died (abort, segmentation fault, out of memory)."""
+
+
+class EngineTimeoutError(EngineError):
+    """The engine did not answer in time and was stopped."""
+
+
+class MismatchError(T2NError):
+    """The engine's outputs differ from PyTorch's by more than the tolerance."""
+
+
+# --- language models --------------------------------------------------------------------------
+
+
+class SourceError(T2NError):
+    """The model source (hub id or folder) could not be resolved or read."""
+
+
+class UnknownArchitectureError(SourceError):
+    """The installed transformers has no causal language model class for this config."""
+
+
+class MissingTokenizerError(SourceError):
+    """The source carries no tokenizer files."""
+
+
+class ValidationError(T2NError):
+    """The exported archive does not say what PyTorch says."""

@@ -1,0 +1,7 @@
+"""Rooms 4 and 5, run and compare: what an archive is written for, and the engine that proves it."""
+
+from generic_export.inference_target.base import InferenceTarget
+from generic_export.inference_target.khronos import KhronosNNEF
+from generic_export.inference_target.tract import TractNNEF
+
+__all__ = ["InferenceTarget", "KhronosNNEF", "TractNNEF"]

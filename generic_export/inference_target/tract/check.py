@@ -1,0 +1,105 @@
+"""How close is close: tract's own tolerance levels, and a record of how two arrays differ."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+
+class TractCheckTolerance(enum.Enum):
+    """tract's levels, by the names of its command line (tract-data src/tensor.rs, Approximation)."""
+
+    EXACT = "exact"
+    CLOSE = "close"
+    APPROXIMATE = "approximate"
+    VERY = "very"
+    SUPER = "super"
+    ULTRA = "ultra"
+
+    def limits(self, dtype: np.dtype) -> ToleranceLimits:
+        """Return the limits of this level for an element type (f16 has its own at two levels)."""
+        half = dtype == np.float16
+        table = {
+            TractCheckTolerance.EXACT: ToleranceLimits(0.0, 0.0),
+            TractCheckTolerance.CLOSE: ToleranceLimits(1e-3, 1e-3) if half else ToleranceLimits(1e-7, 1e-7),
+            TractCheckTolerance.APPROXIMATE: ToleranceLimits(1e-3, 5e-3) if half else ToleranceLimits(1e-4, 5e-4),
+            TractCheckTolerance.VERY: ToleranceLimits(5e-2, 1e-2),
+            TractCheckTolerance.SUPER: ToleranceLimits(0.1, 0.05, 0.0001),
+            TractCheckTolerance.ULTRA: ToleranceLimits(0.2, 0.1, 0.0005),
+        }
+        return table[self]
+
+
+@dataclass(frozen=True)
+class ToleranceLimits:
+    """|a - b| <= absolute + relative * |b|, for all but a share of `outliers` of the elements."""
+
+    absolute: float
+    relative: float
+    outliers: float = 0.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How an engine's output differs from the reference.
+
+    Attributes:
+        name: the output.
+        passed: within the limits (shape and element type included).
+        max_abs_error, max_rel_error: worst element, absolute and relative to the reference.
+        worst_index: where the worst absolute error is.
+        outliers: share of elements beyond the limits.
+        reason: why it cannot pass whatever the values (shape, element type), or "".
+    """
+
+    name: str
+    passed: bool
+    max_abs_error: float
+    max_rel_error: float
+    worst_index: tuple[int, ...]
+    outliers: float
+    reason: str = ""
+
+    def asdict(self) -> dict[str, Any]:
+        """Return the record as plain data for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"output {self.name!r}: {self.reason}"
+        return (
+            f"output {self.name!r}: max abs error {self.max_abs_error:.3g} at {list(self.worst_index)}, "
+            f"max rel error {self.max_rel_error:.3g}, {self.outliers:.2%} of elements beyond the tolerance"
+        )
+
+
+def compare(name: str, candidate: np.ndarray, reference: np.ndarray, limits: ToleranceLimits) -> Comparison:
+    """Compare one output element by element; NaN equals NaN, an infinity its like, and nothing else."""
+    if candidate.shape != reference.shape:
+        reason = f"shape {list(candidate.shape)}, PyTorch has {list(reference.shape)}"
+        return Comparison(name, False, np.inf, np.inf, (), 1.0, reason)
+    if candidate.dtype != reference.dtype:
+        reason = f"element type {candidate.dtype}, PyTorch has {reference.dtype}"
+        return Comparison(name, False, np.inf, np.inf, (), 1.0, reason)
+    if reference.size == 0:
+        return Comparison(name, True, 0.0, 0.0, (), 0.0)
+    left, right = candidate.astype(np.float64), reference.astype(np.float64)
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        error = np.where(same, 0.0, np.abs(left - right))
+        error = np.where(np.isnan(error), np.inf, error)
+        relative = np.where(same, 0.0, error / np.abs(right))
+        allowed = limits.absolute + limits.relative * np.where(np.isfinite(right), np.abs(right), 0.0)
+    outliers = float(np.mean(error > allowed))
+    worst = np.unravel_index(int(np.argmax(error)), error.shape)
+    return Comparison(
+        name=name,
+        passed=outliers <= limits.outliers,
+        max_abs_error=float(error.max()),
+        max_rel_error=float(np.nanmax(relative)),
+        worst_index=tuple(int(i) for i in worst),
+        outliers=outliers,
+    )

@@ -1,0 +1,204 @@
+"""The process in which the pip-installed tract runs, because tract may abort and would take PyTorch with it.
+
+In: framed requests on stdin. Out: one framed reply each on stdout; the engine's own prints go to stderr.
+Started by path (`python wheel_worker.py PARENT_PID`) and importing only stdlib, numpy and tract, never the
+package: a worker costs ~50 MB, not a PyTorch. `wheel.py` imports the framing from here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import select
+import signal
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# A frame is: pickle size, buffer count | size of each buffer | pickle | buffers. Array bytes travel as buffers
+# (pickle protocol 5, out of band): never copied into the pickle, and read straight into their final memory.
+_HEADER = struct.Struct("<QQ")
+
+Put = Callable[[memoryview], None]
+Fill = Callable[[memoryview], None]
+
+
+def write_message(message: Any, put: Put) -> None:
+    """Send one message.
+
+    Args:
+        message: any picklable object; contiguous arrays inside it are sent without a copy.
+        put: writes all of a memoryview.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    payload = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    views = [buffer.raw() for buffer in buffers]
+    put(memoryview(_HEADER.pack(len(payload), len(views)) + struct.pack(f"<{len(views)}Q", *map(len, views))))
+    put(memoryview(payload))
+    for view in views:
+        if view:
+            put(view)
+
+
+def read_message(fill: Fill) -> Any:
+    """Receive one message.
+
+    Args:
+        fill: fills all of a memoryview, or raises EOFError.
+    """
+    header = bytearray(_HEADER.size)
+    fill(memoryview(header))
+    payload_size, count = _HEADER.unpack(header)
+    sizes = bytearray(8 * count)
+    payload = bytearray(payload_size)
+    fill(memoryview(sizes))
+    fill(memoryview(payload))
+    buffers = [np.empty(size, np.uint8) for size in struct.unpack(f"<{count}Q", sizes)]
+    for buffer in buffers:
+        fill(buffer.data)
+    return pickle.loads(payload, buffers=buffers)
+
+
+# --- the worker -------------------------------------------------------------------------------
+
+
+class Worker:
+    """One model and its sessions. Every public method is a request that `wheel.py` may send."""
+
+    def __init__(self, tract: Any) -> None:
+        self._tract = tract
+        self._runnable: Any = None
+        self._states: dict[int, Any] = {}
+        self._ids = itertools.count()
+
+    def load(self, archive: str, transforms: list[str]) -> tuple[list[Any], list[Any]]:
+        """Load, transform and optimise; return (name, datum type, shape) of every input and output."""
+        nnef = self._tract.nnef().with_tract_transformers().with_tract_extra()
+        model = nnef.load(archive)
+        for transform in transforms:
+            model.transform(transform)
+        # Facts are read while the model is alive: symbols lose their names with it (facts/tract.md §5.3).
+        inputs = [self._fact(model.input_name(i), model.input_fact(i)) for i in range(model.input_count())]
+        outputs = [self._fact(model.output_name(i), model.output_fact(i)) for i in range(model.output_count())]
+        self._runnable = model.into_runnable()
+        return inputs, outputs
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """Run once on a fresh state."""
+        return [tensor.into_numpy() for tensor in self._runnable.run(inputs)]
+
+    def spawn(self) -> int:
+        """Open a session."""
+        session = next(self._ids)
+        self._states[session] = self._runnable.spawn_state()
+        return session
+
+    def turn(self, session: int, inputs: list[Any]) -> list[Any]:
+        """Run one turn of a session."""
+        return [tensor.into_numpy() for tensor in self._states[session].run(inputs)]
+
+    def forget(self, sessions: list[int]) -> None:
+        """Free the states of closed sessions."""
+        for session in sessions:
+            self._states.pop(session, None)
+
+    def operators(self) -> list[str]:
+        """Name the operator of every node of the optimised graph, nested bodies included."""
+        return [node["op_name"] for node in json.loads(self._runnable.profile_json(None))["nodes"]]
+
+    def peak_rss(self) -> int:
+        """Return this process's peak resident size in bytes."""
+        return peak_rss_bytes()
+
+    def _fact(self, name: str, fact: Any) -> tuple[str, str, tuple[str, ...]]:
+        try:
+            datum_type = self._tract.DatumType(fact.datum_type()).name.lower()
+        except (ValueError, self._tract.TractError):  # TDim, String: outside the public API
+            datum_type = str(fact).rpartition(",")[2].strip().lower()
+        return name, datum_type, tuple(str(dim) for dim in fact.dims())
+
+
+def peak_rss_bytes() -> int:
+    """Return the peak resident size of this process in bytes.
+
+    Linux: VmHWM, which starts afresh at exec. `ru_maxrss` does not: a child started by a large parent
+    inherits the parent's peak (kernel fs/exec.c, exec_mmap).
+    """
+    try:
+        with Path("/proc/self/status").open(encoding="ascii") as status:
+            line = next(line for line in status if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def answer(worker: Worker | str, method: str, arguments: tuple[Any, ...], closed: list[int]) -> tuple[str, Any]:
+    """Serve one request; the reply is ("ok", value), ("error", text) or ("missing", text)."""
+    if isinstance(worker, str):
+        return "missing", worker
+    try:
+        worker.forget(closed)
+        return "ok", getattr(worker, method)(*arguments)
+    except Exception as error:  # the boundary: whatever it is, the parent must hear it
+        engine_error = type(error).__name__ == "TractError"
+        return "error", str(error) if engine_error else f"{type(error).__name__}: {error}"
+
+
+def start_engine() -> Worker | str:
+    """Import tract; return a worker, or the reason why there is none."""
+    try:
+        import tract
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return Worker(tract)
+
+
+def exit_with_parent(stdin: int, parent: int) -> None:
+    """Leave at once when the parent closes stdin or dies, even in the middle of a long run.
+
+    Not PR_SET_PDEATHSIG: that follows the parent *thread* that started this process.
+    """
+    poller = select.poll()
+    poller.register(stdin, 0)  # hang-up and error are always reported
+    while True:
+        if poller.poll(1000) or os.getppid() != parent:
+            os._exit(0)
+
+
+def main() -> None:
+    """Serve requests until stdin closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    replies = os.dup(1)
+    os.dup2(2, 1)  # what the engine prints must not enter the channel
+    threading.Thread(target=exit_with_parent, args=(0, int(sys.argv[1])), daemon=True).start()
+
+    def fill(view: memoryview) -> None:
+        while view:
+            count = os.readv(0, [view])
+            if not count:
+                raise EOFError
+            view = view[count:]
+
+    def put(view: memoryview) -> None:
+        while view:
+            view = view[os.write(replies, view) :]
+
+    engine = start_engine()
+    try:
+        while True:
+            write_message(answer(engine, *read_message(fill)), put)
+    except (EOFError, BrokenPipeError):
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""The `.dat` tensor file: a 128-byte header, then the values, little-endian and in C order.
+
+In: a torch tensor, or only its shape and dtype. Out: header bytes, sizes, or the tensor read back.
+Format: NNEF 1.0 "tensor file format" with tract's item codes (tract 0.23.9, nnef/src/tensors.rs).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from generic_export.errors import TensorFormatError
+
+HEADER_BYTES = 128
+MAX_RANK = 8
+MAX_DATA_BYTES = 2**32 - 1  # data_size_bytes is a u32
+BLOCK_BITS = 0xFFFFFFFF  # bits_per_item of tract's block-quantised tensors and strings
+TRACT_VENDOR = 0x5452  # 'T' << 8 | 'R'
+
+_MAGIC = b"\x4e\xef"
+_VERSION = (1, 0)
+# magic, version major and minor, data size, rank, dims, bits, item type, vendor; the rest is zero.
+_LAYOUT = struct.Struct("<2sBBII8IIHH76x")
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """How one torch dtype is written: NNEF item type, bits per item, and vendor (0 = Khronos)."""
+
+    dtype: torch.dtype
+    item_type: int
+    bits: int
+    vendor: int = 0
+
+
+ELEMENT_TYPES = (
+    ElementType(torch.float16, 0, 16),
+    ElementType(torch.float32, 0, 32),
+    ElementType(torch.float64, 0, 64),
+    ElementType(torch.uint8, 1, 8),
+    ElementType(torch.uint16, 1, 16),
+    ElementType(torch.uint32, 1, 32),
+    ElementType(torch.uint64, 1, 64),
+    ElementType(torch.int8, 3, 8),
+    ElementType(torch.int16, 3, 16),
+    ElementType(torch.int32, 3, 32),
+    ElementType(torch.int64, 3, 64),
+    ElementType(torch.bool, 5, 8),
+)
+_BY_DTYPE = {element.dtype: element for element in ELEMENT_TYPES}
+_BY_CODE = {(element.vendor, element.item_type, element.bits): element for element in ELEMENT_TYPES}
+_PLAIN_ITEM_TYPE = {2: 1, 4: 3}  # "quantised" unsigned and signed integers hold plain integers
+
+_ACCEPTED = ", ".join(str(element.dtype).removeprefix("torch.") for element in ELEMENT_TYPES)
+_REMEDIES = {
+    torch.bfloat16: "tract has no bf16: cast it to float16 or float32.",
+    torch.complex32: "Split it into real and imaginary parts with torch.view_as_real.",
+    torch.complex64: "Split it into real and imaginary parts with torch.view_as_real.",
+    torch.complex128: "Split it into real and imaginary parts with torch.view_as_real.",
+}
+
+
+@dataclass(frozen=True)
+class DatHeader:
+    """The fields of a `.dat` header.
+
+    Args:
+        shape: dimensions, outermost first; `()` is a scalar.
+        data_size: payload length in bytes.
+        item_type, bits, vendor: the element type's code; `bits` is `BLOCK_BITS` for block-quantised tensors.
+    """
+
+    shape: tuple[int, ...]
+    data_size: int
+    item_type: int
+    bits: int
+    vendor: int = 0
+
+    def pack(self) -> bytes:
+        """The 128 bytes that stand at the start of the file."""
+        dims = (*self.shape, *[0] * (MAX_RANK - len(self.shape)))
+        return _LAYOUT.pack(
+            _MAGIC, *_VERSION, self.data_size, len(self.shape), *dims, self.bits, self.item_type, self.vendor
+        )
+
+    def element_type(self, name: str = "tensor") -> ElementType:
+        """The torch form of the element code.
+
+        Raises:
+            TensorFormatError: no torch dtype stores these items (block-quantised, string, complex, 1-bit bool).
+        """
+        code = (self.vendor, _PLAIN_ITEM_TYPE.get(self.item_type, self.item_type), self.bits)
+        if self.vendor == 0 and code in _BY_CODE:
+            return _BY_CODE[code]
+        raise TensorFormatError(
+            f"{name}: .dat item type {self.item_type:#x} (vendor {self.vendor:#x}, {self.bits:#x} bits per item) "
+            "has no torch dtype.",
+            f"Element types that can be read: {_ACCEPTED}.",
+        )
+
+
+def dat_size(shape: Sequence[int], dtype: torch.dtype, *, name: str = "tensor") -> int:
+    """Length of the whole `.dat` file in bytes: header and payload.
+
+    Raises:
+        TensorFormatError: as `header_bytes`.
+    """
+    return HEADER_BYTES + _checked_header(shape, dtype, name).data_size
+
+
+def header_bytes(shape: Sequence[int], dtype: torch.dtype, *, name: str = "tensor") -> bytes:
+    """The 128-byte header of a plain (not block-quantised) tensor.
+
+    Args:
+        shape: dimensions, at most 8 of them.
+        dtype: one of `ELEMENT_TYPES`; bool takes one byte a value.
+        name: what to call the tensor in an error.
+
+    Raises:
+        TensorFormatError: the dtype has no `.dat` code, the rank is above 8, or the payload reaches 4 GiB.
+    """
+    return _checked_header(shape, dtype, name).pack()
+
+
+def parse_header(data: bytes | bytearray | memoryview, *, name: str = "tensor") -> DatHeader:
+    """Read a header and check that its own fields agree.
+
+    Args:
+        data: at least the first 128 bytes of the file.
+        name: what to call the file in an error.
+
+    Raises:
+        TensorFormatError: too short, not a `.dat` file, rank above 8, or dimensions that contradict the data size.
+    """
+    if len(data) < HEADER_BYTES:
+        raise TensorFormatError(
+            f"{name}: a .dat header is {HEADER_BYTES} bytes long, found {len(data)}.", "Write the file again."
+        )
+    magic, major, minor, data_size, rank, *rest = _LAYOUT.unpack_from(data)
+    dims, (bits, item_type, vendor) = rest[:MAX_RANK], rest[MAX_RANK:]
+    if magic != _MAGIC:
+        raise TensorFormatError(f"{name}: not an NNEF .dat file (it starts with {magic.hex()}, expected 4eef).")
+    if (major, minor) != _VERSION:
+        raise TensorFormatError(f"{name}: .dat version {major}.{minor} is not known, expected 1.0.")
+    if rank > MAX_RANK:
+        raise TensorFormatError(f"{name}: .dat header says rank {rank}, the format holds at most {MAX_RANK}.")
+    header = DatHeader(tuple(dims[:rank]), data_size, item_type, bits, vendor)
+    if bits != BLOCK_BITS and math.prod(header.shape) * bits != data_size * 8:
+        raise TensorFormatError(
+            f"{name}: .dat header says {data_size} bytes, but shape {list(header.shape)} of {bits}-bit items "
+            f"takes {math.prod(header.shape) * bits // 8}.",
+            "The file is damaged: write it again.",
+        )
+    return header
+
+
+def read_dat(path: str | os.PathLike[str]) -> torch.Tensor:
+    """Read a plain `.dat` file into a CPU tensor.
+
+    Raises:
+        TensorFormatError: the file is truncated, longer than its header says, malformed, or block-quantised.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        header = parse_header(file.read(HEADER_BYTES), name=str(path))
+        dtype = header.element_type(str(path)).dtype
+        expected, found = HEADER_BYTES + header.data_size, path.stat().st_size
+        if found != expected:
+            raise TensorFormatError(
+                f"{path}: {found} bytes long, its header announces {expected}.", "The file is damaged: write it again."
+            )
+        data = bytearray(header.data_size)
+        if file.readinto(data) != header.data_size:
+            raise TensorFormatError(f"{path}: the file shrank while it was read.")
+    values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return values.reshape(header.shape)
+
+
+def write_dat(path: str | os.PathLike[str], tensor: torch.Tensor) -> None:
+    """Write one tensor as a `.dat` file.
+
+    Args:
+        path: file to create or replace.
+        tensor: any strided tensor with a dtype of `ELEMENT_TYPES`.
+
+    Raises:
+        TensorFormatError: as `header_bytes`.
+    """
+    header = header_bytes(tensor.shape, tensor.dtype, name=str(path))
+    values = tensor.detach().cpu().contiguous()
+    # as_strided, not reshape: a single value may carry any stride, and view(dtype) wants 1.
+    data = values.as_strided((values.numel(),), (1,)).view(torch.uint8).numpy().data
+    with open(path, "wb") as file:
+        file.write(header)
+        file.write(data)
+
+
+def _checked_header(shape: Sequence[int], dtype: torch.dtype, name: str) -> DatHeader:
+    element = _BY_DTYPE.get(dtype)
+    if element is None:
+        raise TensorFormatError(
+            f"{name}: {str(dtype).removeprefix('torch.')} has no .dat form.",
+            _REMEDIES.get(dtype, f"Convert it to one of: {_ACCEPTED}."),
+        )
+    dims = tuple(shape)
+    if not all(isinstance(dim, int) and dim >= 0 for dim in dims):
+        raise TensorFormatError(f"{name}: the shape of a stored tensor must be known numbers, got {list(dims)}.")
+    if len(dims) > MAX_RANK:
+        raise TensorFormatError(
+            f"{name}: rank {len(dims)} is above the {MAX_RANK} dimensions of the .dat format.",
+            "Store it with merged dimensions and reshape it in the graph.",
+        )
+    data_size = math.prod(dims) * element.bits // 8
+    if data_size > MAX_DATA_BYTES or any(dim > MAX_DATA_BYTES for dim in dims):
+        raise TensorFormatError(
+            f"{name}: shape {list(dims)} in {str(dtype).removeprefix('torch.')} takes {data_size} bytes, "
+            f"a .dat file holds at most {MAX_DATA_BYTES}.",
+            "Store it in a smaller dtype, or split it along its first axis and concatenate the parts in the graph.",
+        )
+    return DatHeader(dims, data_size, element.item_type, element.bits, element.vendor)

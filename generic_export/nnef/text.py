@@ -1,0 +1,146 @@
+"""`graph.nnef` as people read it: one commented block per module, the element type and shape beside each line.
+
+In: an `NnefGraph`. Out: text that tract's parser accepts (facts/tract.md §2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from generic_export.errors import GraphError
+from generic_export.nnef.graph import (
+    Argument,
+    ArrayLiteral,
+    Block,
+    DimLiteral,
+    NnefGraph,
+    NnefOperation,
+    Reference,
+    TupleLiteral,
+    check_graph,
+)
+
+_INDENT = "  "
+_NOTE_COLUMN = 110
+
+
+def graph_text(graph: NnefGraph) -> str:
+    """Return the text of a graph, after checking it.
+
+    Raises:
+        GraphError: an identifier is undefined or assigned twice, or a literal has no NNEF form (NaN).
+    """
+    check_graph(graph)
+    lines = [*_header(graph), "", *_signature(graph), "{"]
+    lines.extend(_body(graph))
+    lines.append("}")
+    text = "\n".join(lines) + "\n"
+    # tract <= 0.23.7 runs the file through a template engine (facts/tract.md §1.1).
+    for marker in ("{{", "{%", "{#"):
+        if marker in text:
+            raise GraphError(f"the text of graph {graph.name!r} holds {marker!r}, which tract reads as a template.")
+    return text
+
+
+def _header(graph: NnefGraph) -> Iterator[str]:
+    yield "version 1.0;"
+    yield ""
+    for registry in graph.registries:
+        yield f"extension tract_registry {registry};"
+    for symbol in graph.symbols:
+        yield f"extension tract_symbol {symbol};"
+    for assertion in graph.assertions:
+        yield f"extension tract_assert {assertion};"
+    if graph.properties:
+        yield ""
+        yield "fragment tract_core_properties() -> (properties: (string, tensor<scalar>)[])"
+        yield "{"
+        yield f"{_INDENT}properties = ["
+        for index, (key, value) in enumerate(graph.properties):
+            comma = "," if index + 1 < len(graph.properties) else ""
+            yield f"{_INDENT * 2}({_string(key)}, {argument_text(value)}){comma}"
+        yield f"{_INDENT}];"
+        yield "}"
+    for fragment in graph.fragments:
+        yield ""
+        yield fragment.text.strip()
+
+
+def _signature(graph: NnefGraph) -> Iterator[str]:
+    yield f"graph {graph.name}("
+    yield f"{_INDENT}{_wrapped(graph.inputs)}"
+    yield ") -> ("
+    yield f"{_INDENT}{_wrapped(graph.outputs)}"
+    yield ")"
+
+
+def _wrapped(names: tuple[str, ...], per_line: int = 4) -> str:
+    rows = [", ".join(names[start : start + per_line]) for start in range(0, len(names), per_line)]
+    return f",\n{_INDENT}".join(rows)
+
+
+def _body(graph: NnefGraph) -> Iterator[str]:
+    current: Block | None = None
+    for operation in graph.operations:
+        if operation.block != current:
+            if current is not None:
+                yield ""
+            current = operation.block
+            yield f"{_INDENT}# {_title(current)}"
+        yield _line(operation)
+
+
+def _title(block: Block) -> str:
+    path = block.path or "(root)"
+    return f"{path}: {block.module_type}" if block.module_type else path
+
+
+def _line(operation: NnefOperation) -> str:
+    outputs = ", ".join(operation.outputs)
+    left = f"({outputs})" if len(operation.outputs) > 1 else outputs
+    statement = f"{_INDENT}{left} = {_call(operation)};"
+    return f"{statement:<{_NOTE_COLUMN}}  # {operation.note}" if operation.note else statement
+
+
+def _call(operation: NnefOperation) -> str:
+    arguments = [argument_text(value) for value in operation.inputs]
+    arguments.extend(f"{name}={argument_text(value)}" for name, value in operation.attributes)
+    generic = f"<{operation.generic_type}>" if operation.generic_type else ""
+    return f"{operation.operator}{generic}({', '.join(arguments)})"
+
+
+def argument_text(value: Argument) -> str:
+    """Return one argument as NNEF text.
+
+    Raises:
+        GraphError: a NaN, which NNEF cannot spell (facts/tract.md §2.2).
+    """
+    if isinstance(value, Reference):
+        return value.name
+    if isinstance(value, DimLiteral):
+        return value.text
+    if isinstance(value, ArrayLiteral):
+        return f"[{', '.join(argument_text(element) for element in value.elements)}]"
+    if isinstance(value, TupleLiteral):
+        return f"({', '.join(argument_text(element) for element in value.elements)})"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    return _float(value) if isinstance(value, float) else _string(value)
+
+
+def _float(value: float) -> str:
+    """A float literal always has a dot: an integer literal would be a tract dimension (facts/tract.md §0.5)."""
+    if math.isnan(value):
+        raise GraphError("NaN has no NNEF literal.", "Replace it in the model, for instance by a tensor that holds it.")
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    mantissa, separator, exponent = repr(value).partition("e")
+    return f"{mantissa if '.' in mantissa else mantissa + '.0'}{separator}{exponent.replace('+', '')}"
+
+
+def _string(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return f'"{escaped}"'

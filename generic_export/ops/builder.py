@@ -1,0 +1,465 @@
+"""What a translation writes with: typed NNEF primitives that keep track of shapes and element types.
+
+Each method emits one NNEF operation (or none, when there is nothing to do) and returns its value. Two requests for the
+same operation on the same values give one operation, so that masks and rotary tables appear once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import sympy
+import torch
+
+from generic_export.errors import GraphError, TranslationError
+from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, NnefFragment
+from generic_export.ops.fragments import load_fragment
+from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, same_shape, simplify_dim
+
+TRACT_DTYPES: dict[torch.dtype, str] = {
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+    torch.bool: "bool",
+}
+
+Scalar = float | int | bool
+
+
+@dataclass(frozen=True)
+class Value:
+    """One NNEF value while the graph is being written.
+
+    Attributes:
+        number: identity inside its builder; -1 for a literal.
+        shape: sizes, possibly symbolic.
+        dtype: element type.
+        constant: the number that every element equals, when it is known.
+        literal: True when `constant` is written in place (`2.0`) and no operation makes it.
+    """
+
+    number: int
+    shape: Shape
+    dtype: torch.dtype
+    constant: Scalar | None = None
+    literal: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Where an f16 graph computes in f32 although PyTorch's own graph would not have to.
+
+    Attributes:
+        f32_linear_accumulation: matrix products accumulate, and leave, in f32 before they are rounded.
+        f32_attention: query, key and value are widened, so that the whole attention is computed in f32.
+        f32_norm: a norm's input, scale and shift are widened, so that it is rounded once, at its end.
+    """
+
+    f32_linear_accumulation: bool = False
+    f32_attention: bool = False
+    f32_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Emission:
+    """One operation as emitted: still with value numbers, named when the graph is finished."""
+
+    operator: str
+    inputs: tuple[Argument | Value | tuple[Value, ...], ...]
+    attributes: tuple[tuple[str, Argument], ...]
+    outputs: tuple[Value, ...]
+    block: Block
+    hint: str
+    generic_type: str = ""
+    label: str = ""
+
+
+@dataclass
+class NnefBuilder:
+    """Collects emissions while the translations run (the only mutable thing in this room).
+
+    Attributes:
+        numerics: f32 switches that translations honour.
+        shared_parameters: names of parameters that more than one operator reads.
+    """
+
+    numerics: Numerics = field(default_factory=Numerics)
+    shared_parameters: frozenset[str] = frozenset()
+    emissions: list[Emission] = field(default_factory=list)
+    block: Block = field(default_factory=Block)
+    hint: str = ""
+    labels: dict[int, str] = field(default_factory=dict)
+    fragments: dict[str, NnefFragment] = field(default_factory=dict)
+    _known: dict[tuple, tuple[Value, ...]] = field(default_factory=dict)
+    _count: int = 0
+
+    # --- the one door through which everything is emitted ---------------------------------------
+
+    def emit(
+        self,
+        operator: str,
+        inputs: Sequence[Argument | Value | Sequence[Value]],
+        *,
+        shape: Sequence[Dim],
+        dtype: torch.dtype,
+        attributes: Mapping[str, Argument] | None = None,
+        constant: Scalar | None = None,
+        generic_type: str = "",
+    ) -> Value:
+        """Emit a one-output operation and return its value; see `emit_many` for the arguments."""
+        facts = ((tuple(shape), dtype),)
+        (value,) = self.emit_many(operator, inputs, facts, attributes=attributes, generic_type=generic_type)
+        if constant is not None and value.constant is None:
+            return replace(value, constant=constant)
+        return value
+
+    def emit_many(
+        self,
+        operator: str,
+        inputs: Sequence[Argument | Value | Sequence[Value]],
+        facts: Sequence[tuple[Shape, torch.dtype]],
+        *,
+        attributes: Mapping[str, Argument] | None = None,
+        generic_type: str = "",
+        label: str = "",
+    ) -> tuple[Value, ...]:
+        """Emit an operation with several outputs.
+
+        Args:
+            operator: NNEF or tract operator name.
+            inputs: values, lists of values, or literals.
+            facts: shape and dtype of each output.
+            attributes: named arguments.
+            generic_type: what stands between `<>` after the operator name.
+            label: what tells two sources apart: the tensor's label, the input's name.
+        """
+        frozen = tuple(tuple(item) if isinstance(item, (list, tuple)) else item for item in inputs)
+        named = tuple((attributes or {}).items())
+        key = (operator, label, _key(frozen), _key(named), len(facts))
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        outputs = tuple(
+            Value(self._count + index, tuple(simplify_dim(dim) for dim in shape), dtype)
+            for index, (shape, dtype) in enumerate(facts)
+        )
+        self._count += len(outputs)
+        self._known[key] = outputs
+        emission = Emission(operator, frozen, named, outputs, self.block, self.hint, generic_type, label)  # type: ignore[arg-type]
+        self.emissions.append(emission)
+        return outputs
+
+    def fragment(self, name: str, inputs: Sequence[Argument | Value], *, shape: Shape, dtype: torch.dtype) -> Value:
+        """Call the fragment of `ops/fragments/<name>.nnef` (one output), which the document will then hold."""
+        self.fragments.setdefault(name, load_fragment(name))
+        return self.emit(name, inputs, shape=shape, dtype=dtype)
+
+    # --- sources ---------------------------------------------------------------------------------
+
+    def external(self, shape: Shape, dtype: torch.dtype, name: str) -> Value:
+        """Declare a graph input."""
+        attributes: dict[str, Argument] = {"shape": shape_argument(shape), "datum_type": tract_dtype(dtype)}
+        hint, self.hint = self.hint, name
+        (value,) = self.emit_many("tract_core_external", [], [(shape, dtype)], attributes=attributes, label=name)
+        self.hint = hint
+        return value
+
+    def variable(self, label: str, shape: Shape, dtype: torch.dtype) -> Value:
+        """Read the tensor stored under `label`; the element type comes from its `.dat` file."""
+        attributes: dict[str, Argument] = {"label": label, "shape": shape_argument(shape)}
+        hint, self.hint = self.hint, label
+        (value,) = self.emit_many(
+            "variable", [], [(shape, dtype)], attributes=attributes, generic_type="scalar", label=label
+        )
+        self.hint = hint
+        self.labels[value.number] = label
+        return value
+
+    def label_of(self, value: Value) -> str | None:
+        """Return the label of a value that is a stored tensor as it lies there, else None."""
+        return self.labels.get(value.number)
+
+    def scalar(self, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value:
+        """Return a rank-0 constant: a literal for floats and bools' sake of NNEF, a cast dimension for integers."""
+        if isinstance(value, sympy.Expr):
+            return self.emit(
+                "tract_core_cast", [DimLiteral(dim_text(value))], shape=(), dtype=dtype, attributes=_to(dtype)
+            )
+        if dtype.is_floating_point:
+            return Value(-1, (), dtype, constant=float(value), literal=True)
+        if dtype is torch.bool:
+            literal = 1.0 if value else 0.0
+            return self.emit(
+                "tract_core_cast", [literal], shape=(), dtype=dtype, attributes=_to(dtype), constant=bool(value)
+            )
+        # facts/tract.md §0.5: an integer literal is a dimension, not an i64.
+        return self.emit(
+            "tract_core_cast", [int(value)], shape=(), dtype=dtype, attributes=_to(dtype), constant=int(value)
+        )
+
+    def full(self, shape: Shape, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value:
+        """Return a tensor of the given shape filled with one number."""
+        splat = self.materialised(self.scalar(value, dtype))
+        filled = self.broadcast(self.align_rank(splat, len(shape)), shape)
+        return filled if isinstance(value, sympy.Expr) else replace(filled, constant=value)
+
+    def materialised(self, value: Value) -> Value:
+        """Return a value that an operation made: a literal becomes a cast of itself, with its exact element type."""
+        if not value.literal:
+            return value
+        return self.emit(
+            "tract_core_cast",
+            [float(value.constant)],  # type: ignore[arg-type]
+            shape=(),
+            dtype=value.dtype,
+            attributes=_to(value.dtype),
+            constant=value.constant,
+        )
+
+    # --- shapes ----------------------------------------------------------------------------------
+
+    def align_rank(self, value: Value, rank: int) -> Value:
+        """Add leading axes up to `rank`: tract aligns ranks on the left, PyTorch on the right (facts §0.3)."""
+        if value.literal or value.rank >= rank:
+            return value
+        return self.unsqueeze(value, range(rank - value.rank))
+
+    def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Insert axes of size 1 at the given positions of the result (non-negative, ascending)."""
+        if not axes:
+            return value
+        shape = list(value.shape)
+        for axis in sorted(axes):
+            shape.insert(axis, 1)
+        source = self.materialised(value)
+        result = self.emit(
+            "unsqueeze", [source], shape=shape, dtype=value.dtype, attributes={"axes": ints(sorted(axes))}
+        )
+        return replace(result, constant=value.constant)
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Remove axes of size 1 (non-negative positions)."""
+        if not axes:
+            return value
+        shape = [dim for axis, dim in enumerate(value.shape) if axis not in set(axes)]
+        return self.emit("squeeze", [value], shape=shape, dtype=value.dtype, attributes={"axes": ints(sorted(axes))})
+
+    def reshape(self, value: Value, shape: Sequence[Dim]) -> Value:
+        """Reshape; only the axes that change are named, so that symbolic ones stay out of it."""
+        if same_shape(value.shape, shape):
+            return value
+        start, stop_in, stop_out = _changed_axes(value.shape, shape)
+        removed, added = value.shape[start:stop_in], tuple(shape[start:stop_out])
+        if not added and all(same_dim(dim, 1) for dim in removed):
+            return self.squeeze(value, range(start, stop_in))
+        if not removed and all(same_dim(dim, 1) for dim in added):
+            return self.unsqueeze(value, range(start, stop_out))
+        attributes: dict[str, Argument] = {"shape": shape_argument(added)}
+        if start or stop_in < value.rank:
+            attributes |= {"axis_start": start, "axis_count": stop_in - start}
+        return self.emit("reshape", [value], shape=shape, dtype=value.dtype, attributes=attributes)
+
+    def transpose(self, value: Value, axes: Sequence[int]) -> Value:
+        """Permute the axes: axis `i` of the result is axis `axes[i]` of the value."""
+        if list(axes) == list(range(value.rank)):
+            return value
+        shape = [value.shape[axis] for axis in axes]
+        return self.emit("transpose", [value], shape=shape, dtype=value.dtype, attributes={"axes": ints(axes)})
+
+    def broadcast(self, value: Value, shape: Sequence[Dim]) -> Value:
+        """Repeat along axes of size 1 up to `shape` (same rank)."""
+        if same_shape(value.shape, shape):
+            return value
+        attributes: dict[str, Argument] = {"shape": shape_argument(shape)}
+        return self.emit("tract_core_broadcast", [value], shape=shape, dtype=value.dtype, attributes=attributes)
+
+    def slice(self, value: Value, axis: int, begin: Dim, end: Dim, stride: int = 1) -> Value:
+        """Take `begin:end:stride` along one axis, with 0 <= begin <= end <= size (facts §3.1: nothing else is safe)."""
+        if same_dim(begin, 0) and same_dim(end, value.shape[axis]) and stride == 1:
+            return value
+        length = simplify_dim(sympy.sympify(end) - sympy.sympify(begin))
+        if stride != 1:
+            length = simplify_dim((sympy.sympify(length) + stride - 1) // stride)
+        shape = [*value.shape[:axis], length, *value.shape[axis + 1 :]]
+        attributes: dict[str, Argument] = {
+            "axes": ints([axis]),
+            "begin": shape_argument([begin]),
+            "end": shape_argument([end]),
+        }
+        if stride != 1:
+            attributes["stride"] = ints([stride])
+        return self.emit("slice", [value], shape=shape, dtype=value.dtype, attributes=attributes)
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        """Concatenate along one axis; all values must have the same element type and rank."""
+        if len(values) == 1:
+            return values[0]
+        total = simplify_dim(sum((sympy.sympify(value.shape[axis]) for value in values), sympy.Integer(0)))
+        shape = [*values[0].shape[:axis], total, *values[0].shape[axis + 1 :]]
+        return self.emit("concat", [list(values)], shape=shape, dtype=values[0].dtype, attributes={"axis": axis})
+
+    # --- element types and arithmetic -------------------------------------------------------------
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """Convert the element type; nothing is emitted when it is right already."""
+        if value.dtype is dtype:
+            return value
+        if value.literal:
+            return self.scalar(value.constant, dtype)  # type: ignore[arg-type]
+        result = self.emit("tract_core_cast", [value], shape=value.shape, dtype=dtype, attributes=_to(dtype))
+        return replace(result, constant=value.constant)
+
+    def unary(self, operator: str, value: Value, *, dtype: torch.dtype | None = None) -> Value:
+        """Emit an element-wise operation of one operand."""
+        source = self.materialised(value)
+        return self.emit(operator, [source], shape=value.shape, dtype=dtype or value.dtype)
+
+    def binary(self, operator: str, left: Value, right: Value, *, dtype: torch.dtype | None = None) -> Value:
+        """Emit an element-wise operation of two operands of one element type, aligned as PyTorch aligns them."""
+        if left.literal and right.literal:
+            left = self.materialised(left)
+        if left.dtype is not right.dtype:
+            raise TranslationError(f"{operator}: operands are {left.dtype} and {right.dtype}; cast them first.")
+        rank = max(left.rank, right.rank)
+        shape = broadcast_shape(left.shape, right.shape)
+        operands = [self.align_rank(left, rank), self.align_rank(right, rank)]
+        return self.emit(operator, operands, shape=shape, dtype=dtype or left.dtype)
+
+    def select(self, condition: Value, if_true: Value, if_false: Value) -> Value:
+        """Choose element by element; both branches must have one element type (facts §2.5: no coercion)."""
+        shape = broadcast_shape(condition.shape, broadcast_shape(if_true.shape, if_false.shape))
+        branches = [self._exact(branch) for branch in (if_true, if_false)]
+        operands = [self.align_rank(value, len(shape)) for value in (condition, *branches)]
+        return self.emit("select", operands, shape=shape, dtype=if_true.dtype)
+
+    def _exact(self, value: Value) -> Value:
+        # A float literal is f32 for tract; `select` wants the very type of the other branch.
+        return value if value.dtype is torch.float32 else self.materialised(value)
+
+    def reduce(
+        self, operator: str, value: Value, axes: Sequence[int], *, keepdim: bool, dtype: torch.dtype | None = None
+    ) -> Value:
+        """Reduce along non-negative axes (facts §8: a negative axis aborts the engine)."""
+        kept = [1 if axis in set(axes) else dim for axis, dim in enumerate(value.shape)]
+        attributes: dict[str, Argument] = {"axes": ints(sorted(axes))}
+        result = self.emit(operator, [value], shape=kept, dtype=dtype or value.dtype, attributes=attributes)
+        return result if keepdim else self.squeeze(result, sorted(axes))
+
+    def einsum(self, expression: str, values: Sequence[Value], *, accumulator: torch.dtype) -> Value:
+        """Emit a product written as an einsum; `accumulator` is also the element type of the result (facts §3.2)."""
+        sizes: dict[str, Dim] = {}
+        terms, output = expression.split("->")
+        for term, value in zip(terms.split(","), values, strict=True):
+            for letter, dim in zip(term, value.shape, strict=True):
+                known = sizes.setdefault(letter, dim)
+                if not same_dim(known, dim) and not (same_dim(dim, 1) or same_dim(known, 1)):
+                    # facts/tract.md §0.4: tract does not check, it returns garbage.
+                    raise GraphError(
+                        f"einsum {expression!r}: axis {letter!r} is {dim_text(known)} and {dim_text(dim)}."
+                    )
+        attributes: dict[str, Argument] = {"expr": expression, "acc": tract_dtype(accumulator)}
+        shape = [sizes[letter] for letter in output]
+        return self.emit("tract_core_einsum", [list(values)], shape=shape, dtype=accumulator, attributes=attributes)
+
+    def product(self, expression: str, values: Sequence[Value]) -> Value:
+        """Emit a matrix product in the values' element type, honouring `numerics.f32_linear_accumulation`."""
+        dtype = values[0].dtype
+        wide = dtype is torch.float16 and self.numerics.f32_linear_accumulation
+        return self.cast(self.einsum(expression, values, accumulator=torch.float32 if wide else dtype), dtype)
+
+
+def tract_dtype(dtype: torch.dtype) -> str:
+    """Return tract's name of an element type.
+
+    Raises:
+        TranslationError: tract has no such element type (bf16, complex).
+    """
+    name = TRACT_DTYPES.get(dtype)
+    if name is None:
+        raise TranslationError(
+            f"element type {dtype} does not exist in tract.", "Convert the model to float16 or float32."
+        )
+    return name
+
+
+def _key(item: object) -> object:
+    """Return what makes two emissions the same: value numbers, and literals with their Python type."""
+    if isinstance(item, tuple):
+        return tuple(_key(element) for element in item)
+    if isinstance(item, Value):
+        return (item.number, _key(item.constant), item.dtype) if item.literal else item.number
+    # bool, int and float compare equal in Python (1 == True == 1.0) but are different NNEF literals.
+    return type(item), repr(item)
+
+
+def _to(dtype: torch.dtype) -> dict[str, Argument]:
+    return {"to": tract_dtype(dtype)}
+
+
+def ints(values: Sequence[int]) -> ArrayLiteral:
+    """Return an array literal of plain integers (axes, strides)."""
+    return ArrayLiteral(tuple(int(value) for value in values))
+
+
+def shape_argument(shape: Sequence[Dim]) -> ArrayLiteral:
+    """Return a shape as an array literal of dimension expressions."""
+    simplified = (simplify_dim(dim) for dim in shape)
+    return ArrayLiteral(tuple(dim if isinstance(dim, int) else DimLiteral(dim_text(dim)) for dim in simplified))
+
+
+def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
+    """Return the shape that PyTorch's (right-aligned) broadcasting gives.
+
+    Raises:
+        GraphError: two sizes differ and neither is 1.
+    """
+    rank = max(len(left), len(right))
+    padded_left = (1,) * (rank - len(left)) + tuple(left)
+    padded_right = (1,) * (rank - len(right)) + tuple(right)
+    shape: list[Dim] = []
+    for first, second in zip(padded_left, padded_right, strict=True):
+        if same_dim(second, 1) or same_dim(first, second):
+            shape.append(first)
+        elif same_dim(first, 1):
+            shape.append(second)
+        else:
+            raise GraphError(f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.")
+    return tuple(shape)
+
+
+def _changed_axes(before: Sequence[Dim], after: Sequence[Dim]) -> tuple[int, int, int]:
+    """Return where two shapes start to differ, and where each one's differing part ends."""
+    start = 0
+    while start < min(len(before), len(after)) and same_dim(before[start], after[start]):
+        start += 1
+    tail = 0
+    while tail < min(len(before), len(after)) - start and same_dim(before[-1 - tail], after[-1 - tail]):
+        tail += 1
+    return start, len(before) - tail, len(after) - tail
+
+
+__all__ = [
+    "TRACT_DTYPES",
+    "Emission",
+    "NnefBuilder",
+    "Numerics",
+    "Value",
+    "broadcast_shape",
+    "ints",
+    "shape_argument",
+    "tract_dtype",
+]

@@ -1,0 +1,185 @@
+"""Operators that move axes and elements without computing: reshape, transpose, expand, cat, split, repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from generic_export.errors import TranslationError
+from generic_export.ops.builder import NnefBuilder, Value, shape_argument
+from generic_export.ops.registry import translates
+from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, simplify_dim
+from generic_export.torch_graph.ir import FixedTensorList
+
+aten = torch.ops.aten
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """Return an axis as a non-negative position (facts/tract.md §8: tract aborts on negative ones)."""
+    return axis + rank if axis < 0 else axis
+
+
+def volume(shape: Sequence[Dim]) -> Dim:
+    """Return the number of elements of a shape."""
+    total = sympy.Integer(1)
+    for dim in shape:
+        total = total * sympy.sympify(dim)
+    return simplify_dim(total)
+
+
+def _resolved(shape: Sequence[Dim], value: Value) -> Shape:
+    """Replace the -1 of a requested shape by the size that is left for it."""
+    if not any(isinstance(dim, int) and dim == -1 for dim in shape):
+        return tuple(shape)
+    known = volume([dim for dim in shape if not (isinstance(dim, int) and dim == -1)])
+    if same_dim(known, 0):
+        raise TranslationError(f"shape {list(shape)} cannot be resolved: it has an axis of size 0 and a -1.")
+    missing = simplify_dim(sympy.cancel(sympy.sympify(volume(value.shape)) / sympy.sympify(known)))
+    return tuple(missing if isinstance(dim, int) and dim == -1 else dim for dim in shape)
+
+
+@translates(aten.view.default, aten._unsafe_view.default)
+def view(b: NnefBuilder, self: Value, size: Sequence[Dim]) -> Value:
+    """view(Tensor(a) self, SymInt[] size) -> Tensor(a)"""
+    return b.reshape(self, _resolved(size, self))
+
+
+@translates(aten.reshape.default)
+def reshape(b: NnefBuilder, self: Value, shape: Sequence[Dim]) -> Value:
+    """reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)"""
+    return b.reshape(self, _resolved(shape, self))
+
+
+@translates(aten.flatten.using_ints)
+def flatten(b: NnefBuilder, self: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
+    """flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)"""
+    if self.rank == 0:
+        return b.unsqueeze(self, [0])
+    start, end = axis_of(start_dim, self.rank), axis_of(end_dim, self.rank)
+    return b.reshape(self, [*self.shape[:start], volume(self.shape[start : end + 1]), *self.shape[end + 1 :]])
+
+
+@translates(aten.unflatten.int)
+def unflatten(b: NnefBuilder, self: Value, dim: int, sizes: Sequence[Dim]) -> Value:
+    """unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)"""
+    axis = axis_of(dim, self.rank)
+    return b.reshape(self, _resolved([*self.shape[:axis], *sizes, *self.shape[axis + 1 :]], self))
+
+
+@translates(aten.unsqueeze.default)
+def unsqueeze(b: NnefBuilder, self: Value, dim: int) -> Value:
+    """unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"""
+    return b.unsqueeze(self, [axis_of(dim, self.rank + 1)])
+
+
+@translates(aten.squeeze.dim)
+def squeeze_dim(b: NnefBuilder, self: Value, dim: int) -> Value:
+    """squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)"""
+    return squeeze_dims(b, self, [dim])
+
+
+@translates(aten.squeeze.dims)
+def squeeze_dims(b: NnefBuilder, self: Value, dim: Sequence[int]) -> Value:
+    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)"""
+    axes = [axis_of(axis, self.rank) for axis in dim]
+    return b.squeeze(self, [axis for axis in axes if self.rank and same_dim(self.shape[axis], 1)])
+
+
+@translates(aten.squeeze.default)
+def squeeze(b: NnefBuilder, self: Value) -> Value:
+    """squeeze(Tensor(a) self) -> Tensor(a)"""
+    return squeeze_dims(b, self, list(range(self.rank)))
+
+
+@translates(aten.transpose.int)
+def transpose(b: NnefBuilder, self: Value, dim0: int, dim1: int) -> Value:
+    """transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"""
+    axes = list(range(self.rank))
+    if axes:
+        first, second = axis_of(dim0, self.rank), axis_of(dim1, self.rank)
+        axes[first], axes[second] = axes[second], axes[first]
+    return b.transpose(self, axes)
+
+
+@translates(aten.t.default)
+def t(b: NnefBuilder, self: Value) -> Value:
+    """t(Tensor(a) self) -> Tensor(a)"""
+    return b.transpose(self, list(reversed(range(self.rank))))
+
+
+@translates(aten.permute.default)
+def permute(b: NnefBuilder, self: Value, dims: Sequence[int]) -> Value:
+    """permute(Tensor(a) self, int[] dims) -> Tensor(a)"""
+    return b.transpose(self, [axis_of(axis, self.rank) for axis in dims])
+
+
+@translates(aten.expand.default)
+def expand(b: NnefBuilder, self: Value, size: Sequence[Dim]) -> Value:
+    """expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"""
+    aligned = b.align_rank(self, len(size))
+    kept = [
+        have if isinstance(want, int) and want == -1 else want for have, want in zip(aligned.shape, size, strict=True)
+    ]
+    return b.broadcast(aligned, kept)
+
+
+@translates(aten.repeat.default)
+def repeat(b: NnefBuilder, self: Value, repeats: Sequence[Dim]) -> Value:
+    """repeat(Tensor self, SymInt[] repeats) -> Tensor"""
+    aligned = b.align_rank(self, len(repeats))
+    if all(same_dim(count, 1) for count in repeats):
+        return aligned
+    shape = [simplify_dim(sympy.sympify(d) * sympy.sympify(r)) for d, r in zip(aligned.shape, repeats, strict=True)]
+    return b.emit("tile", [aligned], shape=shape, dtype=self.dtype, attributes={"repeats": shape_argument(repeats)})
+
+
+@translates(aten.cat.default)
+def cat(b: NnefBuilder, tensors: FixedTensorList | Sequence[Value], dim: int = 0) -> Value:
+    """cat(Tensor[] tensors, int dim=0) -> Tensor"""
+    # PyTorch skips the legacy empty tensor of shape [0] whatever the rank of the others.
+    values = [value for value in tensors if not (value.rank == 1 and same_dim(value.shape[0], 0))]
+    dtype = values[0].dtype
+    for value in values[1:]:
+        dtype = torch.promote_types(dtype, value.dtype)
+    return b.concat([b.cast(value, dtype) for value in values], axis_of(dim, values[0].rank))
+
+
+@translates(aten.stack.default)
+def stack(b: NnefBuilder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    """stack(Tensor[] tensors, int dim=0) -> Tensor"""
+    axis = axis_of(dim, tensors[0].rank + 1)
+    return cat(b, [b.unsqueeze(value, [axis]) for value in tensors], axis)
+
+
+@translates(aten.split.Tensor)
+def split(b: NnefBuilder, self: Value, split_size: Dim, dim: int = 0) -> list[Value]:
+    """split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"""
+    axis = axis_of(dim, self.rank)
+    size = self.shape[axis]
+    if not isinstance(size, int) or not isinstance(split_size, int):
+        raise TranslationError(f"split of an axis of size {dim_text(size)} into parts of {dim_text(split_size)}.")
+    starts = range(0, max(size, 1), split_size) if split_size else [0]
+    return [b.slice(self, axis, start, min(start + split_size, size)) for start in starts]
+
+
+@translates(aten.split_with_sizes.default)
+def split_with_sizes(b: NnefBuilder, self: Value, split_sizes: Sequence[Dim], dim: int = 0) -> list[Value]:
+    """split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]"""
+    axis = axis_of(dim, self.rank)
+    parts, start = [], sympy.Integer(0)
+    for size in split_sizes:
+        end = start + sympy.sympify(size)
+        parts.append(b.slice(self, axis, simplify_dim(start), simplify_dim(end)))
+        start = end
+    return parts
+
+
+@translates(aten.chunk.default)
+def chunk(b: NnefBuilder, self: Value, chunks: int, dim: int = 0) -> list[Value]:
+    """chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]"""
+    size = self.shape[axis_of(dim, self.rank)]
+    if not isinstance(size, int):
+        raise TranslationError(f"chunk of a dynamic axis of size {dim_text(size)}: the number of parts must be known.")
+    return split(b, self, -(-size // chunks), dim)

@@ -1,0 +1,284 @@
+"""The room's entrance: a `TorchModuleIRGraph` goes in, an `NnefGraph` comes out.
+
+Runs the translations in order, checks every result against the shape and dtype PyTorch computed, drops what nobody
+reads, and gives each value the name a person expects.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from generic_export.errors import GraphError, T2NError, TranslationError
+from generic_export.nnef.graph import Argument, ArrayLiteral, Block, NnefGraph, NnefOperation, NnefVariable, Reference
+from generic_export.ops.builder import Emission, NnefBuilder, Numerics, Value, tract_dtype
+from generic_export.ops.registry import bind_arguments, translate_call
+from generic_export.torch_graph.dims import dim_text, same_shape
+from generic_export.torch_graph.ir import (
+    FixedTensorList,
+    SymbolRange,
+    TensorKind,
+    TensorVariable,
+    TorchModuleIRGraph,
+    TorchOp,
+)
+from generic_export.torch_graph.naming import IdentifierAllocator, identifier
+
+_TRANSFORMERS_PREFIX = "tract_transformers_"
+_EXTRA_PREFIX = "tract_extra_"
+
+
+@dataclass(frozen=True)
+class TranslationOptions:
+    """What the document should carry besides the model itself.
+
+    Attributes:
+        graph_name: NNEF graph identifier.
+        numerics: f32 switches.
+        naming_scheme: see `torch_graph.naming.NAMING_SCHEMES`.
+        assertions: further `tract_assert` relations between sizes.
+        properties: key/value pairs for `tract_core_properties`.
+    """
+
+    graph_name: str = "network"
+    numerics: Numerics = field(default_factory=Numerics)
+    naming_scheme: str = "natural_verbose"
+    assertions: Sequence[str] = ()
+    properties: Sequence[tuple[str, str | float]] = ()
+
+
+def translate(graph: TorchModuleIRGraph, options: TranslationOptions | None = None) -> NnefGraph:
+    """Translate a captured graph.
+
+    Args:
+        graph: what the tracer captured, possibly rewritten by fusions.
+        options: names, properties and numerics of the document.
+
+    Raises:
+        UnsupportedOperatorError: an operator has no NNEF form.
+        TranslationError: an operator was called in a way that has none.
+    """
+    options = options or TranslationOptions()
+    builder = NnefBuilder(numerics=options.numerics, shared_parameters=_shared_parameters(graph))
+    values = _Values(graph, builder)
+    for op in graph.ops:
+        _translate_op(op, builder, values)
+    outputs = _output_values(graph, builder, values)
+    return _document(graph, options, builder, values, outputs)
+
+
+def _shared_parameters(graph: TorchModuleIRGraph) -> frozenset[str]:
+    uses = Counter(name for op in graph.ops for name in {tensor.name for tensor in op.tensor_inputs()})
+    return frozenset(parameter.name for parameter in graph.parameters if uses[parameter.name] > 1)
+
+
+class _Values:
+    """Which NNEF value stands for which captured tensor, and what it should be called."""
+
+    def __init__(self, graph: TorchModuleIRGraph, builder: NnefBuilder) -> None:
+        self._builder = builder
+        self._values: dict[str, Value] = {}
+        self.names: dict[int, str] = {}
+        builder.block = Block("inputs")
+        for variable in graph.inputs:
+            self.bind(variable, builder.external(variable.shape, variable.dtype, variable.name))
+
+    def bind(self, variable: TensorVariable, value: Value) -> None:
+        self._values[variable.name] = value
+        # A stored tensor keeps its label as its name, whatever casts and views that change nothing return it.
+        if not value.literal and self._builder.label_of(value) is None:
+            self.names.setdefault(value.number, variable.name)
+
+    def of(self, variable: TensorVariable) -> Value:
+        known = self._values.get(variable.name)
+        if known is None:
+            if variable.kind not in (TensorKind.PARAMETER, TensorKind.CONSTANT):
+                raise GraphError(f"{variable.name!r} is read before any operator made it.")
+            known = self._builder.variable(variable.name, variable.shape, variable.dtype)
+            self._values[variable.name] = known
+        return known
+
+    def replace_tensors(self, argument: Any) -> Any:
+        """Return an argument with every tensor replaced by its value."""
+        if isinstance(argument, TensorVariable):
+            return self.of(argument)
+        if isinstance(argument, (FixedTensorList, tuple)):
+            return tuple(self.replace_tensors(element) for element in argument)
+        return argument
+
+
+def _translate_op(op: TorchOp, builder: NnefBuilder, values: _Values) -> None:
+    builder.block = Block(op.module_path, op.module_type)
+    builder.hint = next((out.name for out in op.outputs if out is not None), op.module_path)
+    arguments = {name: values.replace_tensors(argument) for name, argument in bind_arguments(op).items()}
+    try:
+        results = translate_call(builder, op, arguments)
+    except T2NError as error:
+        if str(op.target) in error.message:
+            raise
+        where = f"{op.target} at {op.module_path or '(root)'}" + (f" ({op.source})" if op.source else "")
+        raise type(error)(f"{where}: {error.message}", error.hint) from error
+    if len(results) != len(op.outputs):
+        raise TranslationError(
+            f"{op.target}: the translation made {len(results)} values, the schema {len(op.outputs)}."
+        )
+    for variable, value in zip(op.outputs, results, strict=True):
+        if variable is not None:
+            _check_result(op, variable, value)
+            values.bind(variable, value)
+
+
+def _check_result(op: TorchOp, variable: TensorVariable, value: Value) -> None:
+    """A translation must give what PyTorch computed: tract itself would not notice (facts/tract.md §0.4)."""
+    if value.dtype is not variable.dtype:
+        raise GraphError(
+            f"{op.target} at {op.module_path}: translated to {value.dtype}, PyTorch makes {variable.dtype}."
+        )
+    if not same_shape(value.shape, variable.shape):
+        raise GraphError(
+            f"{op.target} at {op.module_path} ({op.source}): translated to shape {_shape_text(value.shape)}, "
+            f"PyTorch makes {_shape_text(variable.shape)}."
+        )
+
+
+def _shape_text(shape: Sequence[Any]) -> str:
+    return "[" + ",".join(dim_text(dim) for dim in shape) + "]"
+
+
+def _output_values(graph: TorchModuleIRGraph, builder: NnefBuilder, values: _Values) -> list[Value]:
+    """Return one distinct computed value per output; an input or a repeated value is copied."""
+    builder.block = Block("outputs")
+    inputs = {values.of(variable).number for variable in graph.inputs}
+    taken: set[int] = set()
+    outputs = []
+    for name, variable in zip(graph.output_names, graph.outputs, strict=True):
+        builder.hint = name
+        value = builder.materialised(values.of(variable))
+        if value.number in taken or value.number in inputs or builder.label_of(value) is not None:
+            (value,) = builder.emit_many("copy", [value], [(value.shape, value.dtype)], label=name)
+        taken.add(value.number)
+        values.names[value.number] = name
+        outputs.append(value)
+    return outputs
+
+
+def _document(
+    graph: TorchModuleIRGraph,
+    options: TranslationOptions,
+    builder: NnefBuilder,
+    values: _Values,
+    outputs: Sequence[Value],
+) -> NnefGraph:
+    emissions = _reachable(builder.emissions, outputs, kept={values.of(variable).number for variable in graph.inputs})
+    symbols = [symbol.name for symbol in graph.symbols]
+    names = _identifiers(emissions, graph, options.naming_scheme, symbols, values.names)
+    operations = tuple(_operation(emission, names) for emission in emissions)
+    called = {operation.operator for operation in operations}
+    return NnefGraph(
+        name=identifier(options.graph_name),
+        inputs=tuple(names[values.of(variable).number] for variable in graph.inputs),
+        outputs=tuple(names[value.number] for value in outputs),
+        operations=operations,
+        variables=tuple(_variable(emission) for emission in emissions if emission.operator == "variable"),
+        symbols=tuple(symbols),
+        assertions=tuple(_range_assertions(graph.symbols)) + tuple(options.assertions),
+        registries=_registries(called),
+        fragments=tuple(fragment for name, fragment in builder.fragments.items() if name in called),
+        properties=tuple(options.properties),
+    )
+
+
+def _reachable(emissions: Sequence[Emission], outputs: Sequence[Value], kept: set[int]) -> list[Emission]:
+    """Return the emissions that an output depends on, and the inputs even when nothing reads them."""
+    needed = {value.number for value in outputs} | kept
+    live: list[Emission] = []
+    for emission in reversed(emissions):
+        if any(value.number in needed for value in emission.outputs):
+            live.append(emission)
+            needed.update(value.number for value in _values_in(emission.inputs))
+    return live[::-1]
+
+
+def _values_in(inputs: Sequence[Any]) -> list[Value]:
+    found: list[Value] = []
+    for item in inputs:
+        if isinstance(item, Value):
+            found.append(item)
+        elif isinstance(item, tuple):
+            found.extend(_values_in(item))
+    return found
+
+
+def _identifiers(
+    emissions: Sequence[Emission],
+    graph: TorchModuleIRGraph,
+    scheme: str,
+    symbols: Sequence[str],
+    dotted: Mapping[int, str],
+) -> dict[int, str]:
+    interface = {identifier(variable.name) for variable in graph.inputs} | {identifier(n) for n in graph.output_names}
+    allocator = IdentifierAllocator(scheme, [*symbols, *interface])
+    outputs = set(graph.output_names)
+    names: dict[int, str] = {}
+    for emission in emissions:
+        for value in emission.outputs:
+            name = dotted.get(value.number)
+            if emission.operator == "tract_core_external" or name in outputs:
+                names[value.number] = identifier(name or emission.hint)
+            else:
+                names[value.number] = allocator.allocate(name or _inner_name(emission))
+    return names
+
+
+def _inner_name(emission: Emission) -> str:
+    if emission.operator == "variable":
+        return emission.hint
+    short = emission.operator.removeprefix(_TRANSFORMERS_PREFIX).removeprefix("tract_core_")
+    return f"{emission.hint}.{short}"
+
+
+def _operation(emission: Emission, names: Mapping[int, str]) -> NnefOperation:
+    return NnefOperation(
+        operator=emission.operator,
+        inputs=tuple(_argument(item, names) for item in emission.inputs),
+        attributes=emission.attributes,
+        outputs=tuple(names[value.number] for value in emission.outputs),
+        block=emission.block,
+        note=", ".join(f"{tract_dtype(value.dtype)} {_shape_text(value.shape)}" for value in emission.outputs),
+        generic_type=emission.generic_type,
+    )
+
+
+def _argument(item: Any, names: Mapping[int, str]) -> Argument:
+    if isinstance(item, Value):
+        return item.constant if item.literal else Reference(names[item.number])  # type: ignore[return-value]
+    if isinstance(item, tuple):
+        return ArrayLiteral(tuple(_argument(element, names) for element in item))
+    return item  # type: ignore[no-any-return]
+
+
+def _variable(emission: Emission) -> NnefVariable:
+    (value,) = emission.outputs
+    if not all(isinstance(dim, int) for dim in value.shape):
+        raise GraphError(f"stored tensor {emission.label!r} has a dynamic shape {_shape_text(value.shape)}.")
+    return NnefVariable(emission.label, tuple(int(dim) for dim in value.shape), tract_dtype(value.dtype))  # type: ignore[arg-type]
+
+
+def _range_assertions(symbols: Sequence[SymbolRange]) -> list[str]:
+    lines = []
+    for symbol in symbols:
+        lines.append(f"{symbol.name} >= {symbol.lower}")
+        if symbol.upper is not None:
+            lines.append(f"{symbol.name} <= {symbol.upper}")
+    return lines
+
+
+def _registries(operators: set[str]) -> tuple[str, ...]:
+    registries = ["tract_core"]
+    if any(operator.startswith(_TRANSFORMERS_PREFIX) or operator == "tract_moe_ffn" for operator in operators):
+        registries.append("tract_transformers")
+    if any(operator.startswith(_EXTRA_PREFIX) for operator in operators):
+        registries.append("tract_extra")
+    return tuple(registries)

@@ -1,0 +1,178 @@
+"""Symbolic sizes: what torch.export says with sympy, said in tract's dimension language.
+
+In: an `int` or a sympy expression over the symbols the user named. Out: text such as `S+P` or `(T+1)/2`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import sympy
+from torch.utils._sympy import functions as torch_sympy
+
+from generic_export.errors import DimensionError, OptionError
+
+Dim = int | sympy.Expr
+"""One size: a plain integer, or a sympy expression over named symbols (every symbol a non-negative integer)."""
+
+Shape = tuple[Dim, ...]
+
+# facts/tract.md §2.2: an identifier used as a value must not start with these, or tract's parser fails elsewhere.
+_RESERVED_PREFIXES = ("true", "false", "inf")
+_SYMBOL_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def dim_symbol(name: str) -> sympy.Symbol:
+    """Return the sympy symbol that stands for tract's symbol `name` (a non-negative integer).
+
+    Raises:
+        OptionError: `name` is not an identifier that tract's parser accepts.
+    """
+    if not _SYMBOL_PATTERN.fullmatch(name) or name.startswith(_RESERVED_PREFIXES):
+        raise OptionError(
+            f"symbol name {name!r} is not one that tract can parse.",
+            "Use letters, digits and underscores, and do not start with true, false or inf.",
+        )
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def is_static(shape: Sequence[Dim]) -> bool:
+    """Say whether every size of `shape` is a plain number."""
+    return all(isinstance(simplify_dim(dim), int) for dim in shape)
+
+
+def simplify_dim(dim: Dim) -> Dim:
+    """Return `dim` as an `int` when it is one, else as an expanded sympy expression."""
+    if isinstance(dim, int):
+        return dim
+    expanded = sympy.expand(dim)
+    return int(expanded) if expanded.is_Integer else expanded
+
+
+def same_dim(left: Dim, right: Dim) -> bool:
+    """Say whether two sizes are equal for every value of their symbols."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    difference = sympy.expand(sympy.sympify(left) - sympy.sympify(right))
+    return bool(difference == 0) or bool(sympy.simplify(difference) == 0)
+
+
+def same_shape(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
+    """Say whether two shapes are equal for every value of their symbols."""
+    return len(left) == len(right) and all(same_dim(a, b) for a, b in zip(left, right, strict=True))
+
+
+def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
+    """Return the number `dim` stands for once each symbol has the value given.
+
+    Raises:
+        DimensionError: a symbol of `dim` has no value.
+    """
+    if isinstance(dim, int):
+        return dim
+    result = dim.subs({dim_symbol(name): value for name, value in values.items()})
+    if not result.is_Integer:
+        raise DimensionError(f"size {dim_text(dim)} cannot be computed from {dict(values)}: a symbol has no value.")
+    return int(result)
+
+
+def dim_text(dim: Dim) -> str:
+    """Return `dim` in tract's dimension language (facts/tract.md §2.3).
+
+    Raises:
+        DimensionError: the expression uses a function that tract has no form for.
+    """
+    simplified = simplify_dim(dim)
+    return str(simplified) if isinstance(simplified, int) else _print(simplified)
+
+
+def _print(expr: sympy.Expr) -> str:
+    if isinstance(expr, sympy.Integer):
+        return str(int(expr))
+    if isinstance(expr, sympy.Symbol):
+        return str(expr.name)
+    printer = _PRINTERS.get(type(expr))
+    if printer is None:
+        raise DimensionError(
+            f"size {expr} has no form in tract's dimension language ({type(expr).__name__} is unknown to it).",
+            "Declare that axis static, or compute the size from sums, products and integer divisions.",
+        )
+    return printer(expr)
+
+
+def _print_add(expr: sympy.Expr) -> str:
+    text = ""
+    # Symbols first, the constant last: `S+P-1`, as a person writes it.
+    for term in sorted(expr.args, key=lambda arg: (arg.is_number, arg.could_extract_minus_sign(), str(arg))):
+        if term.could_extract_minus_sign() and text:
+            text += f"-{_as_factor(-term)}"
+        else:
+            text += f"+{_print(term)}" if text else _print(term)
+    return text
+
+
+def _print_mul(expr: sympy.Expr) -> str:
+    numerator, denominator = expr.as_numer_denom()
+    if denominator != 1:
+        # An exact division: torch only writes it where the remainder is known to be zero.
+        return f"{_as_factor(numerator)}/{_as_factor(denominator)}"
+    coefficient, rest = expr.as_coeff_Mul()
+    if coefficient == -1:
+        return f"-1*{_as_factor(rest)}"
+    return "*".join(_as_factor(factor) for factor in expr.args)
+
+
+def _print_pow(expr: sympy.Expr) -> str:
+    base, exponent = expr.args
+    if not (exponent.is_Integer and int(exponent) > 0):
+        raise DimensionError(f"size {expr} has no form in tract's dimension language (exponent {exponent}).")
+    return "*".join([_as_factor(base)] * int(exponent))
+
+
+def _print_floor_div(expr: sympy.Expr) -> str:
+    base, divisor = expr.args
+    if not divisor.is_Integer:
+        raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
+    return f"{_as_factor(base)}/{int(divisor)}"
+
+
+def _print_mod(expr: sympy.Expr) -> str:
+    base, divisor = expr.args
+    if not divisor.is_Integer:
+        raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
+    factor = _as_factor(base)
+    return f"{factor}-({factor}/{int(divisor)})*{int(divisor)}"
+
+
+def _print_extremum(name: str) -> Callable[[sympy.Expr], str]:
+    def printer(expr: sympy.Expr) -> str:
+        terms = sorted(expr.args, key=lambda arg: (arg.is_number, str(arg)))
+        text = _print(terms[0])
+        for term in terms[1:]:
+            text = f"{name}({text}, {_print(term)})"
+        return text
+
+    return printer
+
+
+def _as_factor(expr: sympy.Expr) -> str:
+    text = _print(expr)
+    is_atom = isinstance(expr, sympy.Symbol) or (isinstance(expr, sympy.Integer) and int(expr) >= 0)
+    return text if is_atom or isinstance(expr, (sympy.Max, sympy.Min)) else f"({text})"
+
+
+_PRINTERS: dict[type, Callable[[sympy.Expr], str]] = {
+    sympy.Add: _print_add,
+    sympy.Mul: _print_mul,
+    sympy.Pow: _print_pow,
+    sympy.Mod: _print_mod,
+    sympy.Max: _print_extremum("max"),
+    sympy.Min: _print_extremum("min"),
+    torch_sympy.FloorDiv: _print_floor_div,
+    torch_sympy.CleanDiv: _print_floor_div,
+    torch_sympy.Mod: _print_mod,
+    torch_sympy.PythonMod: _print_mod,
+    torch_sympy.Max: _print_extremum("max"),
+    torch_sympy.Min: _print_extremum("min"),
+}

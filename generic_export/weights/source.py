@@ -1,0 +1,165 @@
+"""A tensor as bytes to come: its name, shape and dtype now, its values later, chunk by chunk.
+
+In: a torch tensor, or a region of a file. Out: chunks of raw little-endian C-order bytes.
+At most a few chunks exist at a time, so a 2 GiB tensor costs tens of MiB.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from generic_export.errors import CorruptCheckpointError, WeightError
+
+CHUNK_BYTES = 16 * 1024 * 1024
+
+
+@runtime_checkable
+class TensorSource(Protocol):
+    """What every room downstream knows of a weight: metadata, and a stream of its bytes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Total length of the chunks, in bytes."""
+        ...
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The raw bytes in order: little-endian, C order, each chunk a whole number of elements.
+
+        A chunk is the consumer's to keep (a writer queues several): a source never reuses its memory. It may be a
+        view of the tensor itself, so it must not be written to. Every call streams from the start again.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class InMemoryTensor:
+    """A torch tensor that is already in memory, of any dtype (bf16 included) and any strides.
+
+    A contiguous CPU tensor is streamed without a copy; another layout is made contiguous piece by piece.
+
+    Raises:
+        WeightError: the tensor has no values to stream (meta device, sparse).
+    """
+
+    name: str
+    tensor: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.tensor.device.type == "meta":
+            raise WeightError(f"tensor {self.name}: it is on the meta device and has no values.", "Load it first.")
+        if self.tensor.layout is not torch.strided:
+            raise WeightError(f"tensor {self.name}: layout {self.tensor.layout} has no plain bytes.", "Use to_dense().")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.numel() * self.tensor.dtype.itemsize
+
+    def chunks(self) -> Iterator[memoryview]:
+        for piece in _contiguous_pieces(self.tensor.detach()):
+            # as_strided, not reshape: a single value may carry any stride, and view(dtype) wants 1.
+            data = piece.as_strided((piece.numel(),), (1,)).view(torch.uint8).numpy().data
+            for start in range(0, len(data), CHUNK_BYTES):
+                yield data[start : start + CHUNK_BYTES]
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor stored as plain bytes in a region of a file.
+
+    Args:
+        name: the tensor's name, for errors and look-up.
+        path: the file.
+        offset: first byte of the region, from the start of the file.
+        shape, dtype: how to read the region; its length is their product.
+    """
+
+    name: str
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The region's bytes, read as they are asked for.
+
+        Raises:
+            CorruptCheckpointError: the file is gone, or ends before the tensor does.
+            WeightError: the file cannot be read (permission, input/output error).
+        """
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.offset)
+                for done in range(0, self.nbytes, CHUNK_BYTES):
+                    # torch.empty, unlike bytearray, does not clear what is about to be overwritten.
+                    chunk = torch.empty(min(CHUNK_BYTES, self.nbytes - done), dtype=torch.uint8).numpy().data
+                    missing = _fill(file, chunk)
+                    if missing:
+                        raise CorruptCheckpointError(
+                            f"tensor {self.name}: {self.path} ends {missing + self.nbytes - done - len(chunk)} bytes "
+                            f"before the tensor does ({self.nbytes} bytes from offset {self.offset}).",
+                            "Download the file again.",
+                        )
+                    yield chunk
+        except FileNotFoundError as error:
+            raise CorruptCheckpointError(
+                f"tensor {self.name}: {self.path} is not there any more.", "Download the file again."
+            ) from error
+        except OSError as error:
+            raise WeightError(f"tensor {self.name}: cannot read {self.path}: {error.strerror}.") from error
+
+
+def _fill(file: io.FileIO, chunk: memoryview) -> int:
+    """Read until `chunk` is full; returns how many bytes the file did not have."""
+    filled = 0
+    while filled < len(chunk):
+        count = file.readinto(chunk[filled:])
+        if not count:
+            break
+        filled += count
+    return len(chunk) - filled
+
+
+def _contiguous_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor's values in C order as contiguous CPU tensors; only pieces of about a chunk are ever copied."""
+    plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    if plain and tensor.device.type == "cpu":
+        yield tensor
+    elif tensor.dim() == 0 or tensor.numel() * tensor.dtype.itemsize <= CHUNK_BYTES:
+        yield tensor.cpu().resolve_conj().resolve_neg().contiguous()
+    else:
+        row_bytes = tensor[0].numel() * tensor.dtype.itemsize
+        if row_bytes > CHUNK_BYTES:
+            for row in tensor:
+                yield from _contiguous_pieces(row)
+        else:
+            step = CHUNK_BYTES // row_bytes
+            for start in range(0, len(tensor), step):
+                yield tensor[start : start + step].cpu().resolve_conj().resolve_neg().contiguous()

@@ -1,0 +1,270 @@
+"""The command `t2n-llm`: parses, calls, prints. Heavy imports happen inside the commands, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from generic_export.errors import T2NError, ValidationError
+from t2n_llm.console import OutputMode, Sink
+
+EXIT_DISAGREES = 1
+EXIT_BAD_INPUT = 2
+
+app = typer.Typer(
+    help="Bring Hugging Face causal language models to the tract inference engine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+_JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+_QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
+_EngineOption = Annotated[str, typer.Option(help="wheel: tract from pip, embedded. cli: the tract command.")]
+_TractOption = Annotated[
+    Path | None, typer.Option("--tract", help="The tract command to check with (implies --engine cli).")
+]
+_RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
+_TokenOption = Annotated[
+    str | None, typer.Option(help="Hub access token; by default the one of `hf auth login` or HF_TOKEN.")
+]
+_TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")]
+_LowMemoryOption = Annotated[
+    bool, typer.Option("--low-memory", help="Run PyTorch in a process that ends before the engine starts.")
+]
+_StepsOption = Annotated[int, typer.Option(min=1, help="Tokens decoded by the check.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"t2n-llm {version('t2n-llm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")] = False,
+) -> None:
+    del version
+    _settings.debug = debug
+
+
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(help="Hub id (meta-llama/Llama-3.1-8B) or local folder.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder to make; by default named after the model."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="f16 or f32: weights, activations and caches.")] = "f16",
+    archive: Annotated[str, typer.Option(help="tar, tgz or dir.")] = "tar",
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Validate token by token in tract.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export of that name.")] = False,
+    revision: _RevisionOption = None,
+    token: _TokenOption = None,
+    trust_remote_code: _TrustOption = False,
+    num_logits_to_keep: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Positions whose logits are given, from the end. 0: all, as speculative decoding wants."
+        ),
+    ] = 1,
+    batch: Annotated[bool, typer.Option("--batch", help="Make the batch a symbol B instead of 1.")] = False,
+    f32_linear_accumulation: Annotated[
+        bool, typer.Option("--f32-linear-accumulation", help="f16 matrix products accumulate in f32.")
+    ] = False,
+    f32_attention: Annotated[bool, typer.Option("--f32-attention", help="Compute attention in f32.")] = False,
+    f32_norm: Annotated[
+        bool, typer.Option("--f32-norm", help="Compute norms in f32, scale and shift included.")
+    ] = False,
+    keep_f32: Annotated[
+        list[str] | None,
+        typer.Option("--keep-f32", metavar="PATTERN", help="Keep these parameters in f32 (shell pattern, repeatable)."),
+    ] = None,
+    decode_steps: _StepsOption = 64,
+    low_memory: _LowMemoryOption = False,
+    tokenizer: Annotated[
+        bool, typer.Option("--tokenizer/--no-tokenizer", help="Require a tokenizer in the source.")
+    ] = True,
+    engine: _EngineOption = "wheel",
+    tract: _TractOption = None,
+    as_json: _JsonOption = False,
+    quiet: _QuietOption = False,
+) -> None:
+    """Export a model, and prove that tract says what PyTorch says.
+
+    Exit code 0: exported (and checked). 1: tract disagrees; the archive is kept as DIR.failed. 2: bad input.
+    """
+    with _sink(as_json, quiet) as sink:
+        _quiet_libraries()
+        from t2n_llm.export import export_llm
+
+        result = export_llm(
+            source,
+            output,
+            dtype=dtype,
+            check=check,
+            archive=archive,
+            force=force,
+            revision=revision,
+            token=token,
+            trust_remote_code=trust_remote_code,
+            num_logits_to_keep=num_logits_to_keep,
+            batch=batch,
+            f32_linear_accumulation=f32_linear_accumulation,
+            f32_attention=f32_attention,
+            f32_norm=f32_norm,
+            keep_f32=keep_f32 or (),
+            low_memory=low_memory,
+            decode_steps=decode_steps,
+            require_tokenizer=tokenizer,
+            engine=engine,
+            tract_binary=tract,
+            reporter=sink,
+        )
+    sink.exported(result)
+
+
+@app.command()
+def validate(
+    folder: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`.")],
+    reference: Annotated[
+        str | None, typer.Option(help="Hub id or folder of the original; by default the hub id that was exported.")
+    ] = None,
+    revision: _RevisionOption = None,
+    token: _TokenOption = None,
+    trust_remote_code: _TrustOption = False,
+    decode_steps: _StepsOption = 64,
+    low_memory: _LowMemoryOption = False,
+    engine: _EngineOption = "wheel",
+    tract: _TractOption = None,
+    as_json: _JsonOption = False,
+    quiet: _QuietOption = False,
+) -> None:
+    """Compare an export with PyTorch: prefill, chunked prefill, decode with the cache fed back, greedy generation.
+
+    Exit code 0: they agree within the element type's tolerance. 1: they differ. 2: bad input.
+    """
+    with _sink(as_json, quiet) as sink:
+        _quiet_libraries()
+        from t2n_llm.revalidate import validate_folder
+
+        report = validate_folder(
+            folder,
+            reference,
+            revision=revision,
+            token=token,
+            trust_remote_code=trust_remote_code,
+            decode_steps=decode_steps,
+            low_memory=low_memory,
+            engine=engine,
+            tract_binary=tract,
+            reporter=sink,
+        )
+    sink.validated(report)
+    if not report.passed:
+        raise typer.Exit(EXIT_DISAGREES)
+
+
+@app.command()
+def generate(
+    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    prompt: Annotated[str, typer.Argument(help="What to continue, or to answer.")],
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.")
+    ] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: the most likely token; higher: more varied.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this total probability.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
+    ] = True,
+    as_json: _JsonOption = False,
+) -> None:
+    """Generate text in tract, streamed, with the cache kept by the engine."""
+    with _sink(as_json, quiet=False) as sink:
+        _quiet_libraries()
+        from t2n_llm.generate import ExportedModel, Sampling
+
+        sampling = Sampling(temperature, top_p, seed)
+        model = ExportedModel.open(archive)
+        pieces: list[str] = []
+        for piece in model.generate(prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat):
+            pieces.append(piece)
+            if not as_json:
+                sink.text(piece)
+    sink.generated({"prompt": prompt, "text": "".join(pieces)})
+
+
+class _Settings:
+    """What the root command was told, for `main`."""
+
+    debug = False
+    mode = OutputMode.HUMAN
+
+
+_settings = _Settings()
+
+
+def _sink(as_json: bool, quiet: bool) -> Sink:
+    _settings.mode = OutputMode.JSON if as_json else OutputMode.QUIET if quiet else OutputMode.HUMAN
+    return Sink(_settings.mode)
+
+
+def _quiet_libraries() -> None:
+    """Keep the progress bars and notices of other libraries out of our output."""
+    import warnings
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    del signum, frame
+    raise KeyboardInterrupt
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; errors become one line, a hint and an exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app(arguments)
+    except ValidationError as error:
+        _report(error)
+        sys.exit(EXIT_DISAGREES)
+    except T2NError as error:
+        _report(error)
+        sys.exit(EXIT_BAD_INPUT)
+    except KeyboardInterrupt:
+        _report(T2NError("interrupted.", "Nothing was left behind."))
+        sys.exit(EXIT_BAD_INPUT)
+
+
+def _report(error: T2NError) -> None:
+    if _settings.debug:
+        import traceback
+
+        traceback.print_exception(error)
+    sink = Sink(_settings.mode)
+    report = getattr(error, "report", None)
+    if report is not None:
+        sink.validated(report)
+    sink.error(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""From a config to the finished NNEF document, with no weight in the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from generic_export.export import capture, producer_properties, translate_graph
+from generic_export.inference_target import TractNNEF
+from generic_export.nnef.graph import NnefGraph
+from generic_export.ops.translate import TranslationOptions
+from kvcache import explicit_attention, fuse_rotary_embedding
+from t2n_llm.model import WRAPPER_ATTRIBUTE, Skeleton, build_skeleton
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What decides the graph of a language model.
+
+    Attributes:
+        dtype: element type of weights, activations and caches.
+        num_logits_to_keep: positions whose logits are computed, counted from the end; 0 for all.
+        batched: the batch is the symbol `B` instead of 1.
+        f32_linear_accumulation, f32_attention, f32_norm: see `TractNNEF`.
+        keep_f32: shell patterns of parameters that stay in f32.
+        trust_remote_code: allow code that comes with the model.
+    """
+
+    dtype: torch.dtype = torch.float16
+    num_logits_to_keep: int = 1
+    batched: bool = False
+    f32_linear_accumulation: bool = False
+    f32_attention: bool = False
+    f32_norm: bool = False
+    keep_f32: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+
+    def target(self, skeleton: Skeleton, properties: Mapping[str, str | float]) -> TractNNEF:
+        """Return the target that these options describe for a skeleton."""
+        return TractNNEF(
+            dynamic_axes=skeleton.dynamic_axes,
+            check_io=False,
+            specific_properties=properties,
+            force_attention_inner_in_f32=self.f32_attention,
+            force_linear_accumulation_in_f32=self.f32_linear_accumulation,
+            force_norm_in_f32=self.f32_norm,
+        )
+
+
+def build_graph(
+    config: Any, options: GraphOptions, *, name: str, revision: str | None = None
+) -> tuple[Skeleton, NnefGraph]:
+    """Capture and translate the model of a config.
+
+    Args:
+        config: transformers config.
+        options: element type, numerics and interface.
+        name: source model, recorded in the document.
+        revision: its commit, recorded too.
+
+    Returns:
+        The skeleton (shapes, caches, buffers) and the document.
+
+    Raises:
+        UnknownArchitectureError, CaptureError, TranslationError: the model cannot be expressed; the message says where.
+    """
+    with explicit_attention() as attention:
+        skeleton = build_skeleton(
+            config,
+            options.dtype,
+            attention=attention,
+            num_logits_to_keep=options.num_logits_to_keep,
+            batched=options.batched,
+            keep_f32=options.keep_f32,
+            trust_remote_code=options.trust_remote_code,
+        )
+        target = options.target(skeleton, _properties(skeleton, revision))
+        captured = capture(
+            skeleton.module,
+            skeleton.example_inputs(),
+            target,
+            skeleton.input_names,
+            skeleton.output_names,
+            fusions=(fuse_rotary_embedding,),
+            strip_prefix=f"{WRAPPER_ATTRIBUTE}.",
+        )
+    graph = translate_graph(
+        captured,
+        target,
+        TranslationOptions(
+            graph_name=str(skeleton.config.model_type),
+            properties=tuple(producer_properties(source_model=name).items()),
+        ),
+    )
+    return skeleton, graph
+
+
+def _properties(skeleton: Skeleton, revision: str | None) -> dict[str, str | float]:
+    import transformers
+
+    properties: dict[str, str | float] = {
+        "transformers_version": transformers.__version__,
+        "architecture": type(skeleton.module.causal_lm).__name__,
+    }
+    return properties | ({"source_revision": revision} if revision else {})

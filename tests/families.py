@@ -1,0 +1,95 @@
+"""Tiny configs of every supported family, with the features that make each one different switched on.
+
+Random weights, wide enough that logits differ clearly between tokens; windows of 8, so that checks of a few dozen tokens
+leave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WINDOW = 8
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.12,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _config(model_type: str, **changes: Any) -> Callable[[], Any]:
+    def build() -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model(model_type, **(_COMMON | changes))
+
+    return build
+
+
+def _gpt2() -> Any:
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        vocab_size=160,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        n_positions=256,
+        initializer_range=0.12,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": _config("llama", tie_word_embeddings=True),
+    "llama3_rope": _config("llama", rope_parameters=_LLAMA3_ROPE, attention_bias=True, mlp_bias=True),
+    "mistral": _config("mistral", sliding_window=WINDOW, head_dim=24),
+    "qwen2": _config("qwen2", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+    "qwen3": _config("qwen3", head_dim=24),
+    "phi3": _config("phi3", sliding_window=WINDOW, partial_rotary_factor=0.5),
+    "gemma2": _config("gemma2", sliding_window=WINDOW, head_dim=16, query_pre_attn_scalar=16),
+    "gemma3_text": _config("gemma3_text", sliding_window=WINDOW, head_dim=16, num_hidden_layers=7),
+    "smollm3": _config("smollm3", num_hidden_layers=5, tie_word_embeddings=True),
+    "olmo2": _config("olmo2"),
+    "gpt2": _gpt2,
+    "gpt_neox": _config("gpt_neox", rotary_pct=0.25, use_parallel_residual=True),
+}
+
+
+def save_tiny_model(family: str, folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
+    """Write a random checkpoint of a family (config and safetensors, no tokenizer) and return its folder."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = FAMILIES[family]()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Norm scales and biases away from their neutral start, so that a forgotten one shows.
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            del name
+    model.to(dtype).save_pretrained(folder)
+    return folder
