@@ -77,9 +77,9 @@ def _scheduled(operations: Sequence[NnefOperation]) -> list[NnefOperation]:
         if count == 0:
             ready.add(index)
     ordered: list[NnefOperation] = []
-    while (index := ready.take()) is not None:
-        ordered.append(operations[index])
-        for reader in readers[index]:
+    while (chosen := ready.take()) is not None:
+        ordered.append(operations[chosen])
+        for reader in readers[chosen]:
             missing[reader] -= 1
             if missing[reader] == 0:
                 ready.add(reader)

@@ -15,7 +15,7 @@ import torch
 from generic_export.errors import GraphError, TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, NnefFragment
 from generic_export.ops.fragments import load_fragment
-from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, same_shape, simplify_dim
+from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, same_shape, simplify_dim
 
 TRACT_DTYPES: dict[torch.dtype, str] = {
     torch.float16: "f16",
@@ -293,7 +293,7 @@ class NnefBuilder:
             return value
         length = simplify_dim(sympy.sympify(end) - sympy.sympify(begin))
         if stride != 1:
-            length = simplify_dim((sympy.sympify(length) + stride - 1) // stride)
+            length = floor_div(simplify_dim(sympy.sympify(length) + stride - 1), stride)
         shape = [*value.shape[:axis], length, *value.shape[axis + 1 :]]
         attributes: dict[str, Argument] = {
             "axes": ints([axis]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -13,7 +14,7 @@ from generic_export.ops.registry import translates
 
 aten = torch.ops.aten
 
-Operand = Value | Scalar | sympy.Expr
+Operand: TypeAlias = Value | Scalar | sympy.Expr
 
 
 def operand(b: NnefBuilder, value: Operand, dtype: torch.dtype) -> Value:

@@ -12,7 +12,7 @@ from generic_export.nnef.graph import Argument, DimLiteral
 from generic_export.ops.builder import NnefBuilder, Scalar, Value, tract_dtype
 from generic_export.ops.registry import translates
 from generic_export.ops.shape import axis_of
-from generic_export.torch_graph.dims import Dim, dim_text, simplify_dim
+from generic_export.torch_graph.dims import Dim, dim_text, floor_div, simplify_dim, smaller_dim
 
 aten = torch.ops.aten
 
@@ -29,8 +29,9 @@ def _bound(position: Dim | None, size: Dim, default: Dim) -> Dim:
         if position < 0:
             shifted = simplify_dim(sympy.sympify(size) + position)
             return max(shifted, 0) if isinstance(shifted, int) else shifted
+        # A constant bound of a dynamic axis is taken as it is, as PyTorch does: shorter tensors are not meant.
         return min(position, size) if isinstance(size, int) else position
-    return position
+    return smaller_dim(position, size)
 
 
 @translates(aten.slice.Tensor)
@@ -116,7 +117,10 @@ def _range(b: NnefBuilder, start: Dim, end: Dim, step: Dim, dtype: torch.dtype |
     for bound in (start, end, step):
         if isinstance(bound, float):
             raise TranslationError("arange with float bounds has no translation yet.")
-    length = simplify_dim(sympy.ceiling((sympy.sympify(end) - sympy.sympify(start)) / sympy.sympify(step)))
+    if not isinstance(step, int) or step == 0:
+        raise TranslationError(f"arange with the step {step!r} has no translation yet.")
+    span = sympy.sympify(end) - sympy.sympify(start) if step > 0 else sympy.sympify(start) - sympy.sympify(end)
+    length = floor_div(simplify_dim(span + abs(step) - 1), abs(step))
     bounds: list[Argument] = [DimLiteral(dim_text(bound)) for bound in (start, end, step)]
     # facts/tract.md §3.2: dimension arguments give an i64 tensor of exact symbolic length.
     value = b.emit("tract_core_range", bounds, shape=[length], dtype=torch.int64)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from generic_export.ops.builder import NnefBuilder, Scalar, Value
+from generic_export.ops.builder import NnefBuilder, Scalar, Value, broadcast_shape
 from generic_export.ops.registry import translates
+from generic_export.torch_graph.dims import Shape, same_dim
 
 aten = torch.ops.aten
 
@@ -30,12 +31,29 @@ def matmul(b: NnefBuilder, self: Value, other: Value) -> Value:
     """matmul(Tensor self, Tensor other) -> Tensor"""
     left = "k" if self.rank == 1 else "mk"
     right = "k" if other.rank == 1 else "kn"
-    result = left.replace("k", "") + right.replace("k", "")
-    rank = max(self.rank - len(left), other.rank - len(right), 0)
-    letters = _BATCH_LETTERS[:rank]
-    left_letters = letters[rank - max(self.rank - len(left), 0) :]
-    right_letters = letters[rank - max(other.rank - len(right), 0) :]
-    return b.product(f"{left_letters}{left},{right_letters}{right}->{letters}{result}", [self, other])
+    batch = max(self.rank - len(left), other.rank - len(right), 0)
+    shape = broadcast_shape(self.shape[: max(self.rank - 2, 0)], other.shape[: max(other.rank - 2, 0)])
+    left_letters, right_letters = (_batch_letters(value, shape) for value in (self, other))
+    result = _BATCH_LETTERS[:batch] + left.replace("k", "") + right.replace("k", "")
+    operands = [_without_unit_batch(b, value, shape) for value in (self, other)]
+    return b.product(f"{left_letters}{left},{right_letters}{right}->{result}", operands)
+
+
+def _kept_batch_axes(value: Value, shape: Shape) -> list[int]:
+    """Return the batch axes of a value that the product really runs over (not 1 where the other operand is wider)."""
+    count = max(value.rank - 2, 0)
+    offset = len(shape) - count
+    return [axis for axis in range(count) if same_dim(value.shape[axis], shape[offset + axis])]
+
+
+def _batch_letters(value: Value, shape: Shape) -> str:
+    offset = len(shape) - max(value.rank - 2, 0)
+    return "".join(_BATCH_LETTERS[offset + axis] for axis in _kept_batch_axes(value, shape))
+
+
+def _without_unit_batch(b: NnefBuilder, value: Value, shape: Shape) -> Value:
+    kept = _kept_batch_axes(value, shape)
+    return b.squeeze(value, [axis for axis in range(max(value.rank - 2, 0)) if axis not in kept])
 
 
 @translates(aten.mm.default, aten.bmm.default)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch._ops import OpOverload
 
@@ -18,6 +18,7 @@ from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.torch_graph.ir import TorchOp
 
 TranslationFunction = Callable[..., Value | Sequence[Value]]
+F = TypeVar("F", bound=TranslationFunction)
 
 # Arguments that say where memory lies or which kernel runs: a graph has no use for them.
 _PLACEMENT_ARGUMENTS = frozenset(
@@ -38,14 +39,14 @@ class Translation:
 _TRANSLATIONS: dict[OpOverload, Translation] = {}
 
 
-def translates(*overloads: OpOverload) -> Callable[[TranslationFunction], TranslationFunction]:
+def translates(*overloads: OpOverload) -> Callable[[F], F]:
     """Register a function as the translation of one or several overloads.
 
     Raises:
         RegistrationError: a parameter is not in an overload's schema, or the overload has a translation already.
     """
 
-    def register(function: TranslationFunction) -> TranslationFunction:
+    def register(function: F) -> F:
         accepted = frozenset(list(inspect.signature(function).parameters)[1:])
         for overload in overloads:
             if overload in _TRANSLATIONS:

@@ -11,7 +11,6 @@ from generic_export.errors import TranslationError
 from generic_export.ops.builder import NnefBuilder, Value, shape_argument
 from generic_export.ops.registry import translates
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, simplify_dim
-from generic_export.torch_graph.ir import FixedTensorList
 
 aten = torch.ops.aten
 
@@ -136,7 +135,7 @@ def repeat(b: NnefBuilder, self: Value, repeats: Sequence[Dim]) -> Value:
 
 
 @translates(aten.cat.default)
-def cat(b: NnefBuilder, tensors: FixedTensorList | Sequence[Value], dim: int = 0) -> Value:
+def cat(b: NnefBuilder, tensors: Sequence[Value], dim: int = 0) -> Value:
     """cat(Tensor[] tensors, int dim=0) -> Tensor"""
     # PyTorch skips the legacy empty tensor of shape [0] whatever the rank of the others.
     values = [value for value in tensors if not (value.rank == 1 and same_dim(value.shape[0], 0))]

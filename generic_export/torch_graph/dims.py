@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import sympy
 from torch.utils._sympy import functions as torch_sympy
 
 from generic_export.errors import DimensionError, OptionError
 
-Dim = int | sympy.Expr
+Dim: TypeAlias = int | sympy.Expr
 """One size: a plain integer, or a sympy expression over named symbols (every symbol a non-negative integer)."""
 
-Shape = tuple[Dim, ...]
+Shape: TypeAlias = tuple[Dim, ...]
 
 # facts/tract.md §2.2: an identifier used as a value must not start with these, or tract's parser fails elsewhere.
 _RESERVED_PREFIXES = ("true", "false", "inf")
@@ -48,6 +49,23 @@ def simplify_dim(dim: Dim) -> Dim:
         return dim
     expanded = sympy.expand(dim)
     return int(expanded) if expanded.is_Integer else expanded
+
+
+def floor_div(dividend: Dim, divisor: int) -> Dim:
+    """Return `dividend // divisor` as PyTorch writes it, so that it compares equal to its own sizes."""
+    if isinstance(dividend, int):
+        return dividend // divisor
+    return simplify_dim(torch_sympy.FloorDiv(sympy.expand(dividend), divisor))
+
+
+def smaller_dim(left: Dim, right: Dim) -> Dim:
+    """Return the smaller of two sizes; the one that is never larger when that is known, else `min(left, right)`."""
+    difference = sympy.expand(sympy.sympify(right) - sympy.sympify(left))
+    if difference.is_nonnegative:
+        return left
+    if difference.is_nonpositive:
+        return right
+    return simplify_dim(torch_sympy.Min(sympy.sympify(left), sympy.sympify(right)))
 
 
 def same_dim(left: Dim, right: Dim) -> bool:
@@ -145,6 +163,14 @@ def _print_mod(expr: sympy.Expr) -> str:
     return f"{factor}-({factor}/{int(divisor)})*{int(divisor)}"
 
 
+def _print_ceiling(expr: sympy.Expr) -> str:
+    (ratio,) = expr.args
+    numerator, denominator = ratio.as_numer_denom()
+    if not denominator.is_Integer:
+        raise DimensionError(f"size {expr} divides by {denominator}: tract divides sizes by constants only.")
+    return f"({_print(sympy.expand(numerator + denominator - 1))})/{int(denominator)}"
+
+
 def _print_extremum(name: str) -> Callable[[sympy.Expr], str]:
     def printer(expr: sympy.Expr) -> str:
         terms = sorted(expr.args, key=lambda arg: (arg.is_number, str(arg)))
@@ -167,6 +193,7 @@ _PRINTERS: dict[type, Callable[[sympy.Expr], str]] = {
     sympy.Mul: _print_mul,
     sympy.Pow: _print_pow,
     sympy.Mod: _print_mod,
+    sympy.ceiling: _print_ceiling,
     sympy.Max: _print_extremum("max"),
     sympy.Min: _print_extremum("min"),
     torch_sympy.FloorDiv: _print_floor_div,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import GraphModule, Node
+from torch.fx.experimental import _config as fx_config
 from torch.utils import _pytree as pytree
 
 from generic_export.errors import CaptureError, OptionError, SpecializedAxisError
@@ -52,6 +54,25 @@ _IGNORED_OVERLOAD_PACKETS = frozenset(
 
 _MAX_DECOMPOSITION_ROUNDS = 8
 _SCALAR_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+
+
+@dataclass(frozen=True)
+class _Strategy:
+    """One way of asking torch.export about symbolic sizes.
+
+    By default PyTorch reasons as if a size were at least 2, then lets it be 0 or 1 too, unless its reasoning needed the
+    difference; then it refuses, although the graph itself may hold everywhere.
+
+    Attributes:
+        oblivious: reason about any size from the start.
+        lenient: accept what the reasoning about memory layout needed, for symbols that one axis alone has.
+    """
+
+    oblivious: bool = False
+    lenient: bool = False
+
+
+_STRATEGIES = (_Strategy(), _Strategy(oblivious=True), _Strategy(lenient=True))
 
 
 @dataclass(frozen=True)
@@ -92,24 +113,36 @@ class TorchModuleTracer:
         return _Conversion(self, program).graph()
 
     def _export(self) -> ExportedProgram:
-        shapes = self._shapes_collection()
-        kwargs = dict(self.kwargs)
-        try:
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own pytree code
-                return torch.export.export(
-                    self.module,
-                    self.args,
-                    kwargs,
-                    dynamic_shapes=shapes.dynamic_shapes(self.module, self.args, kwargs),
-                    strict=False,
-                )
-        except OptionError:
-            raise
-        except Exception as error:  # torch.export raises many unrelated classes, none of them documented
-            raise _capture_error(self.module, error) from error
+        """Try the strategies in order; when none captures the module the first one's error is told."""
+        first_error: Exception | None = None
+        for strategy in _STRATEGIES:
+            try:
+                return self._export_once(strategy)
+            except OptionError:
+                raise
+            except Exception as error:  # torch.export raises many unrelated classes, none of them documented
+                first_error = first_error or error
+                if "Constraints violated" not in str(error) and not isinstance(error, AssertionError):
+                    break
+        if first_error is None:
+            raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
+        raise _capture_error(self.module, first_error) from first_error
 
-    def _shapes_collection(self) -> ShapesCollection:
+    def _export_once(self, strategy: _Strategy) -> ExportedProgram:
+        shapes = self._shapes_collection(strategy)
+        kwargs = dict(self.kwargs)
+        oblivious = fx_config.patch(backed_size_oblivious=strategy.oblivious)  # type: ignore[attr-defined]
+        with torch.no_grad(), oblivious, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own pytree code
+            return torch.export.export(
+                self.module,
+                self.args,
+                kwargs,
+                dynamic_shapes=shapes.dynamic_shapes(self.module, self.args, kwargs),
+                strict=False,
+            )
+
+    def _shapes_collection(self, strategy: _Strategy) -> ShapesCollection:
         tensors = _tensor_leaves(self.args, self.kwargs)
         names = list(self.input_names) if self.input_names is not None else list(self.dynamic_axes)
         unknown = [name for name in self.dynamic_axes if name not in names]
@@ -120,7 +153,10 @@ class TorchModuleTracer:
                 f"{len(tensors)} input tensors but {len(names)} input names.",
                 "Give input_names, one per input tensor, when axes are dynamic.",
             )
-        dims = {symbol: Dim(symbol) for axes in self.dynamic_axes.values() for symbol in axes.values()}
+        uses = Counter(symbol for axes in self.dynamic_axes.values() for symbol in axes.values())
+        dims = {
+            symbol: Dim.DYNAMIC if strategy.lenient and count == 1 else Dim(symbol) for symbol, count in uses.items()
+        }
         collection = ShapesCollection()
         for name, tensor in zip(names, tensors, strict=False):
             axes = self.dynamic_axes.get(name)

@@ -412,7 +412,7 @@ def test_condense_error_puts_the_root_cause_first() -> None:
 
 
 def test_last_words_skips_the_second_panic() -> None:
-    stderr = """thread '<unnamed>' (1) panicked at /root/.cargo/registry/src/index-1/tract-core-0.1/src/a.rs:85:59:
+    stderr = """thread '<unnamed>' (1) panicked at /home/user/.cargo/registry/src/index-1/tract-core-0.1/src/a.rs:85:59:
 index 27 out of range
 note: run with `RUST_BACKTRACE=1`
 

@@ -1,0 +1,35 @@
+# Sourced by scripts/run and scripts/test: makes the virtual environment once and installs the project in it.
+# T2N_VENV: where it goes (default .venv in the project). PYTHON: the interpreter to make it with (3.10 or newer).
+
+project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${T2N_VENV:-$project/.venv}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-} python3.12 python3.11 python3.10 python3.13 python3; do
+    if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  echo "error: no Python 3.10 or newer with venv was found." >&2
+  echo " hint: install one (Debian: apt-get install python3 python3-venv), or name it: PYTHON=/path/to/python scripts/run" >&2
+  return 1
+}
+
+# install EXTRAS: installs the project with the given extras, pinned by constraints.txt; nothing to do the second time.
+install() {
+  local extras=$1 python stamp wanted
+  stamp=$venv/.installed-$extras
+  wanted=$(cat "$project/pyproject.toml" "$project/constraints.txt" | cksum)
+  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
+  if [ ! -x "$venv/bin/python" ]; then
+    python=$(find_python) || return 1
+    echo "making the environment in $venv"
+    "$python" -m venv "$venv" || return 1
+  fi
+  echo "installing (the first time takes a few minutes, most of it PyTorch)"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    --constraint "$project/constraints.txt" --editable "$project${extras:+[$extras]}" || return 1
+  printf '%s' "$wanted" >"$stamp"
+}

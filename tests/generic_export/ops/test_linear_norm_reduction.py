@@ -1,0 +1,134 @@
+"""Products, norms, reductions and softmax in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from generic_export import TractNNEF
+from tests.engine_check import check
+
+AXES = {"input_0": {1: "T"}}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_at_any_rank(bias: bool) -> None:
+    layer = nn.Linear(8, 5, bias=bias)
+    check(layer, (torch.randn(2, 6, 8),), (torch.randn(2, 3, 8),), dynamic_axes=AXES)
+    check(layer, (torch.randn(6, 8),))
+    check(layer, (torch.randn(8),))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 3, 4), (2, 4, 5)),
+        ((3, 4), (4, 5)),
+        ((2, 3, 4), (4, 5)),
+        ((4,), (4, 5)),
+        ((3, 4), (4,)),
+        ((2, 1, 3, 4), (6, 4, 5)),
+    ],
+)
+def test_matmul_ranks(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    check(torch.matmul, tuple(torch.randn(shape) for shape in shapes))
+
+
+def test_addmm_scales() -> None:
+    check(
+        lambda a, b, c: torch.addmm(a, b, c, beta=0.5, alpha=2.0),
+        (torch.randn(5), torch.randn(3, 4), torch.randn(4, 5)),
+    )
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 7)])
+def test_layer_norm_over_the_last_axis(shape: tuple[int, ...]) -> None:
+    norm = nn.LayerNorm(8)
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    check(norm, (torch.randn(*shape, 8) * 3 + 2,))
+    check(nn.LayerNorm(8, elementwise_affine=False), (torch.randn(*shape, 8),))
+
+
+def test_rms_norm_module_and_its_written_out_form_are_one_operator() -> None:
+    norm = nn.RMSNorm(8, eps=1e-5)
+    nn.init.normal_(norm.weight)
+
+    def written_out(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+    for model in (norm, written_out):
+        text = check(model, (torch.randn(2, 6, 8),), (torch.randn(2, 3, 8),), dynamic_axes=AXES)
+        assert "tract_core_rms_norm" in text
+        assert "rsqrt(" not in text
+
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean_last": lambda x: x.mean(-1),
+    "mean_dynamic_axis": lambda x: x.mean(1, keepdim=True),
+    "sum_two_axes": lambda x: x.sum((0, 2)),
+    "sum_bool": lambda x: (x > 0).sum(-1),
+    "amax": lambda x: x.amax((1, 2)),
+    "amin_all": lambda x: x.amin(),
+    "softmax": lambda x: torch.softmax(x, dim=1),
+    "softmax_dtype": lambda x: torch.softmax(x, dim=-1, dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name: str) -> None:
+    torch.manual_seed(0)
+    check(REDUCTIONS[name], (torch.randn(2, 6, 8),), (torch.randn(2, 11, 8),), dynamic_axes=AXES)
+
+
+def test_f16_means_do_not_overflow() -> None:
+    # 8 * 3e4 is beyond 65504: PyTorch accumulates in f32, and so must the graph.
+    check(lambda x: x.mean(-1), (torch.full((2, 8), 3e4, dtype=torch.float16),), atol=32)
+
+
+class HalfBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(64, eps=1e-5)
+        self.linear = nn.Linear(64, 64, bias=False)
+        self.half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x))
+
+
+@pytest.mark.parametrize("option", ["force_linear_accumulation_in_f32", "force_norm_in_f32"])
+def test_each_f32_switch_shows_in_the_graph_and_stays_right(option: str) -> None:
+    torch.manual_seed(0)
+    model, args = HalfBlock(), (torch.randn(2, 64).half(),)
+    plain = check(model, args, target=TractNNEF(check_io=False), atol=5e-3, rtol=5e-3)
+    forced = check(model, args, target=TractNNEF(check_io=False, **{option: True}), atol=5e-3, rtol=5e-3)
+    assert plain.count('to="f32"') + plain.count('acc="f32"') == 0
+    assert forced.count('to="f32"') + forced.count('acc="f32"') > 0
+
+
+def test_tanh_gelu_written_out_is_recognised() -> None:
+    def new_gelu(x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * x * (1.0 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+    text = check(new_gelu, (torch.randn(3, 8),))
+    assert "tract_core_gelu_approx" in text
+    assert "tanh(" not in text
+
+
+def test_shared_parameter_is_stored_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(10, 8)
+            self.head = nn.Linear(8, 10, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(F.silu(self.embed(ids)))
+
+    text = check(Tied(), (torch.randint(0, 10, (1, 4)),))
+    assert text.count("variable<scalar>") == 1

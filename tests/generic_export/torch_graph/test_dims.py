@@ -1,0 +1,87 @@
+"""Symbolic sizes are printed in tract's language and mean the same there."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._sympy.functions import FloorDiv, Mod
+
+from generic_export.errors import DimensionError, OptionError
+from generic_export.torch_graph.dims import dim_symbol, dim_text, evaluate_dim, same_dim, same_shape, simplify_dim
+
+S, P = dim_symbol("S"), dim_symbol("P")
+
+
+@pytest.mark.parametrize(
+    ("dim", "text"),
+    [
+        (7, "7"),
+        (S, "S"),
+        (S + P, "P+S"),
+        (S - 1, "S-1"),
+        (2 * S, "2*S"),
+        (S * S, "S*S"),
+        (-S, "-1*S"),
+        (P - S, "P-S"),
+        (FloorDiv(S + 1, 2), "(S+1)/2"),
+        (2 * FloorDiv(S, 2), "2*(S/2)"),
+        (Mod(S, 4), "S-(S/4)*4"),
+        (sympy.Max(S, 3), "max(S, 3)"),
+        (sympy.Min(S + P, 3), "min(P+S, 3)"),
+        (S / 2, "S/2"),
+        ((S + 1) * (P + 2), "2*S+P+P*S+2"),
+    ],
+)
+def test_dimension_text(dim: sympy.Expr | int, text: str) -> None:
+    assert dim_text(dim) == text
+
+
+def evaluate_text(text: str, s: int, p: int) -> int:
+    """Evaluate tract's dimension text as tract does: integer division truncates, which is flooring here."""
+    return int(eval(text.replace("/", "//"), {"S": s, "P": p, "max": max, "min": min}))
+
+
+expressions = st.recursive(
+    st.one_of(st.just(S), st.just(P), st.integers(0, 9).map(sympy.Integer)),
+    lambda children: st.one_of(
+        st.tuples(children, children).map(lambda pair: pair[0] + pair[1]),
+        st.tuples(children, children).map(lambda pair: pair[0] * pair[1]),
+        st.tuples(children, st.integers(1, 5)).map(lambda pair: FloorDiv(pair[0], pair[1])),
+        st.tuples(children, st.integers(2, 5)).map(lambda pair: Mod(pair[0], pair[1])),
+        st.tuples(children, children).map(lambda pair: sympy.Max(*pair)),
+        st.tuples(children, children).map(lambda pair: sympy.Min(*pair)),
+    ),
+    max_leaves=6,
+)
+
+
+@given(expressions, st.integers(0, 40), st.integers(0, 40))
+def test_text_has_the_value_of_the_expression(expr: sympy.Expr, s: int, p: int) -> None:
+    assert evaluate_text(dim_text(expr), s, p) == evaluate_dim(simplify_dim(expr), {"S": s, "P": p})
+
+
+def test_equality_is_for_every_value_of_the_symbols() -> None:
+    assert same_dim((S + 1) * 2, 2 * S + 2)
+    assert not same_dim(S, P)
+    assert same_shape([1, S], [1, S + 0])
+    assert not same_shape([1, S], [S])
+
+
+def test_a_size_without_tract_form_is_an_error_that_says_so() -> None:
+    with pytest.raises(DimensionError, match="no form"):
+        dim_text(sympy.sqrt(S))
+    with pytest.raises(DimensionError, match="divides by"):
+        dim_text(FloorDiv(S, P))
+
+
+@pytest.mark.parametrize("name", ["", "1S", "a.b", "info", "true_size", "falsey"])
+def test_symbol_names_that_break_tracts_parser_are_refused(name: str) -> None:
+    with pytest.raises(OptionError):
+        dim_symbol(name)
+
+
+def test_a_missing_symbol_value_is_named() -> None:
+    with pytest.raises(DimensionError, match="no value"):
+        evaluate_dim(S + P, {"S": 3})

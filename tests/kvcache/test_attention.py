@@ -1,0 +1,99 @@
+"""Our attention operator: against PyTorch's own, in the engine, with a past, grouped heads, masks and capped scores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import kvcache
+from generic_export import TractNNEF
+from tests.engine_check import check
+
+AXES = {"input_0": {2: "S"}, "input_1": {2: "T"}, "input_2": {2: "T"}}
+
+
+class Attention(nn.Module):
+    def __init__(self, *, window: int | None = None, softcap: float | None = None) -> None:
+        super().__init__()
+        self.window, self.softcap = window, softcap
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        mask = None
+        if self.window is not None:
+            total, steps = key.shape[2], query.shape[2]
+            queries = (torch.arange(steps) + (total - steps))[:, None]
+            keys = torch.arange(total)[None, :]
+            mask = ((keys <= queries) & (keys > queries - self.window))[None, None]
+        return torch.ops.t2n.attention(query, key, value, mask, 0.3, mask is None, self.softcap)
+
+
+def tensors(steps: int, total: int, heads: int = 4, key_heads: int = 2, width: int = 8, batch: int = 1):
+    return (
+        torch.randn(batch, heads, steps, width),
+        torch.randn(batch, key_heads, total, width),
+        torch.randn(batch, key_heads, total, width),
+    )
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("window", [None, 3])
+def test_in_the_engine(key_heads: int, softcap: float | None, window: int | None) -> None:
+    torch.manual_seed(0)
+    text = check(
+        Attention(window=window, softcap=softcap),
+        tensors(5, 12, key_heads=key_heads),
+        tensors(1, 9, key_heads=key_heads),
+        tensors(7, 7, key_heads=key_heads),
+        dynamic_axes=AXES,
+    )
+    assert ("tract_transformers_sdpa" in text) == (softcap is None)
+    assert "tile(" not in text and "tract_core_broadcast(input_1" not in text  # heads are never repeated
+
+
+def test_values_may_be_wider_than_keys() -> None:
+    torch.manual_seed(0)
+    query, key, _ = tensors(3, 6)
+    check(Attention(), (query, key, torch.randn(1, 2, 6, 12)))
+
+
+def test_f32_attention_widens_f16_heads() -> None:
+    torch.manual_seed(0)
+    args = tuple(value.half() for value in tensors(3, 6))
+    plain = check(Attention(), args, target=TractNNEF(check_io=False), atol=2e-3)
+    wide = check(Attention(), args, target=TractNNEF(check_io=False, force_attention_inner_in_f32=True), atol=2e-3)
+    assert 'to="f32"' not in plain
+    assert wide.count('to="f32"') == 3
+
+
+@given(
+    steps=st.integers(1, 6),
+    past=st.integers(0, 6),
+    groups=st.integers(1, 3),
+    key_heads=st.integers(1, 2),
+    causal=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_eager_definition_is_pytorchs(steps: int, past: int, groups: int, key_heads: int, causal: bool) -> None:
+    query, key, value = tensors(steps, past + steps, heads=groups * key_heads, key_heads=key_heads)
+    mask = torch.ones(steps, past + steps, dtype=torch.bool).tril(past) if causal else None
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+    answer = torch.ops.t2n.attention(query, key, value, None, 0.3, causal, None)
+    torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_transformers_knows_our_attention_only_inside_the_block() -> None:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    before = (dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS))
+    with kvcache.explicit_attention() as name:
+        assert name in ALL_ATTENTION_FUNCTIONS
+        assert name in ALL_MASK_ATTENTION_FUNCTIONS
+    with pytest.raises(ZeroDivisionError), kvcache.explicit_attention():
+        raise ZeroDivisionError
+    assert (dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)) == before
