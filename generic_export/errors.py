@@ -141,5 +141,9 @@ class MissingTokenizerError(SourceError):
     """The source carries no tokenizer files."""
 
 
+class NotEnoughMemoryError(T2NError):
+    """A step would need more memory than the machine has free."""
+
+
 class ValidationError(T2NError):
     """The exported archive does not say what PyTorch says."""

@@ -36,7 +36,7 @@ from t2n_llm.folder import (
 )
 from t2n_llm.graph import GraphOptions, build_graph
 from t2n_llm.model import Skeleton
-from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
+from t2n_llm.reference import DEFAULT_DECODE_STEPS, check_memory, plan_check, run_reference, run_reference_apart
 from t2n_llm.runner import ENGINES, open_runner
 from t2n_llm.source import ModelSource, open_source
 from t2n_llm.validate import ValidationReport, validate_archive
@@ -266,6 +266,8 @@ class _Export:
         )
         sources = graph_sources(graph, skeleton, checkpoint, self.casts)
         self._check_disk(sources)
+        if self.options.check:
+            check_memory(sum(_volume(variable.shape) for variable in graph.variables))
         with staging_folder(self.target) as staging:
             archive = self._write_archive(staging, graph, sources)
             self._report_overflows()

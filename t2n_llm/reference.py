@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from generic_export.errors import CorruptCheckpointError, ValidationError
+from generic_export.errors import CorruptCheckpointError, NotEnoughMemoryError, ValidationError
 
 # Public domain (Melville, Moby-Dick, 1851): something a tokenizer of any language model can chew on.
 CHECK_TEXT = (
@@ -120,6 +120,34 @@ def run_reference_apart(folder: Path, plan: CheckPlan, *, trust_remote_code: boo
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         return pool.submit(run_reference, folder, plan, trust_remote_code=trust_remote_code).result()
+
+
+def check_memory(parameters: int) -> None:
+    """Refuse a reference run that the machine has no memory for, before hours of work end in a killed process.
+
+    Args:
+        parameters: of the model; each takes 4 bytes in f32, and a tenth more is needed around them.
+
+    Raises:
+        NotEnoughMemoryError: says how much is needed and how much is free.
+    """
+    needed, free = int(parameters * 4 * 1.1), available_memory()
+    if free is not None and needed > free:
+        raise NotEnoughMemoryError(
+            f"the check runs the PyTorch model in f32, which needs {needed / 1e9:.1f} GB of memory; "
+            f"{free / 1e9:.1f} GB are free.",
+            "Pass --no-check, and run t2n-llm validate on a larger machine.",
+        )
+
+
+def available_memory() -> int | None:
+    """Return the bytes that can be allocated without swapping (Linux: MemAvailable of proc(5)), or None if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kilobytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(kilobytes) * 1024 if kilobytes is not None else None
 
 
 def _load(folder: Path, trust_remote_code: bool) -> Any:

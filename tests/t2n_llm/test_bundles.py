@@ -1,0 +1,106 @@
+"""The test bundles of an export, run by the real `tract` command as a user would; and validation with that command."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from generic_export.errors import EngineMissingError, NotEnoughMemoryError
+from generic_export.inference_target.tract.cli import TractCli
+from t2n_llm import export_llm
+from t2n_llm.folder import read_manifest
+from t2n_llm.reference import available_memory, check_memory, run_reference, run_reference_apart
+from t2n_llm.revalidate import validate_folder
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama-real"
+BUNDLES = ("prefill", "chunked_prefill", "decode_step", "generation")
+
+
+@pytest.fixture(scope="module")
+def cli() -> TractCli:
+    try:
+        return TractCli()
+    except EngineMissingError as error:
+        pytest.skip(f"the tract command is not installed (scripts/install_tract_cli): {error.message}")
+
+
+@pytest.fixture(scope="module", params=["f32", "f16"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "tiny"
+    export_llm(str(EXAMPLE), folder, dtype=request.param, decode_steps=24)
+    return folder
+
+
+def test_every_bundle_is_there_and_holds_no_f16(exported: Path) -> None:
+    files = sorted(path.stem for path in (exported / "tests").glob("*.npz"))
+    assert files == sorted(BUNDLES)
+    for name in files:
+        with np.load(exported / "tests" / f"{name}.npz") as arrays:
+            assert {array.dtype.str for array in arrays.values()} <= {"<i8", "<f4"}
+
+
+@pytest.mark.parametrize("bundle", BUNDLES)
+def test_the_command_agrees_with_the_bundle(cli: TractCli, exported: Path, bundle: str) -> None:
+    half = read_manifest(exported)["graph"]["dtype"] == "f16"
+    check = cli.check_bundle(
+        exported / "model.nnef.tar",
+        exported / "tests" / f"{bundle}.npz",
+        allow_float_casts=half,
+        atol=2e-2 if half else 1e-4,
+        rtol=2e-2 if half else 1e-4,
+    )
+    assert check.passed, check.output
+    # prefill and decode_step compare the caches of the 6 layers too
+    assert check.checked_outputs >= (13 if bundle in ("prefill", "decode_step") else 1)
+
+
+def test_the_command_line_of_the_documentation(cli: TractCli, exported: Path) -> None:
+    line = (
+        f"{cli.binary} {exported}/model.nnef.tar --llm --transform unfold-kv-cache -O run --allow-float-casts "
+        f"--allow-missing-outputs --input-from-npz {exported}/tests/decode_step.npz "
+        f"--assert-output-bundle {exported}/tests/decode_step.npz --approx very"
+    )
+    subprocess.run(line, shell=True, check=True, capture_output=True)
+
+
+def test_a_wrong_answer_is_noticed(cli: TractCli, exported: Path, tmp_path: Path) -> None:
+    with np.load(exported / "tests" / "decode_step.npz") as arrays:
+        values = dict(arrays)
+    values["outputs"] = values["outputs"] + 0.5
+    np.savez(tmp_path / "wrong.npz", **values)
+    check = cli.check_bundle(
+        exported / "model.nnef.tar", tmp_path / "wrong.npz", allow_float_casts=True, atol=2e-2, rtol=2e-2
+    )
+    assert not check.passed
+
+
+def test_validation_with_the_command_is_the_wheels(cli: TractCli, exported: Path) -> None:
+    with_cli = validate_folder(exported, str(EXAMPLE), decode_steps=20, engine="cli")
+    with_wheel = validate_folder(exported, str(EXAMPLE), decode_steps=20)
+    assert with_cli.passed
+    assert with_wheel.passed
+    assert (with_cli.engine, with_wheel.engine) == ("cli", "wheel")
+    for ours, theirs in zip(with_cli.checks, with_wheel.checks, strict=True):
+        assert len(ours.steps) == len(theirs.steps)
+        assert abs(ours.max_abs_error - theirs.max_abs_error) < 1e-2
+
+
+def test_the_reference_is_the_same_in_a_process_of_its_own() -> None:
+    from t2n_llm.reference import CheckPlan
+
+    plan = CheckPlan((1, 20, 30, 40, 50), (2, 5), 3, 4)
+    here, apart = run_reference(EXAMPLE, plan), run_reference_apart(EXAMPLE, plan)
+    assert here.greedy_ids == apart.greedy_ids
+    np.testing.assert_allclose(here.text_logits, apart.text_logits, atol=1e-4)
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="free memory is read from /proc/meminfo")
+def test_a_reference_that_cannot_fit_is_refused_with_figures() -> None:
+    free = available_memory()
+    assert free is not None
+    check_memory(free // 8)
+    with pytest.raises(NotEnoughMemoryError, match=r"needs [\d.]+ GB of memory; [\d.]+ GB are free"):
+        check_memory(free)
