@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from generic_export.errors import CaptureError, OptionError
 from generic_export.inference_target.base import ExampleRun, InferenceTarget
 from generic_export.nnef.document import write_document
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.layout import group_by_module
+from generic_export.ops.modules import translated_modules
 from generic_export.ops.registry import is_translated
 from generic_export.ops.translate import TranslationOptions, translate
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.naming import name_results
+from generic_export.torch_graph.naming import identifier, name_results
+from generic_export.torch_graph.nested import FlatCall, named_outputs
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
 from generic_export.weights.source import InMemoryTensor, TensorSource
 
 PRODUCER = "t2n-llm"
+
+logger = logging.getLogger("generic_export")
 
 
 def export_model_to_nnef(
@@ -41,49 +46,71 @@ def export_model_to_nnef(
     nnef_variable_naming_scheme: str = "natural_verbose",
     custom_extensions: Sequence[str] = (),
     overwrite: bool = True,
+    kwargs: Mapping[str, Any] | None = None,
+    check_io_names_qte_match: bool = True,
+    allow_same_io_names: bool = False,
+    log_level: int | str | None = None,
 ) -> Path:
     """Export a module to an NNEF archive and prove it in the target's engine.
 
     Args:
         model: the module; it is captured in eval mode and handed back as it was.
-        args: example inputs of the forward (a lone tensor stands for a tuple of one).
+        args: example inputs of the forward (a lone tensor stands for a tuple of one); dicts, dataclasses, tuples and lists
+            of tensors become one input per tensor.
         file_path_export: where to write; the suffix follows `compression_level`, see `nnef.archive`.
         inference_target: `TractNNEF` or `KhronosNNEF`; carries the dynamic axes and the check.
-        input_names: a name per input tensor; None takes the forward's parameter names.
-        output_names: a name per output tensor; None gives `output`, or `output_0`, `output_1`, ...
+        input_names: a name per input tensor; None takes the forward's parameter names (`batch.ids.0` for nested ones).
+        output_names: a name per output tensor; None gives `output`, or `output_0`, `output_1`, ..., or the names that a
+            dict or dataclass has for them.
         compression_level: None for a directory, 0 for `.tar`, 1-9 for `.tgz`.
         nnef_variable_naming_scheme: `natural_verbose`, `natural_verbose_camel`, `raw` or `numeric`.
         custom_extensions: relations between sizes that tract may rely on, such as `S >= 1`.
         overwrite: replace an archive that is there already.
+        kwargs: keyword arguments of the forward.
+        check_io_names_qte_match: refuse names that are not as many as the tensors; False ignores surplus names and gives
+            tensors without a name their own.
+        allow_same_io_names: let an output bear the name of an input; it is written as `<name>_output` then.
+        log_level: level of the `generic_export` logger during the call, such as "INFO"; None leaves it as it is.
 
     Returns:
         The path of the archive.
 
     Raises:
+        OptionError: names or dynamic axes do not fit the module.
         CaptureError: PyTorch cannot capture the module, or a dynamic axis is frozen by it.
         TranslationError: an operator has no NNEF form.
         ArchiveError: the archive cannot be written.
         MismatchError: the engine's outputs differ from PyTorch's.
     """
     arguments = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    with _evaluation_mode(model):
-        graph = capture(model, arguments, inference_target, input_names, output_names)
-        example = _example_run(model, arguments, graph) if inference_target.check_io else None
-    document = translate_graph(
-        graph,
-        inference_target,
-        TranslationOptions(
-            naming_scheme=nnef_variable_naming_scheme,
-            assertions=tuple(custom_extensions),
-            properties=tuple(producer_properties(source_model=type(model).__name__).items()),
-        ),
-    )
-    sources = module_sources(model, graph)
-    archive = write_document(
-        Path(file_path_export), document, sources, compression_level=compression_level, overwrite=overwrite
-    )
-    if example is not None:
-        inference_target.post_export(archive, example)
+    keywords = dict(kwargs or {})
+    with _logging_at(log_level), _evaluation_mode(model):
+        if not check_io_names_qte_match:
+            call, result = _example(model, arguments, keywords)
+            input_names = _completed(input_names, call.names)
+            output_names = _completed(output_names, named_outputs(result)[0])
+        graph = capture(model, arguments, inference_target, input_names, output_names, kwargs=keywords)
+        graph = _with_distinct_names(graph, allow_same=allow_same_io_names)
+        logger.info("captured %s: %d operators", type(model).__name__, len(graph.ops))
+        example = _example_run(model, arguments, keywords, graph) if inference_target.check_io else None
+        document = translate_graph(
+            graph,
+            inference_target,
+            TranslationOptions(
+                naming_scheme=nnef_variable_naming_scheme,
+                assertions=tuple(custom_extensions),
+                properties=tuple(producer_properties(source_model=type(model).__name__).items()),
+            ),
+        )
+        logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
+        sources = module_sources(model, graph)
+        archive = write_document(
+            Path(file_path_export), document, sources, compression_level=compression_level, overwrite=overwrite
+        )
+        logger.info("wrote %s", archive)
+        if example is not None:
+            inference_target.post_export(archive, example)
+            logger.info("checked %s in the engine", archive)
     return archive
 
 
@@ -94,6 +121,7 @@ def capture(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     fusions: Sequence[Fusion] = (),
     strip_prefix: str = "",
 ) -> TorchModuleIRGraph:
@@ -103,18 +131,20 @@ def capture(
         model: the module, in eval mode; parameters may be on the meta device.
         args: example arguments.
         target: gives the dynamic axes and its own rewrites.
-        input_names, output_names: see `export_model_to_nnef`.
+        input_names, output_names, kwargs: see `export_model_to_nnef`.
         fusions: recognisers beside the standard ones.
         strip_prefix: leading path removed from module paths and parameter names.
     """
     tracer = TorchModuleTracer(
         module=model,
         args=args,
+        kwargs=dict(kwargs or {}),
         input_names=input_names,
         output_names=output_names,
         dynamic_axes=target.dynamic_axes,
         strip_prefix=strip_prefix,
         keep=is_translated,
+        whole=translated_modules(),
     )
     graph = apply_fusions(tracer.trace(), (*STANDARD_FUSIONS, *fusions))
     return name_results(target.post_trace(graph))
@@ -155,21 +185,77 @@ def module_sources(model: nn.Module, graph: TorchModuleIRGraph) -> dict[str, Ten
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     sources: dict[str, TensorSource] = {}
     for variable in graph.parameters:
-        sources[variable.name] = InMemoryTensor(variable.name, tensors[variable.name].detach().cpu())
+        sources[variable.name] = InMemoryTensor(variable.name, _stored(tensors[variable.name]))
     for name, value in graph.constants.items():
-        sources[name] = InMemoryTensor(name, value.detach().cpu())
+        sources[name] = InMemoryTensor(name, _stored(value))
     return sources
 
 
-def _example_run(model: nn.Module, args: tuple[Any, ...], graph: TorchModuleIRGraph) -> ExampleRun:
-    copies = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, args)
-    inputs = [leaf for leaf in pytree.tree_leaves(copies) if isinstance(leaf, torch.Tensor)]
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as the archive holds it: complex numbers as pairs (ops/complex_layout.py)."""
+    plain = tensor.detach().cpu()
+    return torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
+
+
+def _example(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[FlatCall, Any]:
+    """Run the module on copies of its arguments, which a forward may write to."""
+    call = FlatCall.of(model, args, kwargs)
+    copied_args, copied_kwargs = call.arguments([tensor.clone() for tensor in call.tensors])
     with torch.no_grad():
-        result = model(*copies)
-    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        return call, model(*copied_args, **copied_kwargs)
+
+
+def _example_run(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], graph: TorchModuleIRGraph
+) -> ExampleRun:
+    call, result = _example(model, args, kwargs)
+    _, outputs = named_outputs(result)
     if len(outputs) != len(graph.outputs):
         raise CaptureError(f"{type(model).__name__} returned {len(outputs)} tensors, its graph {len(graph.outputs)}.")
-    return ExampleRun.from_tensors(inputs, outputs, graph.output_names)
+    return ExampleRun.from_tensors(call.tensors, outputs, graph.output_names)
+
+
+def _completed(given: Sequence[str] | None, own: Sequence[str]) -> Sequence[str] | None:
+    """Return as many names as there are tensors: those given, then the tensors' own."""
+    return given if given is None else (*given[: len(own)], *own[len(given) :])
+
+
+def _with_distinct_names(graph: TorchModuleIRGraph, *, allow_same: bool) -> TorchModuleIRGraph:
+    """Return the graph with a distinct identifier for every input and output.
+
+    Raises:
+        OptionError: two of them would be written alike.
+    """
+    taken: set[str] = set()
+    for variable in graph.inputs:
+        _take(taken, variable.name)
+    names = []
+    for name in graph.output_names:
+        clashes = identifier(name) in {identifier(variable.name) for variable in graph.inputs}
+        names.append(f"{name}_output" if allow_same and clashes else name)
+        _take(taken, names[-1])
+    return replace(graph, output_names=tuple(names))
+
+
+def _take(taken: set[str], name: str) -> None:
+    if identifier(name) in taken:
+        raise OptionError(
+            f"two inputs or outputs are written {identifier(name)!r} in the graph.",
+            "Give each its own name (an output may bear an input's with allow_same_io_names=True).",
+        )
+    taken.add(identifier(name))
+
+
+@contextmanager
+def _logging_at(level: int | str | None) -> Iterator[None]:
+    """Set the level of this package's logger for a block; None leaves it alone."""
+    before = logger.level
+    if level is not None:
+        logger.setLevel(level.upper() if isinstance(level, str) else level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager

@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import sympy
 import torch
 from torch import nn
 
 from generic_export.errors import CaptureError
-from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Value, ints, tract_dtype
-from generic_export.ops.indexing import arange_start
+from generic_export.ops.attention import additive_mask, causal_mask, engine_attention, spelled_out_attention
+from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.registry import translates
-from generic_export.torch_graph.dims import simplify_dim
 
 ATTENTION_NAME = "t2n_explicit"
 """The name under which transformers knows our attention while `explicit_attention()` is entered."""
@@ -161,70 +158,13 @@ def translate_attention(
     dtype = query.dtype
     if b.numerics.f32_attention:
         query, key, value = (b.cast(tensor, torch.float32) for tensor in (query, key, value))
-    if softcap is None:
-        result = _engine_attention(b, query, key, value, mask, scale, is_causal)
-    else:
-        result = _spelled_out_attention(b, query, key, value, mask, scale, is_causal, softcap)
-    return b.cast(result, dtype)
-
-
-def _engine_attention(
-    b: NnefBuilder, query: Value, key: Value, value: Value, mask: Value | None, scale: float, is_causal: bool
-) -> Value:
-    inputs = [query, key, value]
-    if mask is not None:
-        inputs.append(_additive_mask(b, mask, query, key))
-    attributes: dict[str, Argument] = {
-        "scale": float(scale),
-        "datum_type": tract_dtype(query.dtype),
-        # Scores and sums in f32 even for f16 heads, as PyTorch does on CPU; an f16 sum over a long past is not safe.
-        "acc_datum_type": "f32",
-        "is_causal": is_causal,
-    }
-    shape = (*query.shape[:-1], value.shape[-1])
-    return b.emit("tract_transformers_sdpa", inputs, shape=shape, dtype=query.dtype, attributes=attributes)
-
-
-def _additive_mask(b: NnefBuilder, mask: Value, query: Value, key: Value) -> Value:
-    """0 where a query may look, -inf elsewhere (facts/tract.md §3.3: a float mask whose last two axes are full)."""
-    full = (*mask.shape[:-2], query.shape[-2], key.shape[-2])
-    zero, minus_infinity = b.scalar(0.0, torch.float32), b.scalar(float("-inf"), torch.float32)
-    return b.select(b.broadcast(mask, full), zero, minus_infinity)
-
-
-def _causal_mask(b: NnefBuilder, query: Value, key: Value) -> Value:
-    """bool [1, 1, S, T]: key position j <= query position i, the queries being the last S of T positions."""
     steps, total = query.shape[-2], key.shape[-2]
-    past = simplify_dim(sympy.sympify(total) - sympy.sympify(steps))
-    queries = b.unsqueeze(arange_start(b, past, total), [0, 1, 3])
-    keys = b.unsqueeze(arange_start(b, 0, total), [0, 1, 2])
-    return b.binary("le", keys, queries, dtype=torch.bool)
-
-
-def _spelled_out_attention(
-    b: NnefBuilder,
-    query: Value,
-    key: Value,
-    value: Value,
-    mask: Value | None,
-    scale: float,
-    is_causal: bool,
-    softcap: float,
-) -> Value:
-    """Attention with capped scores (Gemma 2): products, tanh, mask, softmax; heads grouped, never repeated."""
-    batch, heads, steps, width = query.shape
-    key_heads = key.shape[1]
-    groups = simplify_dim(sympy.sympify(heads) / sympy.sympify(key_heads))
-    grouped = b.reshape(query, [batch, key_heads, groups, steps, width])
-    scores = b.einsum("bhgsd,bhtd->bhgst", [grouped, key], accumulator=torch.float32)
-    scores = b.binary("mul", scores, b.scalar(scale / softcap, torch.float32))
-    scores = b.binary("mul", b.unary("tanh", scores), b.scalar(float(softcap), torch.float32))
-    if is_causal:
-        mask = _causal_mask(b, query, key)
-    if mask is not None:
-        scores = b.binary("add", scores, b.unsqueeze(_additive_mask(b, mask, query, key), [2]))
-    attributes: dict[str, Argument] = {"axes": ints([scores.rank - 1])}
-    weights = b.emit("softmax", [scores], shape=scores.shape, dtype=scores.dtype, attributes=attributes)
-    weights = b.cast(weights, value.dtype)
-    mixed = b.einsum("bhgst,bhtd->bhgsd", [weights, value], accumulator=value.dtype)
-    return b.reshape(mixed, [batch, heads, steps, value.shape[-1]])
+    if softcap is None:
+        additive = None if mask is None else additive_mask(b, mask, steps, total)
+        result = engine_attention(b, query, key, value, additive, scale, is_causal=is_causal)
+    else:
+        if is_causal:
+            mask = causal_mask(b, steps, total)
+        additive = None if mask is None else additive_mask(b, mask, steps, total)
+        result = spelled_out_attention(b, query, key, value, additive, scale, softcap)
+    return b.cast(result, dtype)

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Measure operator coverage on PyTorch's own operator database: export each sample, run it in tract, compare.
 
-usage: scripts/opinfo_report.py [--ops REGEX] [--samples N] [--jobs N] [--json FILE] [--show-failures]
+usage: scripts/opinfo_report.py [--ops REGEX] [--samples N] [--jobs N] [--json FILE] [--markdown FILE] [--show-failures]
 
 For each entry of `op_db` the first N usable samples (float32; int64 or bool where float is not supported) are called with
 their tensors as graph inputs. An operator counts when all its samples are right. The engine runs in worker processes, so that
 an abort is a result and not the end.
+
+Operators that tract cannot express are listed, with the engine fact that proves it, in scripts/inexpressible_ops.json; they are
+measured like the others (one that turns out right is reported: its row must go) but do not count.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 SAMPLE_SECONDS = 60
+INEXPRESSIBLE = Path(__file__).with_name("inexpressible_ops.json")
 DTYPES = (torch.float32, torch.int64, torch.bool)
+KINDS = ("core", "other", "linalg, special, fft")
 OUTCOMES = ("right", "wrong", "engine error", "engine abort", "no translation", "no capture", "timeout", "other error")
 
 
@@ -216,15 +221,69 @@ def _measure(task: tuple[int, int]) -> OpResult:
     return measure(*task)
 
 
+def inexpressible() -> dict[str, str]:
+    """Return the operators that tract cannot express, with the reason of each."""
+    return dict(json.loads(INEXPRESSIBLE.read_text())) if INEXPRESSIBLE.is_file() else {}
+
+
 def summary(results: list[OpResult]) -> str:
-    """Return the table: per kind of operator, how many have which outcome."""
-    rows = [f"{'kind':<22}{'tested':>8}" + "".join(f"{outcome:>16}" for outcome in OUTCOMES)]
-    for kind in ("core", "other", "linalg, special, fft"):
+    """Return the table: per kind of operator, how many have which outcome, and the share of the expressible ones."""
+    excluded = inexpressible()
+    rows = [f"{'kind':<22}{'tested':>8}{'excluded':>10}" + "".join(f"{outcome:>15}" for outcome in OUTCOMES)]
+    for kind in KINDS:
         tested = [result for result in results if result.kind == kind and result.samples]
-        counts = Counter(result.outcome for result in tested)
-        share = f" ({counts['right'] / len(tested):.1%})" if tested else ""
-        rows.append(f"{kind:<22}{len(tested):>8}" + "".join(f"{counts[outcome]:>16}" for outcome in OUTCOMES) + share)
+        counted = [result for result in tested if result.full_name not in excluded]
+        counts = Counter(result.outcome for result in counted)
+        share = f"  {counts['right'] / len(counted):.1%}" if counted else ""
+        cells = "".join(f"{counts[outcome]:>15}" for outcome in OUTCOMES)
+        rows.append(f"{kind:<22}{len(tested):>8}{len(tested) - len(counted):>10}{cells}{share}")
+    surprises = [result.full_name for result in results if result.outcome == "right" and result.full_name in excluded]
+    if surprises:
+        rows.append(f"listed as inexpressible, yet right (take them off the list): {', '.join(surprises)}")
     return "\n".join(rows)
+
+
+def markdown(results: list[OpResult]) -> str:
+    """Return docs/operators.md: the registry's overloads, then every measured operator."""
+    import generic_export.ops  # noqa: F401 - registers the translations
+    import kvcache  # noqa: F401 - and these
+    from generic_export.ops.registry import translated_overloads
+
+    excluded = inexpressible()
+    overloads = sorted(str(overload) for overload in translated_overloads())
+    lines = [
+        "# Operators",
+        "",
+        "Made by `scripts/opinfo_report.py --markdown docs/operators.md`; do not edit. PyTorch's operator database, the first "
+        "samples of each operator, tensors as graph inputs, every sample run in tract and compared with PyTorch.",
+        "",
+        "```",
+        summary(results),
+        "```",
+        "",
+        f"## Translated overloads ({len(overloads)})",
+        "",
+        "Operators not listed go through PyTorch's own decompositions into these.",
+        "",
+        ", ".join(f"`{name}`" for name in overloads),
+    ]
+    for kind in KINDS:
+        lines += ["", f"## {kind}", "", "| operator | result | reason |", "|---|---|---|"]
+        for result in results:
+            if result.kind == kind and result.samples:
+                lines.append(f"| `{result.full_name}` | {_verdict(result, excluded)} | {_reason(result, excluded)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(result: OpResult, excluded: dict[str, str]) -> str:
+    return "inexpressible" if result.full_name in excluded and result.outcome != "right" else result.outcome
+
+
+def _reason(result: OpResult, excluded: dict[str, str]) -> str:
+    if result.outcome == "right":
+        return ""
+    detail = next((sample.detail for sample in result.samples if sample.outcome == result.outcome), "")
+    return excluded.get(result.full_name, detail).replace("|", "\\|")
 
 
 def main() -> int:
@@ -234,6 +293,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=3, help="samples per operator")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--json", type=Path, help="write one JSON line per operator")
+    parser.add_argument("--markdown", type=Path, help="write the support table, such as docs/operators.md")
     parser.add_argument("--show-failures", action="store_true", help="list every operator that is not right")
     options = parser.parse_args()
     positions = [i for i, info in enumerate(operators()) if re.search(options.ops, info.name)]
@@ -250,6 +310,8 @@ def main() -> int:
     if options.json:
         lines = (json.dumps(asdict(result) | {"outcome": result.outcome}) for result in results)
         options.json.write_text("\n".join(lines) + "\n")
+    if options.markdown:
+        options.markdown.write_text(markdown(results))
     if options.show_failures:
         for result in results:
             if result.outcome not in ("right", "untested"):

@@ -83,10 +83,17 @@ class NnefVariable:
 
 @dataclass(frozen=True)
 class NnefFragment:
-    """A named piece of NNEF text that the body may call: `fragment name(...) -> (...) { ... }`."""
+    """A named piece of NNEF text that the body may call: `fragment name(...) -> (...) { ... }`.
+
+    Attributes:
+        name: identifier.
+        text: the whole fragment.
+        calls: operators and fragments that its own body calls, where they must be known (registries, other fragments).
+    """
 
     name: str
     text: str
+    calls: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ In: an `NnefGraph`. Out: text that tract's parser accepts (facts/tract.md §2).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from generic_export.errors import GraphError
 from generic_export.nnef.graph import (
@@ -41,6 +41,16 @@ def graph_text(graph: NnefGraph) -> str:
         if marker in text:
             raise GraphError(f"the text of graph {graph.name!r} holds {marker!r}, which tract reads as a template.")
     return text
+
+
+def fragment_text(
+    name: str, parameters: Sequence[str], results: Sequence[str], operations: Sequence[NnefOperation]
+) -> str:
+    """Return the text of a fragment whose parameters and results are all tensors."""
+    arguments = ", ".join(f"{parameter}: tensor<scalar>" for parameter in parameters)
+    answers = ", ".join(f"{result}: tensor<scalar>" for result in results)
+    lines = [f"fragment {name}({arguments}) -> ({answers})", "{", *(_line(op) for op in operations), "}"]
+    return "\n".join(lines)
 
 
 def _header(graph: NnefGraph) -> Iterator[str]:

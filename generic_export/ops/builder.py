@@ -14,23 +14,11 @@ import torch
 
 from generic_export.errors import GraphError, TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, NnefFragment
+from generic_export.ops.complex_layout import COMPONENT_DTYPES, as_complex, carried_fact, holds_complex, on_pairs
+from generic_export.ops.dtypes import F32_MAX, F32_SCALE, TRACT_DTYPES, WRAPPING_DTYPES, as_read, tract_dtype
 from generic_export.ops.fragments import load_fragment
+from generic_export.ops.repeated_axes import RepeatedAxes
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, same_shape, simplify_dim
-
-TRACT_DTYPES: dict[torch.dtype, str] = {
-    torch.float16: "f16",
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.int8: "i8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.uint8: "u8",
-    torch.uint16: "u16",
-    torch.uint32: "u32",
-    torch.uint64: "u64",
-    torch.bool: "bool",
-}
 
 Scalar = float | int | bool
 
@@ -95,6 +83,7 @@ class NnefBuilder:
     Attributes:
         numerics: f32 switches that translations honour.
         shared_parameters: names of parameters that more than one operator reads.
+        result_shapes: what PyTorch computed for the operator being translated, as it writes its sizes.
     """
 
     numerics: Numerics = field(default_factory=Numerics)
@@ -102,9 +91,11 @@ class NnefBuilder:
     emissions: list[Emission] = field(default_factory=list)
     block: Block = field(default_factory=Block)
     hint: str = ""
+    result_shapes: tuple[Shape, ...] = ()
     labels: dict[int, str] = field(default_factory=dict)
     fragments: dict[str, NnefFragment] = field(default_factory=dict)
     _known: dict[tuple, tuple[Value, ...]] = field(default_factory=dict)
+    _repeated: RepeatedAxes = field(default_factory=RepeatedAxes)
     _count: int = 0
 
     # --- the one door through which everything is emitted ---------------------------------------
@@ -148,6 +139,13 @@ class NnefBuilder:
             label: what tells two sources apart: the tensor's label, the input's name.
         """
         frozen = tuple(tuple(item) if isinstance(item, (list, tuple)) else item for item in inputs)
+        if holds_complex(frozen):
+            frozen, attributes = on_pairs(operator, frozen, attributes or {})
+            pairs = self.emit_many(operator, frozen, [carried_fact(*fact) for fact in facts], attributes=attributes)
+            return tuple(
+                as_complex(value) if fact[1] in COMPONENT_DTYPES else value
+                for value, fact in zip(pairs, facts, strict=True)
+            )
         named = tuple((attributes or {}).items())
         key = (operator, label, _key(frozen), _key(named), len(facts))
         known = self._known.get(key)
@@ -161,12 +159,23 @@ class NnefBuilder:
         self._known[key] = outputs
         emission = Emission(operator, frozen, named, outputs, self.block, self.hint, generic_type, label)  # type: ignore[arg-type]
         self.emissions.append(emission)
+        self._repeated.record(emission)
         return outputs
 
-    def fragment(self, name: str, inputs: Sequence[Argument | Value], *, shape: Shape, dtype: torch.dtype) -> Value:
-        """Call the fragment of `ops/fragments/<name>.nnef` (one output), which the document will then hold."""
-        self.fragments.setdefault(name, load_fragment(name))
-        return self.emit(name, inputs, shape=shape, dtype=dtype)
+    def fragment(
+        self,
+        fragment: str | NnefFragment,
+        inputs: Sequence[Argument | Value],
+        *,
+        shape: Sequence[Dim],
+        dtype: torch.dtype,
+    ) -> Value:
+        """Call a fragment (one output), which the document will then hold: of `ops/fragments/<name>.nnef`, or your own."""
+        loaded = load_fragment(fragment) if isinstance(fragment, str) else fragment
+        known = self.fragments.setdefault(loaded.name, loaded)
+        if known != loaded:
+            raise GraphError(f"two fragments are called {loaded.name!r}.", "Rename one of them.")
+        return self.emit(loaded.name, inputs, shape=shape, dtype=dtype)
 
     # --- sources ---------------------------------------------------------------------------------
 
@@ -180,6 +189,8 @@ class NnefBuilder:
 
     def variable(self, label: str, shape: Shape, dtype: torch.dtype) -> Value:
         """Read the tensor stored under `label`; the element type comes from its `.dat` file."""
+        if dtype in COMPONENT_DTYPES:
+            return as_complex(self.variable(label, *carried_fact(shape, dtype)))
         attributes: dict[str, Argument] = {"label": label, "shape": shape_argument(shape)}
         hint, self.hint = self.hint, label
         (value,) = self.emit_many(
@@ -199,6 +210,11 @@ class NnefBuilder:
             return self.emit(
                 "tract_core_cast", [DimLiteral(dim_text(value))], shape=(), dtype=dtype, attributes=_to(dtype)
             )
+        if dtype.is_floating_point and value != value:
+            # facts/tract.md §2.2: `nan` is no literal.
+            return self.unary("log", self.materialised(Value(-1, (), dtype, constant=-1.0, literal=True)))
+        if dtype is torch.float64 and as_read(value) != value:
+            return self._exact_f64(float(value))
         if dtype.is_floating_point:
             return Value(-1, (), dtype, constant=float(value), literal=True)
         if dtype is torch.bool:
@@ -210,6 +226,16 @@ class NnefBuilder:
         return self.emit(
             "tract_core_cast", [int(value)], shape=(), dtype=dtype, attributes=_to(dtype), constant=int(value)
         )
+
+    def _exact_f64(self, value: float) -> Value:
+        """Return an f64 constant as a sum: facts/tract.md §2.2, every float literal is parsed as f32."""
+        if abs(value) > F32_MAX:
+            halves = [value / F32_SCALE, F32_SCALE]
+        else:
+            halves = [value - as_read(value), as_read(value)]
+        # Both made f64 first: tract computes a constant with a literal in the literal's own f32.
+        left, right = (self.materialised(self.scalar(half, torch.float64)) for half in halves)
+        return replace(self.binary("mul" if abs(value) > F32_MAX else "add", left, right), constant=value)
 
     def full(self, shape: Shape, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value:
         """Return a tensor of the given shape filled with one number."""
@@ -320,6 +346,8 @@ class NnefBuilder:
             return value
         if value.literal:
             return self.scalar(value.constant, dtype)  # type: ignore[arg-type]
+        if value.dtype.is_floating_point and dtype in WRAPPING_DTYPES:
+            value = self.cast(value, torch.int64)  # tract saturates floats at the bounds of a type, PyTorch wraps
         result = self.emit("tract_core_cast", [value], shape=value.shape, dtype=dtype, attributes=_to(dtype))
         return replace(result, constant=value.constant)
 
@@ -330,6 +358,8 @@ class NnefBuilder:
 
     def binary(self, operator: str, left: Value, right: Value, *, dtype: torch.dtype | None = None) -> Value:
         """Emit an element-wise operation of two operands of one element type, aligned as PyTorch aligns them."""
+        if operator == "mul" and left.number == right.number and not (left.literal or left.dtype.is_floating_point):
+            return self._integer_square(left)
         if left.literal and right.literal:
             left = self.materialised(left)
         if left.dtype is not right.dtype:
@@ -338,6 +368,11 @@ class NnefBuilder:
         shape = broadcast_shape(left.shape, right.shape)
         operands = [self.align_rank(left, rank), self.align_rank(right, rank)]
         return self.emit(operator, operands, shape=shape, dtype=dtype or left.dtype)
+
+    def _integer_square(self, value: Value) -> Value:
+        # facts/tract.md §2.5: `x * x` becomes Square, which has no integer kernel; -(x * -x) is another product.
+        wide = value if value.dtype.is_signed else self.cast(value, torch.int64)
+        return self.cast(self.unary("neg", self.binary("mul", wide, self.unary("neg", wide))), value.dtype)
 
     def select(self, condition: Value, if_true: Value, if_false: Value) -> Value:
         """Choose element by element; both branches must have one element type (facts §2.5: no coercion)."""
@@ -373,27 +408,30 @@ class NnefBuilder:
                     )
         attributes: dict[str, Argument] = {"expr": expression, "acc": tract_dtype(accumulator)}
         shape = [sizes[letter] for letter in output]
-        return self.emit("tract_core_einsum", [list(values)], shape=shape, dtype=accumulator, attributes=attributes)
+        lost = self._repeated.lost_by_einsum(expression, values)
+        if not lost:
+            return self.emit("tract_core_einsum", [list(values)], shape=shape, dtype=accumulator, attributes=attributes)
+        letters = self._repeated.single_letters(expression, values, lost)
+        single = [
+            self._first_of(value, [axis for axis, letter in enumerate(term) if letter in letters])
+            for term, value in zip(terms.split(","), values, strict=True)
+        ]
+        kept: list[Dim] = [1 if letter in letters else sizes[letter] for letter in output]
+        result = self.emit("tract_core_einsum", [single], shape=kept, dtype=accumulator, attributes=attributes)
+        attributes = {"shape": shape_argument(shape)}  # what tract forgets (see repeated_axes.py) is said again
+        return self.emit("tract_core_broadcast", [result], shape=shape, dtype=accumulator, attributes=attributes)
+
+    def _first_of(self, value: Value, axes: Sequence[int]) -> Value:
+        for axis in axes:
+            if not same_dim(value.shape[axis], 1):
+                value = self.slice(value, axis, 0, 1)
+        return value
 
     def product(self, expression: str, values: Sequence[Value]) -> Value:
         """Emit a matrix product in the values' element type, honouring `numerics.f32_linear_accumulation`."""
         dtype = values[0].dtype
         wide = dtype is torch.float16 and self.numerics.f32_linear_accumulation
         return self.cast(self.einsum(expression, values, accumulator=torch.float32 if wide else dtype), dtype)
-
-
-def tract_dtype(dtype: torch.dtype) -> str:
-    """Return tract's name of an element type.
-
-    Raises:
-        TranslationError: tract has no such element type (bf16, complex).
-    """
-    name = TRACT_DTYPES.get(dtype)
-    if name is None:
-        raise TranslationError(
-            f"element type {dtype} does not exist in tract.", "Convert the model to float16 or float32."
-        )
-    return name
 
 
 def _key(item: object) -> object:

@@ -1,77 +1,65 @@
-"""Element-wise operators: arithmetic, comparisons, logic, activations, casts."""
+"""Element-wise operators on numbers: arithmetic, powers, bounds, one-operand functions, selection, element types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
-import sympy
 import torch
+from torch._ops import OpOverload
 
 from generic_export.errors import TranslationError
-from generic_export.ops.builder import NnefBuilder, Scalar, Value, broadcast_shape
+from generic_export.ops.builder import NnefBuilder, Scalar, Value
+from generic_export.ops.complex import (
+    as_complex_dtype,
+    complex_arithmetic,
+    complex_exponential,
+    magnitude,
+    real_and_imaginary,
+)
+from generic_export.ops.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
+from generic_export.ops.operands import Operand, floating, operand, result_dtype
 from generic_export.ops.registry import translates
 
 aten = torch.ops.aten
 
-Operand: TypeAlias = Value | Scalar | sympy.Expr
+# What arithmetic means on bool tensors: tract has no arithmetic kernel for them.
+_BOOL_OPERATORS = {"add": "or", "mul": "and", "max": "or", "min": "and"}
 
 
-def operand(b: NnefBuilder, value: Operand, dtype: torch.dtype) -> Value:
-    """Return a tensor or Python number as a value of the given element type."""
-    return b.cast(value, dtype) if isinstance(value, Value) else b.scalar(value, dtype)
-
-
-def result_dtype(*values: Operand) -> torch.dtype:
-    """Return the element type PyTorch promotes the operands to (torch.result_type, two at a time)."""
-    stand_ins = [_stand_in(value) for value in values]
-    result = stand_ins[0]
-    for other in stand_ins[1:]:
-        promoted = torch.result_type(result, other)
-        rank = max(_rank(result), _rank(other))
-        result = torch.empty((1,) * rank, dtype=promoted, device="meta")
-    return result.dtype if isinstance(result, torch.Tensor) else torch.result_type(result, result)
-
-
-def _stand_in(value: Operand) -> torch.Tensor | Scalar:
-    if isinstance(value, Value):
-        return torch.empty((1,) * value.rank, dtype=value.dtype, device="meta")
-    return 1 if isinstance(value, sympy.Expr) else value
-
-
-def _rank(value: torch.Tensor | Scalar) -> int:
-    return value.ndim if isinstance(value, torch.Tensor) else 0
-
-
-def _arithmetic(b: NnefBuilder, operator: str, left: Operand, right: Operand) -> Value:
+def arithmetic(b: NnefBuilder, operator: str, left: Operand | complex, right: Operand | complex) -> Value:
+    """Emit a two-operand operation in the element type that PyTorch promotes its operands to."""
     dtype = result_dtype(left, right)
-    return b.binary(operator, operand(b, left, dtype), operand(b, right, dtype))
+    if dtype.is_complex:
+        return complex_arithmetic(b, operator, left, right, dtype)
+    assert not isinstance(left, complex) and not isinstance(right, complex)
+    operands = operand(b, left, dtype), operand(b, right, dtype)
+    return b.binary(_BOOL_OPERATORS.get(operator, operator) if dtype is torch.bool else operator, *operands)
 
 
 def _scaled(b: NnefBuilder, value: Operand, alpha: Scalar) -> Operand:
     if alpha == 1:
         return value
     if isinstance(value, Value):
-        return _arithmetic(b, "mul", value, alpha)
+        return arithmetic(b, "mul", value, alpha)
     return value * alpha
 
 
 @translates(aten.add.Tensor, aten.add.Scalar)
 def add(b: NnefBuilder, self: Operand, other: Operand, *, alpha: Scalar = 1) -> Value:
     """add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return _arithmetic(b, "add", self, _scaled(b, other, alpha))
+    return arithmetic(b, "add", self, _scaled(b, other, alpha))
 
 
 @translates(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: NnefBuilder, self: Operand, other: Operand, *, alpha: Scalar = 1) -> Value:
     """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return _arithmetic(b, "sub", self, _scaled(b, other, alpha))
+    return arithmetic(b, "sub", self, _scaled(b, other, alpha))
 
 
 @translates(aten.rsub.Scalar, aten.rsub.Tensor)
 def rsub(b: NnefBuilder, self: Operand, other: Operand, alpha: Scalar = 1) -> Value:
     """rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"""
-    return _arithmetic(b, "sub", other, _scaled(b, self, alpha))
+    return arithmetic(b, "sub", other, _scaled(b, self, alpha))
 
 
 @translates(aten.mul.Tensor, aten.mul.Scalar)
@@ -79,13 +67,15 @@ def mul(b: NnefBuilder, self: Value, other: Operand) -> Value:
     """mul.Tensor(Tensor self, Tensor other) -> Tensor"""
     if not isinstance(other, Value) and other == 1 and self.dtype.is_floating_point:
         return self
-    return _arithmetic(b, "mul", self, other)
+    return arithmetic(b, "mul", self, other)
 
 
 @translates(aten.div.Tensor, aten.div.Scalar)
 def div(b: NnefBuilder, self: Value, other: Operand) -> Value:
     """div.Tensor(Tensor self, Tensor other) -> Tensor"""
     dtype = result_dtype(self, other)
+    if dtype.is_complex:
+        return complex_arithmetic(b, "div", self, other, dtype)
     if not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
     return b.binary("div", operand(b, self, dtype), operand(b, other, dtype))
@@ -94,186 +84,301 @@ def div(b: NnefBuilder, self: Value, other: Operand) -> Value:
 @translates(aten.maximum.default)
 def maximum(b: NnefBuilder, self: Value, other: Value) -> Value:
     """maximum(Tensor self, Tensor other) -> Tensor"""
-    return _arithmetic(b, "max", self, other)
+    return arithmetic(b, "max", self, other)
 
 
 @translates(aten.minimum.default)
 def minimum(b: NnefBuilder, self: Value, other: Value) -> Value:
     """minimum(Tensor self, Tensor other) -> Tensor"""
-    return _arithmetic(b, "min", self, other)
+    return arithmetic(b, "min", self, other)
 
 
-@translates(aten.clamp.default)
-def clamp(b: NnefBuilder, self: Value, min: Scalar | None = None, max: Scalar | None = None) -> Value:
+def _extremum_but_nan(b: NnefBuilder, operator: str, left: Value, right: Value) -> Value:
+    dtype = result_dtype(left, right)
+    first, second = b.cast(left, dtype), b.cast(right, dtype)
+    extremum = b.binary(_BOOL_OPERATORS[operator] if dtype is torch.bool else operator, first, second)
+    if not dtype.is_floating_point:
+        return extremum
+    # tract's vector kernels answer one operand or the other when one of them is NaN.
+    return b.select(isnan(b, first), second, b.select(isnan(b, second), first, extremum))
+
+
+@translates(aten.fmax.default)
+def fmax(b: NnefBuilder, self: Value, other: Value) -> Value:
+    """fmax(Tensor self, Tensor other) -> Tensor"""
+    return _extremum_but_nan(b, "max", self, other)
+
+
+@translates(aten.fmin.default)
+def fmin(b: NnefBuilder, self: Value, other: Value) -> Value:
+    """fmin(Tensor self, Tensor other) -> Tensor"""
+    return _extremum_but_nan(b, "min", self, other)
+
+
+@translates(aten.clamp.default, aten.clamp.Tensor)
+def clamp(b: NnefBuilder, self: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
     dtype = result_dtype(*(value for value in (self, min, max) if value is not None))
     value = b.cast(self, dtype)
-    if min is not None:
-        value = b.binary("max", value, operand(b, min, dtype))
-    return value if max is None else b.binary("min", value, operand(b, max, dtype))
+    for operator, bound in (("max", min), ("min", max)):
+        if bound is not None:
+            value = b.binary(operator, value, operand(b, bound, dtype))
+    return value
+
+
+@translates(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(b: NnefBuilder, self: Value, min: Operand) -> Value:
+    """clamp_min(Tensor self, Scalar min) -> Tensor"""
+    return clamp(b, self, min=min)
+
+
+@translates(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(b: NnefBuilder, self: Value, max: Operand) -> Value:
+    """clamp_max(Tensor self, Scalar max) -> Tensor"""
+    return clamp(b, self, max=max)
+
+
+# --- powers --------------------------------------------------------------------------------------
 
 
 @translates(aten.pow.Tensor_Scalar)
 def pow_tensor_scalar(b: NnefBuilder, self: Value, exponent: Scalar) -> Value:
     """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"""
     dtype = result_dtype(self, exponent)
+    if dtype.is_complex:
+        return _repeated_product(b, as_complex_dtype(b, self, dtype), exponent)
     base = b.cast(self, dtype)
-    if exponent == 2 and dtype.is_floating_point:
+    if not dtype.is_floating_point:
+        return _repeated_product(b, base, exponent)
+    if exponent == 0:
+        return b.full(self.shape, 1.0, dtype)
+    if exponent == 1:
+        return base
+    if exponent == 2:
         return b.unary("square", base)
     if exponent == 0.5:
         return b.unary("sqrt", base)
     return b.binary("pow", base, operand(b, exponent, dtype))
 
 
+def _repeated_product(b: NnefBuilder, base: Value, exponent: Scalar | complex) -> Value:
+    """Return an integer or complex power; facts/tract.md §2.5: pow with a constant becomes a float-only operation."""
+    if not isinstance(exponent, int) or exponent < 0:
+        raise TranslationError(f"pow of {base.dtype} with the exponent {exponent} has no NNEF form.")
+    result: Value | None = None
+    square = base
+    for bit in reversed(f"{exponent:b}"):
+        if bit == "1":
+            result = square if result is None else arithmetic(b, "mul", result, square)
+        square = arithmetic(b, "mul", square, square)
+    return result if result is not None else b.full(base.shape, 1, base.dtype)
+
+
+@translates(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_tensor(b: NnefBuilder, self: Operand, exponent: Value) -> Value:
+    """pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"""
+    dtype = result_dtype(self, exponent)
+    if dtype.is_floating_point:
+        return b.binary("pow", operand(b, self, dtype), operand(b, exponent, dtype))
+    # tract: Pow has kernels for i32 and i64 only, and reads the exponent as unsigned.
+    zero, one = b.scalar(0, torch.int64), b.scalar(1, torch.int64)
+    base, power = (b.materialised(operand(b, value, torch.int64)) for value in (self, exponent))
+    raised = b.binary("pow", base, b.binary("max", power, zero))
+    sign = b.binary("pow", base, b.binary("tract_core_bitand", power, one))
+    is_unit = b.binary("eq", b.unary("abs", base), one, dtype=torch.bool)
+    negative = b.binary("lt", power, zero, dtype=torch.bool)
+    # PyTorch: a negative integer exponent gives 0, but for the bases 1 and -1.
+    return b.cast(b.select(negative, b.select(is_unit, sign, zero), raised), dtype)
+
+
 # --- one operand ---------------------------------------------------------------------------------
 
 # aten operator -> NNEF operator; integer input is promoted to float first, as PyTorch does.
-_FLOAT_UNARY: dict[torch._ops.OpOverload, str] = {
+_FLOAT_UNARY: dict[OpOverload, str] = {
     aten.exp.default: "exp",
     aten.log.default: "log",
     aten.sin.default: "sin",
     aten.cos.default: "cos",
+    aten.tan.default: "tan",
+    aten.asin.default: "asin",
+    aten.acos.default: "acos",
+    aten.atan.default: "atan",
+    aten.sinh.default: "sinh",
+    aten.cosh.default: "cosh",
+    aten.asinh.default: "asinh",
+    aten.acosh.default: "acosh",
+    aten.atanh.default: "atanh",
     aten.tanh.default: "tanh",
-    aten.sigmoid.default: "sigmoid",
     aten.sqrt.default: "sqrt",
     aten.rsqrt.default: "rsqrt",
-    aten.erf.default: "tract_core_erf",
     aten.reciprocal.default: "recip",
+    aten.erf.default: "tract_core_erf",
 }
 
-_SAME_DTYPE_UNARY: dict[torch._ops.OpOverload, str] = {
-    aten.neg.default: "neg",
-    aten.abs.default: "abs",
-    aten.relu.default: "relu",
-    aten.silu.default: "tract_core_silu",
-    aten.floor.default: "floor",
-    aten.ceil.default: "ceil",
-    aten.round.default: "tract_core_round_even",
-}
+# On complex numbers only these of them have a form.
+_COMPLEX_UNARY: dict[str, Callable[[NnefBuilder, Value], Value]] = {"exp": complex_exponential}
+
+# tract: no f64 kernel.
+_F32_AT_MOST = frozenset({"tract_core_erf"})
 
 
-def _register_unary(overload: torch._ops.OpOverload, operator: str, *, to_float: bool) -> Callable:
+def _register_float_unary(overload: OpOverload, operator: str) -> None:
     def unary(b: NnefBuilder, self: Value) -> Value:
-        promote = to_float and not self.dtype.is_floating_point
-        return b.unary(operator, b.cast(self, torch.get_default_dtype()) if promote else self)
+        if self.dtype.is_complex and operator in _COMPLEX_UNARY:
+            return _COMPLEX_UNARY[operator](b, self)
+        value = floating(b, self)
+        narrow = b.cast(value, torch.float32) if operator in _F32_AT_MOST and value.dtype is torch.float64 else value
+        return b.cast(b.unary(operator, narrow), value.dtype)
 
     unary.__name__ = overload._schema.name.split("::")[-1]
     unary.__doc__ = str(overload._schema)
-    return translates(overload)(unary)
+    translates(overload)(unary)
 
 
 for _overload, _operator in _FLOAT_UNARY.items():
-    _register_unary(_overload, _operator, to_float=True)
-for _overload, _operator in _SAME_DTYPE_UNARY.items():
-    _register_unary(_overload, _operator, to_float=False)
+    _register_float_unary(_overload, _operator)
 
 
-@translates(aten.gelu.default)
-def gelu(b: NnefBuilder, self: Value, *, approximate: str = "none") -> Value:
-    """gelu(Tensor self, *, str approximate='none') -> Tensor"""
-    if approximate == "tanh":
-        attributes = {"fast_impl": False}  # facts/tract.md §3.2: fast_impl=true is x^2, not GELU
-        return b.emit("tract_core_gelu_approx", [self], shape=self.shape, dtype=self.dtype, attributes=attributes)
-    return b.fragment("gelu_exact", [self], shape=self.shape, dtype=self.dtype)
+@translates(aten.neg.default)
+def neg(b: NnefBuilder, self: Value) -> Value:
+    """neg(Tensor self) -> Tensor"""
+    if self.dtype.is_signed:
+        return b.unary("neg", self)
+    # tract has no unsigned kernel, and answers 0 without a word.
+    return b.cast(b.unary("neg", b.cast(self, torch.int64)), self.dtype)
 
 
-@translates(aten.softplus.default)
-def softplus(b: NnefBuilder, self: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
-    """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
-    # facts/tract.md §3.4: tract's softplus is log(exp(x)+1), infinite for x > 88.
-    scaled = _arithmetic(b, "mul", self, float(beta)) if beta != 1 else self
-    limit = b.scalar(float(threshold), self.dtype)
-    smooth = b.unary("softplus", b.binary("min", scaled, limit))
-    if beta != 1:
-        smooth = b.binary("div", smooth, b.scalar(float(beta), self.dtype))
-    return b.select(b.binary("gt", scaled, limit, dtype=torch.bool), self, smooth)
+@translates(aten.abs.default)
+def abs_default(b: NnefBuilder, self: Value) -> Value:
+    """abs(Tensor self) -> Tensor"""
+    return magnitude(b, self) if self.dtype.is_complex else b.unary("abs", self)
 
 
-# --- comparisons and logic -----------------------------------------------------------------------
-
-_COMPARISONS = {
-    "eq": (aten.eq.Tensor, aten.eq.Scalar),
-    "ne": (aten.ne.Tensor, aten.ne.Scalar),
-    "lt": (aten.lt.Tensor, aten.lt.Scalar),
-    "le": (aten.le.Tensor, aten.le.Scalar),
-    "gt": (aten.gt.Tensor, aten.gt.Scalar),
-    "ge": (aten.ge.Tensor, aten.ge.Scalar),
-}
+@translates(aten.sign.default)
+def sign(b: NnefBuilder, self: Value) -> Value:
+    """sign(Tensor self) -> Tensor"""
+    return self if self.dtype is torch.bool else b.unary("sign", self)
 
 
-def _register_comparison(operator: str, overloads: tuple) -> None:
-    def comparison(b: NnefBuilder, self: Value, other: Operand) -> Value:
-        dtype = result_dtype(self, other)
-        if dtype is torch.bool:
-            dtype = torch.int64  # facts/tract.md §2.5: comparing bool tensors fails at run
-        return b.binary(operator, operand(b, self, dtype), operand(b, other, dtype), dtype=torch.bool)
-
-    comparison.__name__ = operator
-    comparison.__doc__ = str(overloads[0]._schema)
-    translates(*overloads)(comparison)
-
-
-for _operator, _overloads in _COMPARISONS.items():
-    _register_comparison(_operator, _overloads)
+@translates(aten.signbit.default)
+def signbit(b: NnefBuilder, self: Value) -> Value:
+    """signbit(Tensor self) -> Tensor"""
+    if self.dtype is torch.bool:
+        return b.full(self.shape, False, torch.bool)
+    zero = operand(b, 0, self.dtype)
+    if self.dtype.is_floating_point:
+        # Only its reciprocal shows the sign of -0.0.
+        is_zero = b.binary("eq", self, zero, dtype=torch.bool)
+        self = b.select(is_zero, b.unary("recip", self), self)
+    return b.binary("lt", self, zero, dtype=torch.bool)
 
 
-@translates(aten.bitwise_and.Tensor, aten.logical_and.default)
-def logical_and(b: NnefBuilder, self: Value, other: Value) -> Value:
-    """logical_and(Tensor self, Tensor other) -> Tensor; bitwise_and.Tensor on bool"""
-    return _logic(b, "and", self, other, neutral=True)
+@translates(aten.square.default)
+def square(b: NnefBuilder, self: Value) -> Value:
+    """square(Tensor self) -> Tensor"""
+    return b.unary("square", self) if self.dtype.is_floating_point else arithmetic(b, "mul", self, self)
 
 
-@translates(aten.bitwise_or.Tensor, aten.logical_or.default)
-def logical_or(b: NnefBuilder, self: Value, other: Value) -> Value:
-    """logical_or(Tensor self, Tensor other) -> Tensor; bitwise_or.Tensor on bool"""
-    return _logic(b, "or", self, other, neutral=False)
+def _in_f64(b: NnefBuilder, operator: str, self: Value, factor: float) -> Value:
+    """A logarithm to another base, exact at powers of it: computed in f64, rounded once."""
+    value = floating(b, self)
+    wide = b.unary(operator, b.cast(value, torch.float64))
+    return b.cast(b.binary("mul", wide, b.scalar(factor, torch.float64)), value.dtype)
 
 
-def _logic(b: NnefBuilder, operator: str, left: Value, right: Value, *, neutral: bool) -> Value:
-    shape = broadcast_shape(left.shape, right.shape)
-    for first, second in ((left, right), (right, left)):
-        if first.constant is neutral and second.dtype is torch.bool:
-            return b.broadcast(b.align_rank(second, len(shape)), shape)
-    if left.dtype is not torch.bool or right.dtype is not torch.bool:
-        integer = {"and": "tract_core_bitand", "or": "tract_core_bitor"}[operator]
-        return _arithmetic(b, integer, left, right)
-    return b.binary(operator, left, right)
+@translates(aten.log2.default)
+def log2(b: NnefBuilder, self: Value) -> Value:
+    """log2(Tensor self) -> Tensor"""
+    return _in_f64(b, "log", self, 1.4426950408889634)
 
 
-@translates(aten.bitwise_not.default, aten.logical_not.default)
-def logical_not(b: NnefBuilder, self: Value) -> Value:
-    """logical_not(Tensor self) -> Tensor; bitwise_not on bool"""
-    if self.dtype is not torch.bool:
-        return b.unary("tract_core_bitnot", self)
-    return b.unary("not", self)
+@translates(aten.log10.default)
+def log10(b: NnefBuilder, self: Value) -> Value:
+    """log10(Tensor self) -> Tensor"""
+    return _in_f64(b, "log", self, 0.4342944819032518)
+
+
+@translates(aten.isnan.default)
+def isnan(b: NnefBuilder, self: Value) -> Value:
+    """isnan(Tensor self) -> Tensor"""
+    if not self.dtype.is_floating_point:
+        return b.full(self.shape, False, torch.bool)
+    narrow = b.cast(self, torch.float32) if self.dtype is torch.float64 else self  # tract: no f64 kernel
+    return b.unary("tract_core_is_nan", narrow, dtype=torch.bool)
+
+
+def _equals_infinity(b: NnefBuilder, value: Value, infinity: float) -> Value:
+    if not value.dtype.is_floating_point:
+        return b.full(value.shape, False, torch.bool)
+    return b.binary("eq", value, b.scalar(infinity, value.dtype), dtype=torch.bool)
+
+
+@translates(aten.isinf.default)
+def isinf(b: NnefBuilder, self: Value) -> Value:
+    """isinf(Tensor self) -> Tensor"""
+    return _equals_infinity(b, b.unary("abs", self) if self.dtype.is_floating_point else self, torch.inf)
+
+
+@translates(aten.isposinf.default)
+def isposinf(b: NnefBuilder, self: Value) -> Value:
+    """isposinf(Tensor self) -> Tensor"""
+    return _equals_infinity(b, self, torch.inf)
+
+
+@translates(aten.isneginf.default)
+def isneginf(b: NnefBuilder, self: Value) -> Value:
+    """isneginf(Tensor self) -> Tensor"""
+    return _equals_infinity(b, self, -torch.inf)
+
+
+# --- selection -----------------------------------------------------------------------------------
+
+
+def select_of(b: NnefBuilder, condition: Value, if_true: Operand, if_false: Operand, dtype: torch.dtype) -> Value:
+    """Choose element by element, in the given element type (complex included)."""
+    chosen = b.cast(condition, torch.bool)
+    if not dtype.is_complex:
+        return b.select(chosen, operand(b, if_true, dtype), operand(b, if_false, dtype))
+    branches = [as_complex_dtype(b, value, dtype) for value in (if_true, if_false)]
+    rank = max(chosen.rank, *(value.rank for value in branches))
+    pairs = [as_pairs(b.align_rank(value, rank)) for value in branches]
+    return as_complex(b.select(b.unsqueeze(b.align_rank(chosen, rank), [rank]), *pairs))
 
 
 @translates(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def where(b: NnefBuilder, condition: Value, self: Operand, other: Operand) -> Value:
     """where.self(Tensor condition, Tensor self, Tensor other) -> Tensor"""
-    dtype = result_dtype(self, other)
-    return b.select(condition, operand(b, self, dtype), operand(b, other, dtype))
+    return select_of(b, condition, self, other, result_dtype(self, other))
 
 
 @translates(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(b: NnefBuilder, self: Value, mask: Value, value: Operand) -> Value:
     """masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"""
-    return b.select(mask, operand(b, value, self.dtype), self)
+    return select_of(b, mask, value, self, self.dtype)
 
 
 # --- element types -------------------------------------------------------------------------------
 
 
+def converted(b: NnefBuilder, value: Value, dtype: torch.dtype) -> Value:
+    """Convert to any element type, complex included."""
+    if dtype.is_complex:
+        return value if value.dtype is dtype else as_complex_dtype(b, value, dtype)
+    if value.dtype.is_complex:
+        value = real_and_imaginary(b, value, COMPONENT_DTYPES[value.dtype])[0]
+    return b.cast(value, dtype)
+
+
 @translates(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
 def to(b: NnefBuilder, self: Value, dtype: torch.dtype | None = None) -> Value:
     """to.dtype(Tensor self, ScalarType dtype, ...) -> Tensor"""
-    return self if dtype is None else b.cast(self, dtype)
+    return self if dtype is None else converted(b, self, dtype)
 
 
-@translates(aten.type_as.default)
+@translates(aten.type_as.default, aten.to.other)
 def type_as(b: NnefBuilder, self: Value, other: Value) -> Value:
     """type_as(Tensor self, Tensor other) -> Tensor"""
-    return b.cast(self, other.dtype)
+    return converted(b, self, other.dtype)
 
 
 @translates(
@@ -282,6 +387,7 @@ def type_as(b: NnefBuilder, self: Value, other: Value) -> Value:
     aten.detach.default,
     aten.alias.default,
     aten.lift_fresh_copy.default,
+    aten.positive.default,
 )
 def identity(b: NnefBuilder, self: Value) -> Value:
     """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor: the same value"""
@@ -298,4 +404,4 @@ def dropout(b: NnefBuilder, input: Value, p: float, train: bool) -> Value:
     return input
 
 
-__all__ = ["operand", "result_dtype"]
+__all__ = ["arithmetic", "converted", "isnan", "operand", "result_dtype", "select_of"]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import sympy
 import torch
+from torch.utils._sympy import functions as torch_sympy
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, DimLiteral
-from generic_export.ops.builder import NnefBuilder, Scalar, Value, tract_dtype
+from generic_export.ops.builder import NnefBuilder, Scalar, Value, broadcast_shape, tract_dtype
+from generic_export.ops.complex_layout import COMPONENT_DTYPES
 from generic_export.ops.registry import translates
-from generic_export.ops.shape import axis_of
-from generic_export.torch_graph.dims import Dim, dim_text, floor_div, simplify_dim, smaller_dim
+from generic_export.ops.shape import axis_of, volume
+from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, simplify_dim, smaller_dim
 
 aten = torch.ops.aten
 
@@ -34,6 +37,14 @@ def _bound(position: Dim | None, size: Dim, default: Dim) -> Dim:
     return smaller_dim(position, size)
 
 
+def slice_bounds(start: Dim | None, end: Dim | None, size: Dim) -> tuple[Dim, Dim]:
+    """Return where a Python slice of an axis begins and ends, as positions between 0 and `size`."""
+    begin, stop = _bound(start, size, 0), _bound(end, size, size)
+    if isinstance(begin, int) and isinstance(stop, int):
+        stop = max(begin, stop)
+    return begin, stop
+
+
 @translates(aten.slice.Tensor)
 def slice_tensor(
     b: NnefBuilder, self: Value, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Dim = 1
@@ -43,10 +54,25 @@ def slice_tensor(
     size = self.shape[axis]
     if not isinstance(step, int):
         raise TranslationError(f"slice with a dynamic step {dim_text(step)} has no NNEF form.")
-    begin, stop = _bound(start, size, 0), _bound(end, size, size)
-    if isinstance(begin, int) and isinstance(stop, int):
-        stop = max(begin, stop)
+    begin, stop = slice_bounds(start, end, size)
+    (length,) = {shape[axis] for shape in b.result_shapes}
+    span = simplify_dim(sympy.sympify(stop) - sympy.sympify(begin) + step - 1)
+    if not same_dim(floor_div(span, step), length):
+        # The axis may be shorter than the slice asks for. tract proves sizes equal by their form: it has to be PyTorch's.
+        begin = within(begin, size)
+        if step != 1:
+            strides = b.binary("mul", positions(b, length), b.scalar(step, torch.int64))
+            return gather(b, self, b.binary("add", strides, b.scalar(begin, torch.int64)), axis)
+        stop = simplify_dim(sympy.sympify(begin) + sympy.sympify(length))
     return b.slice(self, axis, begin, stop, step)
+
+
+def within(position: Dim, size: Dim) -> Dim:
+    """Return a position of a dynamic axis as it is in an axis that ends before it."""
+    if isinstance(position, int):
+        # PyTorch reasons as if an axis had at least two elements.
+        return position if position <= 1 else smaller_dim(position, size)
+    return position if position.is_nonnegative else simplify_dim(torch_sympy.Max(0, position))
 
 
 @translates(aten.select.int)
@@ -58,7 +84,7 @@ def select_int(b: NnefBuilder, self: Value, dim: int, index: Dim) -> Value:
     return b.squeeze(b.slice(self, axis, begin, end), [axis])
 
 
-@translates(aten.narrow.default)
+@translates(aten.narrow.default, aten.narrow_copy.default)
 def narrow(b: NnefBuilder, self: Value, dim: int, start: Dim, length: Dim) -> Value:
     """narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)"""
     axis = axis_of(dim, self.rank)
@@ -66,10 +92,19 @@ def narrow(b: NnefBuilder, self: Value, dim: int, start: Dim, length: Dim) -> Va
     return b.slice(self, axis, begin, simplify_dim(sympy.sympify(begin) + sympy.sympify(length)))
 
 
+def gather_elements(b: NnefBuilder, value: Value, indices: Value, axis: int) -> Value:
+    """Pick, at each place of `indices`, the element that lies at that index of `axis` (negative indices are fine)."""
+    attributes: dict[str, Argument] = {"axis": axis}
+    return b.emit(
+        "tract_core_gather_elements", [value, indices], shape=indices.shape, dtype=value.dtype, attributes=attributes
+    )
+
+
 def gather(b: NnefBuilder, table: Value, indices: Value, axis: int) -> Value:
-    """Pick slices of `table` along `axis` at `indices` (any rank, non-negative, in range: tract aborts otherwise)."""
+    """Pick slices of `table` along `axis` at `indices` (any rank, in range: tract aborts otherwise)."""
     shape = [*table.shape[:axis], *indices.shape, *table.shape[axis + 1 :]]
-    attributes: dict[str, Argument] = {"axis": axis, "datum_type": tract_dtype(table.dtype)}
+    carried = COMPONENT_DTYPES.get(table.dtype, table.dtype)
+    attributes: dict[str, Argument] = {"axis": axis, "datum_type": tract_dtype(carried)}
     return b.emit("tract_core_gather", [table, indices], shape=shape, dtype=table.dtype, attributes=attributes)
 
 
@@ -97,34 +132,152 @@ def _table(b: NnefBuilder, weight: Value) -> Value:
 @translates(aten.index_select.default)
 def index_select(b: NnefBuilder, self: Value, dim: int, index: Value) -> Value:
     """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
-    return gather(b, self, index, axis_of(dim, self.rank))
+    if self.rank == 0:
+        return self
+    picked = b.unsqueeze(index, [0]) if index.rank == 0 else index
+    return gather(b, self, picked, axis_of(dim, self.rank))
 
 
-@translates(aten.index.Tensor)
+@translates(aten.gather.default)
+def gather_along(b: NnefBuilder, self: Value, dim: int, index: Value) -> Value:
+    """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
+    if self.rank == 0:
+        return b.broadcast(b.unsqueeze(self, [0]), index.shape) if index.rank else self
+    places = b.unsqueeze(index, [0]) if index.rank == 0 else index
+    picked = gather_elements(b, self, places, axis_of(dim, self.rank))
+    return b.squeeze(picked, [0]) if index.rank == 0 else picked
+
+
+@translates(aten.take.default)
+def take(b: NnefBuilder, self: Value, index: Value) -> Value:
+    """take(Tensor self, Tensor index) -> Tensor"""
+    return gather(b, b.reshape(self, [volume(self.shape)]), index, 0)
+
+
+@translates(aten.take_along_dim.default)
+def take_along_dim(b: NnefBuilder, self: Value, indices: Value, dim: int | None = None) -> Value:
+    """take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor"""
+    if dim is None:
+        flat = b.reshape(self, [volume(self.shape)])
+        return gather(b, flat, b.reshape(indices, [volume(indices.shape)]), 0)
+    axis = axis_of(dim, self.rank)
+    common = list(broadcast_shape(_without(self.shape, axis), _without(indices.shape, axis)))
+    source = b.broadcast(self, [*common[:axis], self.shape[axis], *common[axis:]])
+    places = b.broadcast(indices, [*common[:axis], indices.shape[axis], *common[axis:]])
+    return gather_elements(b, source, places, axis)
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+# --- several index tensors -----------------------------------------------------------------------
+
+
+@translates(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index_tensor(b: NnefBuilder, self: Value, indices: Sequence[Value | None]) -> Value:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor: one integer index tensor"""
-    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if len(given) != 1 or given[0][1].dtype is torch.bool:
-        raise TranslationError("indexing with several index tensors, or with a mask, has no translation yet.")
-    axis, index = given[0]
-    return gather(b, self, index, axis)
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
+    given = index_tensors(b, indices)
+    if not given:
+        return self
+    axes = list(given)
+    if len(axes) == 1:
+        return gather(b, self, given[axes[0]], axes[0])
+    # The indexed axes become one, and the index tensors one number in it.
+    beside = are_neighbours(axes)
+    source = self if beside else b.transpose(self, indexed_first(axes, self.rank))
+    start = axes[0] if beside else 0
+    end = start + len(axes)
+    place: Value | None = None
+    for axis, index in given.items():
+        wrapped = wrap(b, index, self.shape[axis])
+        place = wrapped if place is None else _next_digit(b, place, self.shape[axis], wrapped)
+    merged = [*source.shape[:start], volume(source.shape[start:end]), *source.shape[end:]]
+    assert place is not None
+    return gather(b, b.reshape(source, merged), place, start)
+
+
+def _next_digit(b: NnefBuilder, place: Value, size: Dim, digit: Value) -> Value:
+    return b.binary("add", b.binary("mul", place, b.scalar(size, torch.int64)), digit)
+
+
+def index_tensors(b: NnefBuilder, indices: Sequence[Value | None]) -> dict[int, Value]:
+    """Return the index tensor of each indexed axis, as i64.
+
+    Raises:
+        TranslationError: one is a mask, whose count of true elements would be a size of the result.
+    """
+    given = {axis: index for axis, index in enumerate(indices) if index is not None}
+    if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
+        raise TranslationError(
+            "indexing with a mask: the size of the result depends on the data, and NNEF has no such shape.",
+            "Use torch.where, masked_fill, or an index tensor.",
+        )
+    return {axis: b.cast(index, torch.int64) for axis, index in given.items()}
+
+
+def are_neighbours(axes: Sequence[int]) -> bool:
+    """Say whether the indexed axes follow each other; otherwise PyTorch puts the index's own axes first."""
+    return list(axes) == list(range(axes[0], axes[0] + len(axes)))
+
+
+def indexed_first(axes: Sequence[int], rank: int) -> list[int]:
+    """Return the permutation that brings the indexed axes to the front."""
+    return [*axes, *(axis for axis in range(rank) if axis not in axes)]
+
+
+def wrap(b: NnefBuilder, index: Value, size: Dim) -> Value:
+    """Count negative indices from the end, as PyTorch does (an index out of range aborts tract: facts §0.12)."""
+    zero = b.scalar(0, torch.int64)
+    behind = b.binary("add", index, b.scalar(size, torch.int64))
+    return b.select(b.binary("lt", index, zero, dtype=torch.bool), behind, index)
 
 
 # --- ranges and fills ----------------------------------------------------------------------------
 
 
+def positions(b: NnefBuilder, size: Dim, axis: int = 0, rank: int = 1) -> Value:
+    """Return 0 .. size-1 along one axis of a tensor of the given rank (i64), the other axes being 1."""
+    return b.unsqueeze(_range(b, 0, size, 1, None), [other for other in range(rank) if other != axis])
+
+
 def _range(b: NnefBuilder, start: Dim, end: Dim, step: Dim, dtype: torch.dtype | None) -> Value:
-    for bound in (start, end, step):
-        if isinstance(bound, float):
-            raise TranslationError("arange with float bounds has no translation yet.")
+    bounds = (start, end, step)
+    if any(isinstance(bound, float) for bound in bounds):
+        return _fractional_range(b, bounds, dtype or torch.get_default_dtype())
     if not isinstance(step, int) or step == 0:
-        raise TranslationError(f"arange with the step {step!r} has no translation yet.")
+        raise TranslationError(f"arange with the step {step!r} has no NNEF form: the length would not be a size.")
     span = sympy.sympify(end) - sympy.sympify(start) if step > 0 else sympy.sympify(start) - sympy.sympify(end)
     length = floor_div(simplify_dim(span + abs(step) - 1), abs(step))
-    bounds: list[Argument] = [DimLiteral(dim_text(bound)) for bound in (start, end, step)]
     # facts/tract.md §3.2: dimension arguments give an i64 tensor of exact symbolic length.
-    value = b.emit("tract_core_range", bounds, shape=[length], dtype=torch.int64)
-    return b.cast(value, dtype or torch.int64)
+    literals: list[Argument] = [DimLiteral(dim_text(bound)) for bound in bounds]
+    value = b.emit("tract_core_range", literals, shape=[length], dtype=torch.int64)
+    return b.cast(_opaque_range(b, value, start if step > 0 else -1), dtype or torch.int64)
+
+
+def _opaque_range(b: NnefBuilder, value: Value, lowest: Dim) -> Value:
+    """Hide from tract what the elements of a range of dynamic length are.
+
+    tract (optim/uniform_mask.rs) cuts `select`, `and` and `mul` in regions where a comparison of ranges is constant, and gets
+    them wrong: with branches of size 1 the regions have size 1, with two axes the cut depends on the other axis.
+    """
+    if isinstance(value.shape[0], int):
+        return value
+    if sympy.sympify(lowest).is_nonnegative:
+        return b.unary("abs", value)
+    return b.unary("tract_core_bitnot", b.unary("tract_core_bitnot", value))
+
+
+def _fractional_range(b: NnefBuilder, bounds: Sequence[Dim | float], dtype: torch.dtype) -> Value:
+    """Count in integers, then scale in f64: tract's own float range adds the step again and again."""
+    if any(isinstance(bound, sympy.Expr) for bound in bounds):
+        raise TranslationError("arange with float bounds and a dynamic size has no NNEF form.")
+    start, end, step = (float(bound) for bound in bounds)  # type: ignore[arg-type]
+    count = positions(b, max(math.ceil((end - start) / step), 0))
+    if not dtype.is_floating_point:
+        start, step = float(int(start)), float(int(step))
+    scaled = b.binary("mul", b.cast(count, torch.float64), b.scalar(step, torch.float64))
+    return b.cast(b.binary("add", scaled, b.scalar(start, torch.float64)), dtype)
 
 
 @translates(aten.arange.default)
@@ -198,4 +351,14 @@ def scalar_tensor(b: NnefBuilder, s: Scalar, *, dtype: torch.dtype | None = None
     return b.full((), s, dtype or torch.get_default_dtype())
 
 
-__all__ = ["gather"]
+__all__ = [
+    "are_neighbours",
+    "gather",
+    "gather_elements",
+    "index_tensors",
+    "indexed_first",
+    "positions",
+    "slice_bounds",
+    "within",
+    "wrap",
+]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import sympy
 import torch
 
-from generic_export.errors import TranslationError
+from generic_export.nnef.graph import Argument
 from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.registry import translates
-from generic_export.torch_graph.dims import Dim
+from generic_export.ops.shape import volume
+from generic_export.torch_graph.dims import Dim, simplify_dim
 
 aten = torch.ops.aten
+
+
+# --- layer and RMS norms: over the last axes -------------------------------------------------------
 
 
 @translates(aten.rms_norm.default)
@@ -19,11 +24,9 @@ def rms_norm(
     b: NnefBuilder, input: Value, normalized_shape: Sequence[Dim], weight: Value | None = None, eps: float | None = None
 ) -> Value:
     """rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"""
-    if len(normalized_shape) != 1:
-        raise TranslationError(f"rms_norm over {len(normalized_shape)} axes: tract normalises over one.")
     epsilon = torch.finfo(input.dtype).eps if eps is None else eps
     source = b.cast(input, torch.float32) if b.numerics.f32_norm else input
-    normed = _root_mean_square(b, source, epsilon)
+    normed = _over_last_axes(b, source, len(normalized_shape), epsilon)
     if weight is not None:
         normed = b.binary("mul", normed, b.cast(weight, normed.dtype))
     return b.cast(normed, input.dtype)
@@ -39,21 +42,318 @@ def layer_norm(
     eps: float = 1e-05,
 ) -> Value:
     """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, ...)"""
-    if len(normalized_shape) != 1:
-        raise TranslationError(f"layer_norm over {len(normalized_shape)} axes has no translation yet.")
-    # The mean of f16 values is taken in f32: a sum of a thousand of them leaves f16's range or its precision.
-    wide = b.cast(input, torch.float32)
-    centred = b.binary("sub", wide, b.reduce("mean_reduce", wide, [input.rank - 1], keepdim=True))
-    normed = _root_mean_square(b, centred, eps)
+    axes = _last_axes(input, len(normalized_shape))
+    wide = _widened(b, input)
+    centred = b.binary("sub", wide, b.reduce("mean_reduce", wide, axes, keepdim=True))
+    normed = _over_last_axes(b, centred, len(axes), eps)
     affine = normed if b.numerics.f32_norm else b.cast(normed, input.dtype)
+    return b.cast(_affine(b, affine, weight, bias), input.dtype)
+
+
+@translates(aten.native_layer_norm.default)
+def native_layer_norm(
+    b: NnefBuilder,
+    input: Value,
+    normalized_shape: Sequence[Dim],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    """native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, ...) -> (Tensor, Tensor, Tensor)"""
+    mean, inverse = _statistics(b, _widened(b, input), _last_axes(input, len(normalized_shape)), eps)
+    normed = layer_norm(b, input, normalized_shape, weight, bias, eps)
+    return normed, b.cast(mean, input.dtype), b.cast(inverse, input.dtype)
+
+
+def _last_axes(value: Value, count: int) -> list[int]:
+    return list(range(value.rank - count, value.rank))
+
+
+def _widened(b: NnefBuilder, value: Value) -> Value:
+    """f16 statistics are taken in f32: a sum of a thousand values leaves f16's range or its precision."""
+    return b.cast(value, torch.float32) if value.dtype is torch.float16 else value
+
+
+def _affine(b: NnefBuilder, value: Value, weight: Value | None, bias: Value | None) -> Value:
     if weight is not None:
-        affine = b.binary("mul", affine, b.cast(weight, affine.dtype))
+        value = b.binary("mul", value, b.cast(weight, value.dtype))
     if bias is not None:
-        affine = b.binary("add", affine, b.cast(bias, affine.dtype))
-    return b.cast(affine, input.dtype)
+        value = b.binary("add", value, b.cast(bias, value.dtype))
+    return value
+
+
+def _over_last_axes(b: NnefBuilder, value: Value, count: int, epsilon: float) -> Value:
+    """value / sqrt(mean(value^2) + epsilon); several axes are folded into one, over which tract normalises."""
+    outer = value.shape[: value.rank - count]
+    flat = value if count == 1 else b.reshape(value, [*outer, volume(value.shape[value.rank - count :])])
+    return b.reshape(_root_mean_square(b, flat, epsilon), value.shape)
 
 
 def _root_mean_square(b: NnefBuilder, value: Value, epsilon: float) -> Value:
     """value / sqrt(mean(value^2) + epsilon) over the last axis."""
-    attributes = {"axis": value.rank - 1, "eps": float(epsilon)}
+    if value.dtype is torch.float64:
+        # tract's RMS norm computes in f32 whatever its input.
+        mean = b.reduce("mean_reduce", b.unary("square", value), [value.rank - 1], keepdim=True)
+        return b.binary("mul", value, b.unary("rsqrt", b.binary("add", mean, b.scalar(epsilon, value.dtype))))
+    attributes: dict[str, Argument] = {"axis": value.rank - 1, "eps": float(epsilon)}
     return b.emit("tract_core_rms_norm", [value], shape=value.shape, dtype=value.dtype, attributes=attributes)
+
+
+def _statistics(b: NnefBuilder, value: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
+    """Return the mean and 1 / sqrt(variance + epsilon) over some axes, which stay with size 1."""
+    mean, variance = _moments(b, value, axes)
+    return mean, _inverse_deviation(b, variance, epsilon)
+
+
+def _moments(b: NnefBuilder, value: Value, axes: Sequence[int]) -> tuple[Value, Value]:
+    mean = b.reduce("mean_reduce", value, axes, keepdim=True)
+    centred = b.binary("sub", value, mean)
+    return mean, b.reduce("mean_reduce", b.unary("square", centred), axes, keepdim=True)
+
+
+def _inverse_deviation(b: NnefBuilder, variance: Value, epsilon: float) -> Value:
+    return b.unary("rsqrt", b.binary("add", variance, b.scalar(float(epsilon), variance.dtype)))
+
+
+# --- group norm: over groups of channels -----------------------------------------------------------
+
+
+@translates(aten.group_norm.default)
+def group_norm(
+    b: NnefBuilder,
+    input: Value,
+    num_groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-05,
+    cudnn_enabled: bool = True,
+) -> Value:
+    """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, ...) -> Tensor"""
+    del cudnn_enabled
+    wide = _widened(b, input)
+    grouped = b.reshape(wide, [input.shape[0], num_groups, _per_group(input, num_groups)])
+    centred = b.binary("sub", grouped, b.reduce("mean_reduce", grouped, [2], keepdim=True))
+    normed = b.reshape(_root_mean_square(b, centred, eps), input.shape)
+    return b.cast(_affine(b, normed, *_channel_shaped(b, input.rank, weight, bias)), input.dtype)
+
+
+@translates(aten.native_group_norm.default)
+def native_group_norm(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: Dim,  # noqa: N803
+    C: Dim,  # noqa: N803
+    HxW: Dim,  # noqa: N803
+    group: int,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, ...)"""
+    per_group = simplify_dim(sympy.sympify(C) * sympy.sympify(HxW) / group)
+    grouped = b.reshape(_widened(b, input), [N, group, per_group])
+    mean, inverse = _statistics(b, grouped, [2], eps)
+    normed = b.reshape(b.binary("mul", b.binary("sub", grouped, mean), inverse), input.shape)
+    affine = _affine(b, normed, *_channel_shaped(b, input.rank, weight, bias))
+    mean, inverse = b.squeeze(mean, [2]), b.squeeze(inverse, [2])
+    return b.cast(affine, input.dtype), b.cast(mean, input.dtype), b.cast(inverse, input.dtype)
+
+
+def _per_group(value: Value, groups: int) -> Dim:
+    return simplify_dim(sympy.sympify(volume(value.shape[1:])) / groups)
+
+
+def _channel_shaped(b: NnefBuilder, rank: int, *parameters: Value | None) -> list[Value | None]:
+    """Give per-channel parameters trailing axes of size 1, so that they meet axis 1 of a value of that rank."""
+    return [None if value is None else b.unsqueeze(value, range(1, rank - 1)) for value in parameters]
+
+
+# --- batch and instance norms: per channel ---------------------------------------------------------
+
+
+@translates(aten.batch_norm.default)
+def batch_norm(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value:
+    """batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, ...) -> Tensor"""
+    del momentum, cudnn_enabled
+    if training or running_mean is None or running_var is None:
+        return _batch_statistics_norm(b, input, weight, bias, eps)[0]
+    return _running_norm(b, input, weight, bias, running_mean, running_var, eps)
+
+
+@translates(aten.instance_norm.default)
+def instance_norm(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value:
+    """instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, ...)"""
+    del momentum, cudnn_enabled
+    if not use_input_stats and running_mean is not None and running_var is not None:
+        return _running_norm(b, input, weight, bias, running_mean, running_var, eps)
+    wide = _widened(b, input)
+    mean, inverse = _statistics(b, wide, list(range(2, input.rank)), eps)
+    normed = b.binary("mul", b.binary("sub", wide, mean), inverse)
+    return b.cast(_affine(b, normed, *_channel_shaped(b, input.rank, weight, bias)), input.dtype)
+
+
+def _running_norm(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    epsilon: float,
+) -> Value:
+    """Normalise with stored statistics: one multiplication and one addition, whose constants tract folds at load."""
+    mean, variance = _widened(b, running_mean), _widened(b, running_var)
+    scale = _inverse_deviation(b, variance, epsilon)
+    if weight is not None:
+        scale = b.binary("mul", scale, b.cast(weight, scale.dtype))
+    shift = b.unary("neg", b.binary("mul", mean, scale))
+    if bias is not None:
+        shift = b.binary("add", shift, b.cast(bias, shift.dtype))
+    return b.cast(_affine(b, b.cast(input, scale.dtype), *_channel_shaped(b, input.rank, scale, shift)), input.dtype)
+
+
+def _batch_statistics_norm(
+    b: NnefBuilder, input: Value, weight: Value | None, bias: Value | None, epsilon: float
+) -> tuple[Value, Value, Value]:
+    """Normalise with the statistics of the batch itself; return them too: mean and biased variance per channel."""
+    wide = _widened(b, input)
+    mean, variance = _moments(b, wide, [axis for axis in range(input.rank) if axis != 1])
+    normed = b.binary("mul", b.binary("sub", wide, mean), _inverse_deviation(b, variance, epsilon))
+    affine = _affine(b, normed, *_channel_shaped(b, input.rank, weight, bias))
+    channels = [input.shape[1]]
+    return b.cast(affine, input.dtype), b.reshape(mean, channels), b.reshape(variance, channels)
+
+
+def _updated(b: NnefBuilder, input: Value, running: Value, batch: Value, momentum: float, *, unbiased: bool) -> Value:
+    """Return momentum * batch + (1 - momentum) * running, with the variance that divides by n - 1."""
+    if unbiased:
+        count = volume([dim for axis, dim in enumerate(input.shape) if axis != 1])
+        total = b.scalar(sympy.sympify(count), batch.dtype)
+        rest = b.scalar(simplify_dim(sympy.sympify(count) - 1), batch.dtype)
+        batch = b.binary("mul", batch, b.binary("div", total, rest))
+    kept = b.binary("mul", running, b.scalar(1.0 - momentum, running.dtype))
+    return b.binary("add", kept, b.binary("mul", b.cast(batch, running.dtype), b.scalar(momentum, running.dtype)))
+
+
+def _native_batch_norm(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[Value]:
+    """Return the result, the saved mean and inverse deviation, and the running statistics after the call."""
+    if not training and running_mean is not None and running_var is not None:
+        normed = _running_norm(b, input, weight, bias, running_mean, running_var, eps)
+        nothing = b.full((0,), 0, input.dtype)
+        return [normed, nothing, nothing, running_mean, running_var]
+    normed, mean, variance = _batch_statistics_norm(b, input, weight, bias, eps)
+    results = [normed, mean, _inverse_deviation(b, variance, eps)]
+    if running_mean is not None and running_var is not None:
+        results.append(_updated(b, input, running_mean, mean, momentum, unbiased=False))
+        results.append(_updated(b, input, running_var, variance, momentum, unbiased=True))
+    return results
+
+
+@translates(aten.native_batch_norm.default)
+def native_batch_norm(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[Value]:
+    """native_batch_norm(Tensor input, Tensor? weight, ..., bool training, ...) -> (Tensor, Tensor, Tensor)"""
+    return _native_batch_norm(b, input, weight, bias, running_mean, running_var, training, momentum, eps)[:3]
+
+
+@translates(aten._native_batch_norm_legit.no_stats)
+def native_batch_norm_no_stats(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[Value]:
+    """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, ...)"""
+    return _native_batch_norm(b, input, weight, bias, None, None, training, momentum, eps)
+
+
+@translates(aten._native_batch_norm_legit_no_training.default)
+def native_batch_norm_no_training(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> list[Value]:
+    """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, ...) -> (Tensor, Tensor, Tensor)"""
+    return _native_batch_norm(b, input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+
+
+@translates(aten._native_batch_norm_legit_functional.default)
+def native_batch_norm_functional(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[Value]:
+    """_native_batch_norm_legit_functional(...) -> (Tensor, Tensor, Tensor, Tensor running_mean, Tensor running_var)"""
+    return _native_batch_norm(b, input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+@translates(aten._batch_norm_with_update_functional.default)
+def batch_norm_with_update(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> list[Value]:
+    """_batch_norm_with_update_functional(...) -> (Tensor, Tensor, Tensor, Tensor reserve, Tensor, Tensor)"""
+    results = _native_batch_norm(b, input, weight, bias, running_mean, running_var, True, momentum, eps)
+    reserve = b.full((0,), 0, torch.uint8)  # what a GPU library keeps for its backward pass: empty on CPU
+    return [*results[:3], reserve, *results[3:]]

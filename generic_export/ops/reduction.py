@@ -1,30 +1,64 @@
-"""Reductions and softmax."""
+"""Reductions and softmax: sums, means, products, extrema, truth, variance, norms."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import sympy
 import torch
 
-from generic_export.ops.builder import NnefBuilder, Value, ints
+from generic_export.ops.builder import NnefBuilder, Scalar, Value, ints
+from generic_export.ops.indexing import gather_elements
 from generic_export.ops.registry import translates
-from generic_export.ops.shape import axis_of
+from generic_export.ops.shape import axis_of, volume
+from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
 
 aten = torch.ops.aten
 
+_WIDE_INTEGERS = (torch.int32, torch.int64)
+_IDENTITIES: dict[str, Scalar] = {
+    "sum_reduce": 0,
+    "tract_core_product_reduce": 1,
+    "any_reduce": False,
+    "all_reduce": True,
+}
 
-def _axes(dim: Sequence[int] | int | None, rank: int) -> list[int]:
+
+def reduced_axes(dim: Sequence[int] | int | None, rank: int) -> list[int]:
+    """Return the axes of a reduction as non-negative positions; none given means all (facts §8: `axes=[]` aborts)."""
     if dim is None or (isinstance(dim, Sequence) and not dim):
         return list(range(rank))
-    return [axis_of(axis, rank) for axis in ([dim] if isinstance(dim, int) else dim)]
+    given = [dim] if isinstance(dim, int) else dim
+    return sorted({axis_of(axis, rank) for axis in given}) if rank else []
 
 
-@translates(aten.mean.dim)
-def mean(
-    b: NnefBuilder, self: Value, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Value:
-    """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    return _reduced(b, "mean_reduce", b.cast(self, dtype or self.dtype), dim, keepdim)
+def reduce_axes(b: NnefBuilder, operator: str, value: Value, axes: Sequence[int], keepdim: bool) -> Value:
+    """Reduce along axes; a tensor without axes is its own reduction, and an empty axis gives the neutral element."""
+    if not axes:
+        return value
+    if operator in _IDENTITIES and any(same_dim(value.shape[axis], 0) for axis in axes):
+        # tract's float sum divides by the length of the axis: an empty one aborts the process.
+        kept = [1 if axis in axes else dim for axis, dim in enumerate(value.shape) if keepdim or axis not in axes]
+        return b.full(tuple(kept), _IDENTITIES[operator], value.dtype)
+    return b.reduce(operator, value, axes, keepdim=keepdim)
+
+
+def widened(b: NnefBuilder, value: Value) -> Value:
+    """Return f16 values in f32: PyTorch accumulates in f32 on every device."""
+    return b.cast(value, torch.float32) if value.dtype is torch.float16 else value
+
+
+# --- sums, means, products -----------------------------------------------------------------------
+
+
+def sum_of(b: NnefBuilder, value: Value, axes: Sequence[int], keepdim: bool) -> Value:
+    """Add up in the value's element type."""
+    wide = widened(b, value)
+    if value.dtype in _WIDE_INTEGERS and axes:
+        # tract adds integers in i32, whatever their type (nn/reduce.rs q_sum_t): f64 is exact up to 2^53.
+        wide = b.cast(value, torch.float64)
+    return b.cast(reduce_axes(b, "sum_reduce", wide, axes, keepdim), value.dtype)
 
 
 @translates(aten.sum.dim_IntList)
@@ -32,28 +66,274 @@ def sum_dim(
     b: NnefBuilder, self: Value, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
     """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    integer = not self.dtype.is_floating_point
-    return _reduced(b, "sum_reduce", b.cast(self, dtype or (torch.int64 if integer else self.dtype)), dim, keepdim)
+    axes = reduced_axes(dim, self.rank)
+    keeps = self.dtype.is_floating_point or self.dtype.is_complex
+    wanted = dtype or (self.dtype if keeps else torch.int64)
+    if self.dtype is torch.bool and wanted is torch.int64:
+        return reduce_axes(b, "sum_reduce", b.cast(self, torch.int64), axes, keepdim)  # a count fits in i32
+    return sum_of(b, b.cast(self, wanted), axes, keepdim)
+
+
+@translates(aten.sum.default)
+def sum_all(b: NnefBuilder, self: Value, *, dtype: torch.dtype | None = None) -> Value:
+    """sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
+    return sum_dim(b, self, None, dtype=dtype)
+
+
+@translates(aten.mean.dim)
+def mean(
+    b: NnefBuilder, self: Value, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
+    """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    value = b.cast(self, dtype or self.dtype)
+    axes = reduced_axes(dim, self.rank)
+    if any(same_dim(self.shape[axis], 0) for axis in axes):
+        empty = sum_of(b, value, axes, keepdim)
+        return b.binary("div", empty, empty)  # 0/0: NNEF has no literal for NaN
+    return b.cast(reduce_axes(b, "mean_reduce", widened(b, value), axes, keepdim), value.dtype)
+
+
+@translates(aten.mean.default)
+def mean_all(b: NnefBuilder, self: Value, *, dtype: torch.dtype | None = None) -> Value:
+    """mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
+    return mean(b, self, None, dtype=dtype)
+
+
+@translates(aten.prod.dim_int)
+def prod_dim(
+    b: NnefBuilder, self: Value, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
+    """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    return _product(b, self, reduced_axes(dim, self.rank), keepdim, dtype)
+
+
+@translates(aten.prod.default)
+def prod(b: NnefBuilder, self: Value, *, dtype: torch.dtype | None = None) -> Value:
+    """prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
+    return _product(b, self, reduced_axes(None, self.rank), False, dtype)
+
+
+def _product(b: NnefBuilder, value: Value, axes: Sequence[int], keepdim: bool, dtype: torch.dtype | None) -> Value:
+    wanted = dtype or (value.dtype if value.dtype.is_floating_point else torch.int64)
+    factors = widened(b, b.cast(value, wanted))
+    return b.cast(reduce_axes(b, "tract_core_product_reduce", factors, axes, keepdim), wanted)
+
+
+@translates(aten.logsumexp.default)
+def logsumexp(b: NnefBuilder, self: Value, dim: Sequence[int], keepdim: bool = False) -> Value:
+    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
+    result = self.dtype if self.dtype.is_floating_point else torch.get_default_dtype()
+    value = widened(b, b.cast(self, result))
+    axes = reduced_axes(dim, self.rank)
+    if not axes:
+        return b.cast(value, result)
+    # A maximum of +inf would give inf - inf; that of a row of -inf is the lowest finite number already.
+    limit = b.scalar(torch.finfo(torch.float32).max, value.dtype)
+    top = b.binary("min", b.reduce("max_reduce", value, axes, keepdim=True), limit)
+    total = b.reduce("sum_reduce", b.unary("exp", b.binary("sub", value, top)), axes, keepdim=True)
+    kept = b.binary("add", b.unary("log", total), top)
+    return b.cast(kept if keepdim else b.squeeze(kept, axes), result)
+
+
+# --- extrema -------------------------------------------------------------------------------------
+
+
+def extremum(b: NnefBuilder, operator: str, value: Value, axes: Sequence[int], keepdim: bool) -> Value:
+    """Take the largest (`max_reduce`) or smallest (`min_reduce`) element along axes."""
+    if not axes:
+        return value
+    if value.dtype is torch.bool:
+        return b.reduce("any_reduce" if operator == "max_reduce" else "all_reduce", value, axes, keepdim=keepdim)
+    result = b.reduce(operator, value, axes, keepdim=keepdim)
+    if not value.dtype.is_floating_point:
+        return result
+    # tract starts from the lowest finite number (nn/reduce.rs max_t): a row of -inf would give -3.4e38.
+    comparison, worst = ("gt", -math.inf) if operator == "max_reduce" else ("lt", math.inf)
+    bound = b.scalar(worst, value.dtype)
+    better = b.reduce("any_reduce", b.binary(comparison, value, bound, dtype=torch.bool), axes, keepdim=keepdim)
+    return b.select(better, result, bound)
 
 
 @translates(aten.amax.default)
 def amax(b: NnefBuilder, self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
-    return b.reduce("max_reduce", self, _axes(dim, self.rank), keepdim=keepdim) if self.rank else self
+    return extremum(b, "max_reduce", self, reduced_axes(dim, self.rank), keepdim)
 
 
 @translates(aten.amin.default)
 def amin(b: NnefBuilder, self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
-    return b.reduce("min_reduce", self, _axes(dim, self.rank), keepdim=keepdim) if self.rank else self
+    return extremum(b, "min_reduce", self, reduced_axes(dim, self.rank), keepdim)
 
 
-def _reduced(b: NnefBuilder, operator: str, value: Value, dim: Sequence[int] | None, keepdim: bool) -> Value:
-    """Sum or average; f16 accumulates in f32, as PyTorch does on every device."""
+@translates(aten.max.default)
+def max_all(b: NnefBuilder, self: Value) -> Value:
+    """max(Tensor self) -> Tensor"""
+    return amax(b, self)
+
+
+@translates(aten.min.default)
+def min_all(b: NnefBuilder, self: Value) -> Value:
+    """min(Tensor self) -> Tensor"""
+    return amin(b, self)
+
+
+@translates(aten.max.dim)
+def max_dim(b: NnefBuilder, self: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    return _extremum_and_position(b, "argmax_reduce", self, dim, keepdim)
+
+
+@translates(aten.min.dim)
+def min_dim(b: NnefBuilder, self: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    return _extremum_and_position(b, "argmin_reduce", self, dim, keepdim)
+
+
+def _extremum_and_position(b: NnefBuilder, operator: str, value: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
     if value.rank == 0:
+        return value, b.full((), 0, torch.int64)
+    axis = axis_of(dim, value.rank)
+    position = _position(b, operator, value, [axis])
+    best = gather_elements(b, value, position, axis)
+    return (best, position) if keepdim else (b.squeeze(best, [axis]), b.squeeze(position, [axis]))
+
+
+def _position(b: NnefBuilder, operator: str, value: Value, axes: Sequence[int]) -> Value:
+    comparable = b.cast(value, torch.uint8) if value.dtype is torch.bool else value
+    return b.reduce(operator, comparable, axes, keepdim=True, dtype=torch.int64)
+
+
+@translates(aten.argmax.default)
+def argmax(b: NnefBuilder, self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
+    return _first_position(b, "argmax_reduce", self, dim, keepdim)
+
+
+@translates(aten.argmin.default)
+def argmin(b: NnefBuilder, self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
+    return _first_position(b, "argmin_reduce", self, dim, keepdim)
+
+
+def _first_position(b: NnefBuilder, operator: str, value: Value, dim: int | None, keepdim: bool) -> Value:
+    if value.rank == 0:
+        return b.full((), 0, torch.int64)
+    if dim is None:
+        position = _position(b, operator, b.reshape(value, [volume(value.shape)]), [0])
+        return b.reshape(position, [1] * value.rank if keepdim else [])
+    axis = axis_of(dim, value.rank)
+    position = _position(b, operator, value, [axis])
+    return position if keepdim else b.squeeze(position, [axis])
+
+
+# --- truth ---------------------------------------------------------------------------------------
+
+
+def truth(b: NnefBuilder, value: Value) -> Value:
+    """Say, for each element, whether it is not zero."""
+    if value.dtype is torch.bool:
         return value
-    wide = b.cast(value, torch.float32) if value.dtype is torch.float16 else value
-    return b.cast(b.reduce(operator, wide, _axes(dim, value.rank), keepdim=keepdim), value.dtype)
+    return b.binary("ne", value, b.scalar(0, value.dtype), dtype=torch.bool)
+
+
+def _quantified(b: NnefBuilder, operator: str, value: Value, dim: Sequence[int] | int | None, keepdim: bool) -> Value:
+    result = reduce_axes(b, operator, truth(b, value), reduced_axes(dim, value.rank), keepdim)
+    return b.cast(result, torch.uint8) if value.dtype is torch.uint8 else result
+
+
+@translates(aten.any.default)
+def any_of_all(b: NnefBuilder, self: Value) -> Value:
+    """any(Tensor self) -> Tensor"""
+    return _quantified(b, "any_reduce", self, None, False)
+
+
+@translates(aten.any.dim, aten.any.dims)
+def any_(b: NnefBuilder, self: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
+    """any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
+    return _quantified(b, "any_reduce", self, dim, keepdim)
+
+
+@translates(aten.all.default)
+def all_of_all(b: NnefBuilder, self: Value) -> Value:
+    """all(Tensor self) -> Tensor"""
+    return _quantified(b, "all_reduce", self, None, False)
+
+
+@translates(aten.all.dim, aten.all.dims)
+def all_(b: NnefBuilder, self: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
+    """all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
+    return _quantified(b, "all_reduce", self, dim, keepdim)
+
+
+# --- spread and length ---------------------------------------------------------------------------
+
+
+@translates(aten.var.correction)
+def var(
+    b: NnefBuilder,
+    self: Value,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Value:
+    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
+    return var_mean(b, self, dim, correction=correction, keepdim=keepdim)[0]
+
+
+@translates(aten.var_mean.correction)
+def var_mean(
+    b: NnefBuilder,
+    self: Value,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Value, Value]:
+    """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> ..."""
+    axes = reduced_axes(dim, self.rank)
+    value = widened(b, self)
+    average = mean(b, value, axes, keepdim=True) if axes else value
+    squares = sum_of(b, b.unary("square", b.binary("sub", value, average)), axes, keepdim)
+    freedom = simplify_dim(sympy.sympify(volume([self.shape[axis] for axis in axes])))
+    spread = b.binary("div", squares, _degrees(b, freedom, 1 if correction is None else correction, value.dtype))
+    centre = average if keepdim else b.squeeze(average, axes)
+    return b.cast(spread, self.dtype), b.cast(centre, self.dtype)
+
+
+def _degrees(b: NnefBuilder, count: Dim, correction: float, dtype: torch.dtype) -> Value:
+    """Return `count - correction`, at least 0, as a number."""
+    if isinstance(count, int):
+        return b.scalar(max(float(count - correction), 0.0), dtype)
+    return b.binary("sub", b.scalar(count, dtype), b.scalar(float(correction), dtype))
+
+
+@translates(aten.linalg_vector_norm.default)
+def linalg_vector_norm(
+    b: NnefBuilder,
+    self: Value,
+    ord: Scalar = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None)"""
+    axes = reduced_axes(dim, self.rank)
+    result = dtype or self.dtype
+    value = widened(b, b.cast(self, result))
+    if ord == 0:
+        return b.cast(sum_of(b, b.cast(truth(b, value), torch.float32), axes, keepdim), result)
+    if ord == 2:
+        return b.cast(b.unary("sqrt", sum_of(b, b.unary("square", value), axes, keepdim)), result)
+    length = b.unary("abs", value)
+    if math.isinf(ord):
+        return b.cast(extremum(b, "max_reduce" if ord > 0 else "min_reduce", length, axes, keepdim), result)
+    if ord == 1:
+        return b.cast(sum_of(b, length, axes, keepdim), result)
+    powers = sum_of(b, b.binary("pow", length, b.scalar(float(ord), value.dtype)), axes, keepdim)
+    return b.cast(b.binary("pow", powers, b.scalar(1.0 / float(ord), value.dtype)), result)
 
 
 @translates(aten.softmax.int)
@@ -64,3 +344,6 @@ def softmax(b: NnefBuilder, self: Value, dim: int, dtype: torch.dtype | None = N
         return b.full((), 1.0, value.dtype)
     attributes = {"axes": ints([axis_of(dim, value.rank)])}  # facts/tract.md §3.1: the default axis is 1
     return b.emit("softmax", [value], shape=value.shape, dtype=value.dtype, attributes=attributes)
+
+
+__all__ = ["extremum", "reduce_axes", "reduced_axes", "sum_of", "truth", "widened"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import sympy
 import torch
@@ -10,7 +11,7 @@ import torch
 from generic_export.errors import TranslationError
 from generic_export.ops.builder import NnefBuilder, Value, shape_argument
 from generic_export.ops.registry import translates
-from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, simplify_dim
+from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, simplify_dim
 
 aten = torch.ops.aten
 
@@ -39,7 +40,7 @@ def _resolved(shape: Sequence[Dim], value: Value) -> Shape:
     return tuple(missing if isinstance(dim, int) and dim == -1 else dim for dim in shape)
 
 
-@translates(aten.view.default, aten._unsafe_view.default)
+@translates(aten.view.default, aten._unsafe_view.default, aten.view_copy.default)
 def view(b: NnefBuilder, self: Value, size: Sequence[Dim]) -> Value:
     """view(Tensor(a) self, SymInt[] size) -> Tensor(a)"""
     return b.reshape(self, _resolved(size, self))
@@ -108,7 +109,7 @@ def t(b: NnefBuilder, self: Value) -> Value:
     return b.transpose(self, list(reversed(range(self.rank))))
 
 
-@translates(aten.permute.default)
+@translates(aten.permute.default, aten.permute_copy.default)
 def permute(b: NnefBuilder, self: Value, dims: Sequence[int]) -> Value:
     """permute(Tensor(a) self, int[] dims) -> Tensor(a)"""
     return b.transpose(self, [axis_of(axis, self.rank) for axis in dims])
@@ -175,10 +176,54 @@ def split_with_sizes(b: NnefBuilder, self: Value, split_sizes: Sequence[Dim], di
     return parts
 
 
-@translates(aten.chunk.default)
+@translates(aten.chunk.default, aten.unsafe_chunk.default)
 def chunk(b: NnefBuilder, self: Value, chunks: int, dim: int = 0) -> list[Value]:
     """chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]"""
-    size = self.shape[axis_of(dim, self.rank)]
+    axis = axis_of(dim, self.rank)
+    size = self.shape[axis]
+    part = floor_div(simplify_dim(sympy.sympify(size) + chunks - 1), chunks)
+    if isinstance(size, int):
+        return split(b, self, part, dim)
+    starts = [simplify_dim(index * sympy.sympify(part)) for index in range(chunks)]
+    ends = [*starts[1:], size]
+    return [b.slice(self, axis, start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+@translates(aten.tensor_split.sections)
+def tensor_split(b: NnefBuilder, self: Value, sections: Dim, dim: int = 0) -> list[Value]:
+    """tensor_split.sections(Tensor(a -> *) self, SymInt sections, int dim=0) -> Tensor(a)[]"""
+    axis = axis_of(dim, self.rank)
+    size = self.shape[axis]
+    if not isinstance(sections, int) or not isinstance(size, int):
+        # PyTorch's own shapes assume that the size leaves the remainder that the example left.
+        raise TranslationError("tensor_split of a dynamic axis into sections: use chunk, or give the positions.")
+    starts = [index * (size // sections) + min(index, size % sections) for index in range(sections + 1)]
+    return [b.slice(self, axis, start, end) for start, end in pairwise(starts)]
+
+
+@translates(aten.hsplit.int)
+def hsplit(b: NnefBuilder, self: Value, sections: int) -> list[Value]:
+    """hsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"""
+    return tensor_split(b, self, sections, 0 if self.rank == 1 else 1)
+
+
+@translates(aten.vsplit.int)
+def vsplit(b: NnefBuilder, self: Value, sections: int) -> list[Value]:
+    """vsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"""
+    return tensor_split(b, self, sections, 0)
+
+
+@translates(aten.dsplit.int)
+def dsplit(b: NnefBuilder, self: Value, sections: int) -> list[Value]:
+    """dsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"""
+    return tensor_split(b, self, sections, 2)
+
+
+@translates(aten.unbind.int, aten.unbind_copy.int)
+def unbind(b: NnefBuilder, self: Value, dim: int = 0) -> list[Value]:
+    """unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"""
+    axis = axis_of(dim, self.rank)
+    size = self.shape[axis]
     if not isinstance(size, int):
-        raise TranslationError(f"chunk of a dynamic axis of size {dim_text(size)}: the number of parts must be known.")
-    return split(b, self, -(-size // chunks), dim)
+        raise TranslationError(f"unbind of a dynamic axis of size {dim_text(size)}: the number of parts must be known.")
+    return [b.squeeze(b.slice(self, axis, start, start + 1), [axis]) for start in range(size)]

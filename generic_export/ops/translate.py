@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from generic_export.errors import GraphError, T2NError, TranslationError
-from generic_export.nnef.graph import Argument, ArrayLiteral, Block, NnefGraph, NnefOperation, NnefVariable, Reference
+from generic_export.nnef.graph import Block, NnefFragment, NnefGraph, NnefOperation, NnefVariable
 from generic_export.ops.builder import Emission, NnefBuilder, Numerics, Value, tract_dtype
+from generic_export.ops.emissions import inner_name, operation_of, reachable, shape_text
 from generic_export.ops.registry import bind_arguments, translate_call
-from generic_export.torch_graph.dims import dim_text, same_shape
+from generic_export.torch_graph.dims import same_shape
 from generic_export.torch_graph.ir import (
     FixedTensorList,
     SymbolRange,
@@ -69,6 +70,14 @@ def translate(graph: TorchModuleIRGraph, options: TranslationOptions | None = No
     return _document(graph, options, builder, values, outputs)
 
 
+def translate_body(graph: TorchModuleIRGraph, builder: NnefBuilder, inputs: Sequence[Value]) -> list[Value]:
+    """Translate the operators of an inner graph (a loop's body) where its inputs are values already."""
+    values = _Values(graph, builder, inputs)
+    for op in graph.ops:
+        _translate_op(op, builder, values)
+    return [values.of(variable) for variable in graph.outputs]
+
+
 def _shared_parameters(graph: TorchModuleIRGraph) -> frozenset[str]:
     uses = Counter(name for op in graph.ops for name in {tensor.name for tensor in op.tensor_inputs()})
     return frozenset(parameter.name for parameter in graph.parameters if uses[parameter.name] > 1)
@@ -77,13 +86,15 @@ def _shared_parameters(graph: TorchModuleIRGraph) -> frozenset[str]:
 class _Values:
     """Which NNEF value stands for which captured tensor, and what it should be called."""
 
-    def __init__(self, graph: TorchModuleIRGraph, builder: NnefBuilder) -> None:
+    def __init__(self, graph: TorchModuleIRGraph, builder: NnefBuilder, inputs: Sequence[Value] | None = None) -> None:
         self._builder = builder
         self._values: dict[str, Value] = {}
         self.names: dict[int, str] = {}
-        builder.block = Block("inputs")
-        for variable in graph.inputs:
-            self.bind(variable, builder.external(variable.shape, variable.dtype, variable.name))
+        if inputs is None:
+            builder.block = Block("inputs")
+            inputs = [builder.external(variable.shape, variable.dtype, variable.name) for variable in graph.inputs]
+        for variable, value in zip(graph.inputs, inputs, strict=True):
+            self.bind(variable, value)
 
     def bind(self, variable: TensorVariable, value: Value) -> None:
         self._values[variable.name] = value
@@ -112,6 +123,7 @@ class _Values:
 def _translate_op(op: TorchOp, builder: NnefBuilder, values: _Values) -> None:
     builder.block = Block(op.module_path, op.module_type)
     builder.hint = next((out.name for out in op.outputs if out is not None), op.module_path)
+    builder.result_shapes = tuple(out.shape if out is not None else () for out in op.outputs)
     arguments = {name: values.replace_tensors(argument) for name, argument in bind_arguments(op).items()}
     try:
         results = translate_call(builder, op, arguments)
@@ -138,13 +150,9 @@ def _check_result(op: TorchOp, variable: TensorVariable, value: Value) -> None:
         )
     if not same_shape(value.shape, variable.shape):
         raise GraphError(
-            f"{op.target} at {op.module_path} ({op.source}): translated to shape {_shape_text(value.shape)}, "
-            f"PyTorch makes {_shape_text(variable.shape)}."
+            f"{op.target} at {op.module_path} ({op.source}): translated to shape {shape_text(value.shape)}, "
+            f"PyTorch makes {shape_text(variable.shape)}."
         )
-
-
-def _shape_text(shape: Sequence[Any]) -> str:
-    return "[" + ",".join(dim_text(dim) for dim in shape) + "]"
 
 
 def _output_values(graph: TorchModuleIRGraph, builder: NnefBuilder, values: _Values) -> list[Value]:
@@ -171,11 +179,12 @@ def _document(
     values: _Values,
     outputs: Sequence[Value],
 ) -> NnefGraph:
-    emissions = _reachable(builder.emissions, outputs, kept={values.of(variable).number for variable in graph.inputs})
+    emissions = reachable(builder.emissions, outputs, kept={values.of(variable).number for variable in graph.inputs})
     symbols = [symbol.name for symbol in graph.symbols]
     names = _identifiers(emissions, graph, options.naming_scheme, symbols, values.names)
-    operations = tuple(_operation(emission, names) for emission in emissions)
-    called = {operation.operator for operation in operations}
+    operations = tuple(operation_of(emission, names) for emission in emissions)
+    fragments = _called_fragments(operations, builder.fragments)
+    called = {operation.operator for operation in operations}.union(*(fragment.calls for fragment in fragments))
     return NnefGraph(
         name=identifier(options.graph_name),
         inputs=tuple(names[values.of(variable).number] for variable in graph.inputs),
@@ -185,30 +194,25 @@ def _document(
         symbols=tuple(symbols),
         assertions=tuple(_range_assertions(graph.symbols)) + tuple(options.assertions),
         registries=_registries(called),
-        fragments=tuple(fragment for name, fragment in builder.fragments.items() if name in called),
+        fragments=fragments,
         properties=tuple(options.properties),
     )
 
 
-def _reachable(emissions: Sequence[Emission], outputs: Sequence[Value], kept: set[int]) -> list[Emission]:
-    """Return the emissions that an output depends on, and the inputs even when nothing reads them."""
-    needed = {value.number for value in outputs} | kept
-    live: list[Emission] = []
-    for emission in reversed(emissions):
-        if any(value.number in needed for value in emission.outputs):
-            live.append(emission)
-            needed.update(value.number for value in _values_in(emission.inputs))
-    return live[::-1]
-
-
-def _values_in(inputs: Sequence[Any]) -> list[Value]:
-    found: list[Value] = []
-    for item in inputs:
-        if isinstance(item, Value):
-            found.append(item)
-        elif isinstance(item, tuple):
-            found.extend(_values_in(item))
-    return found
+def _called_fragments(
+    operations: Sequence[NnefOperation], fragments: Mapping[str, NnefFragment]
+) -> tuple[NnefFragment, ...]:
+    """Return the fragments that the body calls, hands to a scan, or that one of those calls."""
+    wanted = {operation.operator for operation in operations}
+    wanted |= {str(dict(operation.attributes).get("body")) for operation in operations}
+    waiting = [fragments[name] for name in wanted if name in fragments]
+    found: dict[str, NnefFragment] = {}
+    while waiting:
+        fragment = waiting.pop()
+        if fragment.name not in found:
+            found[fragment.name] = fragment
+            waiting.extend(fragments[name] for name in fragment.calls if name in fragments)
+    return tuple(fragment for name, fragment in fragments.items() if name in found)
 
 
 def _identifiers(
@@ -228,41 +232,14 @@ def _identifiers(
             if emission.operator == "tract_core_external" or name in outputs:
                 names[value.number] = identifier(name or emission.hint)
             else:
-                names[value.number] = allocator.allocate(name or _inner_name(emission))
+                names[value.number] = allocator.allocate(name or inner_name(emission))
     return names
-
-
-def _inner_name(emission: Emission) -> str:
-    if emission.operator == "variable":
-        return emission.hint
-    short = emission.operator.removeprefix(_TRANSFORMERS_PREFIX).removeprefix("tract_core_")
-    return f"{emission.hint}.{short}"
-
-
-def _operation(emission: Emission, names: Mapping[int, str]) -> NnefOperation:
-    return NnefOperation(
-        operator=emission.operator,
-        inputs=tuple(_argument(item, names) for item in emission.inputs),
-        attributes=emission.attributes,
-        outputs=tuple(names[value.number] for value in emission.outputs),
-        block=emission.block,
-        note=", ".join(f"{tract_dtype(value.dtype)} {_shape_text(value.shape)}" for value in emission.outputs),
-        generic_type=emission.generic_type,
-    )
-
-
-def _argument(item: Any, names: Mapping[int, str]) -> Argument:
-    if isinstance(item, Value):
-        return item.constant if item.literal else Reference(names[item.number])  # type: ignore[return-value]
-    if isinstance(item, tuple):
-        return ArrayLiteral(tuple(_argument(element, names) for element in item))
-    return item  # type: ignore[no-any-return]
 
 
 def _variable(emission: Emission) -> NnefVariable:
     (value,) = emission.outputs
     if not all(isinstance(dim, int) for dim in value.shape):
-        raise GraphError(f"stored tensor {emission.label!r} has a dynamic shape {_shape_text(value.shape)}.")
+        raise GraphError(f"stored tensor {emission.label!r} has a dynamic shape {shape_text(value.shape)}.")
     return NnefVariable(emission.label, tuple(int(dim) for dim in value.shape), tract_dtype(value.dtype))  # type: ignore[arg-type]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import TypeAlias
 
 import sympy
@@ -22,6 +23,8 @@ Shape: TypeAlias = tuple[Dim, ...]
 # facts/tract.md §2.2: an identifier used as a value must not start with these, or tract's parser fails elsewhere.
 _RESERVED_PREFIXES = ("true", "false", "inf")
 _SYMBOL_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A scale such as 0.1 or 1.3333334 is meant as the simple fraction nearest to it.
+_MAX_SCALE_DENOMINATOR = 4096
 
 
 def dim_symbol(name: str) -> sympy.Symbol:
@@ -58,6 +61,22 @@ def floor_div(dividend: Dim, divisor: int) -> Dim:
     return simplify_dim(torch_sympy.FloorDiv(sympy.expand(dividend), divisor))
 
 
+def without_floats(expr: sympy.Expr) -> sympy.Expr:
+    """Return a size that PyTorch scales by a float, `trunc(1.5 * float(s))`, as an integer division: `(3*s) // 2`."""
+
+    def divided(product: sympy.Expr) -> sympy.Expr:
+        plain = product.replace(torch_sympy.ToFloat, lambda size: size)
+        factor, size = plain.as_coeff_Mul()
+        if not factor.is_Float or size.has(sympy.Float):
+            return torch_sympy.TruncToInt(product)
+        ratio = Fraction(float(factor)).limit_denominator(_MAX_SCALE_DENOMINATOR)
+        return torch_sympy.FloorDiv(ratio.numerator * size, ratio.denominator)
+
+    if not expr.has(torch_sympy.ToFloat):
+        return expr
+    return expr.replace(torch_sympy.TruncToInt, divided).replace(torch_sympy.FloorToInt, divided)
+
+
 def smaller_dim(left: Dim, right: Dim) -> Dim:
     """Return the smaller of two sizes; the one that is never larger when that is known, else `min(left, right)`."""
     difference = sympy.expand(sympy.sympify(right) - sympy.sympify(left))
@@ -73,7 +92,17 @@ def same_dim(left: Dim, right: Dim) -> bool:
     if isinstance(left, int) and isinstance(right, int):
         return left == right
     difference = sympy.expand(sympy.sympify(left) - sympy.sympify(right))
+    if difference.has(torch_sympy.FloorDiv):
+        difference = sympy.expand(difference.replace(torch_sympy.FloorDiv, _reduced_floor_div))
     return bool(difference == 0) or bool(sympy.simplify(difference) == 0)
+
+
+def _reduced_floor_div(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    """Return the quotient with a constant below the divisor: (s - 3) // 2 and (s - 1) // 2 - 1 become one form."""
+    constant, rest = sympy.expand(base).as_coeff_Add()
+    if not (divisor.is_Integer and constant.is_Integer):
+        return torch_sympy.FloorDiv(base, divisor)
+    return torch_sympy.FloorDiv(rest + constant % divisor, divisor) + constant // divisor
 
 
 def same_shape(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
@@ -155,10 +184,23 @@ def _print_floor_div(expr: sympy.Expr) -> str:
     return f"{_as_factor(base)}/{int(divisor)}"
 
 
+_REMAINDERS = (sympy.Mod, torch_sympy.Mod, torch_sympy.PythonMod)
+
+
 def _print_mod(expr: sympy.Expr) -> str:
     base, divisor = expr.args
     if not divisor.is_Integer:
         raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
+    # Inside a remainder, another one by the same divisor is what it is the remainder of: (4 - s % 4) % 4 == -s % 4.
+    for inner in base.atoms(*_REMAINDERS):
+        if inner.args[1] == divisor:
+            base = sympy.expand(base.xreplace({inner: inner.args[0]}))
+    constant, rest = base.as_coeff_Add()
+    base = rest + constant % divisor
+    if base.could_extract_minus_sign():
+        # tract's division truncates: -5 % 4 is written ((5+3)/4)*4 - 5.
+        count = _as_factor(-base)
+        return f"(({count}+{int(divisor) - 1})/{int(divisor)})*{int(divisor)}-{count}"
     factor = _as_factor(base)
     return f"{factor}-({factor}/{int(divisor)})*{int(divisor)}"
 

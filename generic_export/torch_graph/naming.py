@@ -19,6 +19,7 @@ from generic_export.torch_graph.ir import Argument, FixedTensorList, TensorVaria
 
 _FRAME_PATTERN = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH_ROOT = os.path.dirname(torch.__file__)
+_OWN_ROOT = os.path.dirname(__file__)
 
 # facts/tract.md §2.2: such identifiers break tract's expression parser.
 _RESERVED_PREFIXES = ("true", "false", "inf")
@@ -57,7 +58,7 @@ def user_source(stack_trace: str) -> str:
     """Return `file.py:line` of the innermost frame outside PyTorch in a recorded stack trace ("" if none)."""
     frames = _FRAME_PATTERN.findall(stack_trace)
     for path, line in reversed(frames):
-        if not path.startswith((_TORCH_ROOT, "<")):
+        if not path.startswith((_TORCH_ROOT, _OWN_ROOT, "<")):
             return f"{os.path.basename(path)}:{line}"
     return ""
 

@@ -6,54 +6,43 @@ Runs on fake tensors with symbolic sizes, so meta modules work and no weight is 
 
 from __future__ import annotations
 
-import operator
 import re
+import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.export.graph_signature import InputKind, InputSpec
-from torch.fx import GraphModule, Node
+from torch._ops import OpOverload
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 from torch.fx.experimental import _config as fx_config
-from torch.utils import _pytree as pytree
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from generic_export.errors import CaptureError, OptionError, SpecializedAxisError
-from generic_export.torch_graph.dims import Dim as Size
-from generic_export.torch_graph.dims import dim_symbol, simplify_dim
-from generic_export.torch_graph.ir import (
-    Argument,
-    FixedTensorList,
-    SymbolRange,
-    TensorKind,
-    TensorVariable,
-    TorchModuleIRGraph,
-    TorchOp,
+from generic_export.errors import CaptureError, OptionError, SpecializedAxisError, T2NError
+from generic_export.torch_graph.conversion import (
+    SCALAR_TYPES,
+    Conversion,
+    DynamicAxes,
+    check_symbolic,
+    is_annotation,
+    symbol_name,
 )
-from generic_export.torch_graph.naming import module_frame, user_source
-
-DynamicAxes = Mapping[str, Mapping[int, str]]
-"""`{input name: {axis: symbol name}}`; the same symbol name means the same size."""
-
-# Calls that only check or annotate: they make no value that the graph needs.
-_IGNORED_OVERLOAD_PACKETS = frozenset(
-    {
-        "_assert_tensor_metadata",
-        "_assert_scalar",
-        "_assert_async",
-        "sym_constrain_range",
-        "sym_constrain_range_for_size",
-    }
-)
+from generic_export.torch_graph.ir import TorchModuleIRGraph
+from generic_export.torch_graph.naming import user_source
+from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torch_graph.patches import capture_patches
+from generic_export.torch_graph.rewrites import REWRITES
+from generic_export.torch_graph.units import kept_whole
 
 _MAX_DECOMPOSITION_ROUNDS = 8
-_SCALAR_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 @dataclass(frozen=True)
@@ -83,11 +72,12 @@ class TorchModuleTracer:
         module: the module to capture, in eval mode; parameters may be on the meta device. It is not modified.
         args: example positional arguments (tensors, or nests of tensors); only shapes and dtypes matter.
         kwargs: example keyword arguments.
-        input_names: a name per input tensor, in flattened order; None takes those of `forward`.
-        output_names: a name per output tensor, in flattened order; None numbers them.
+        input_names: a name per input tensor, in flattened order; None takes those of `forward`, dotted (`batch.ids.0`).
+        output_names: a name per output tensor, in flattened order; None numbers them, or takes a dict's own.
         dynamic_axes: the axes that stay symbolic.
         strip_prefix: leading path removed from module paths and parameter names (a wrapper's attribute).
         keep: says whether an operator can stay as it is; others go through PyTorch's own decompositions.
+        whole: classes of modules of which each instance is captured as one operator, see `units.py`.
     """
 
     module: nn.Module
@@ -98,6 +88,7 @@ class TorchModuleTracer:
     dynamic_axes: DynamicAxes = field(default_factory=dict)
     strip_prefix: str = ""
     keep: Callable[[OpOverload], bool] | None = None
+    whole: Collection[type[nn.Module]] = ()
 
     def trace(self) -> TorchModuleIRGraph:
         """Run torch.export and convert its graph.
@@ -107,76 +98,144 @@ class TorchModuleTracer:
             SpecializedAxisError: a dynamic axis was frozen to one size by the model.
             OptionError: `input_names` or `dynamic_axes` do not match the arguments.
         """
-        program = _functional(self._export())
-        if self.keep is not None:
-            program = _decomposed(program, self.keep)
-        return _Conversion(self, program).graph()
+        call = FlatCall.of(self.module, self.args, self.kwargs)
+        names = self._checked_names(call)
+        whole = kept_whole(self.module, self.whole)
+        with capture_patches(), whole, _flat_forward(self.module, call) as result_names, _recorded_freezes() as freezes:
+            program = _functional(self._export(call, names, freezes))
+            if self.keep is not None:
+                program = _decomposed(program, self.keep)
+        outputs = self.output_names if self.output_names is not None else tuple(result_names)
+        named = replace(self, input_names=names, output_names=outputs)
+        check_symbolic(named, program, freezes)
+        return Conversion(named, program).graph()
 
-    def _export(self) -> ExportedProgram:
+    def _checked_names(self, call: FlatCall) -> tuple[str, ...]:
+        names = call.names if self.input_names is None else tuple(self.input_names)
+        if len(names) != len(call.tensors):
+            raise OptionError(
+                f"{len(call.tensors)} input tensors but {len(names)} input names ({', '.join(names)}).",
+                f"The tensors are: {', '.join(call.names)}.",
+            )
+        unknown = [name for name in self.dynamic_axes if name not in names]
+        if unknown:
+            raise OptionError(
+                f"dynamic axes are declared for unknown input {unknown[0]!r}.", f"Inputs: {', '.join(names)}."
+            )
+        return names
+
+    def _export(self, call: FlatCall, names: Sequence[str], freezes: Sequence[str]) -> ExportedProgram:
         """Try the strategies in order; when none captures the module the first one's error is told."""
         first_error: Exception | None = None
-        for strategy in _STRATEGIES:
+        bounds: dict[str, dict[str, int]] = {}
+        attempts = list(_STRATEGIES)
+        while attempts:
+            strategy = attempts.pop(0)
             try:
-                return self._export_once(strategy)
-            except OptionError:
+                return self._export_once(call, self._dynamic_shapes(names, strategy, bounds), strategy)
+            except T2NError:
                 raise
             except Exception as error:  # torch.export raises many unrelated classes, none of them documented
                 first_error = first_error or error
                 if "Constraints violated" not in str(error) and not isinstance(error, AssertionError):
                     break
+                # A table of 512 positions bounds the length: that is no reason to refuse, it becomes an assertion.
+                found = _suggested_bounds(error)
+                if any(bounds.get(symbol) != bound for symbol, bound in found.items()):
+                    bounds |= found
+                    attempts.insert(0, strategy)
         if first_error is None:
             raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
-        raise _capture_error(self.module, first_error) from first_error
+        raise _capture_error(self.module, first_error, names, freezes) from first_error
 
-    def _export_once(self, strategy: _Strategy) -> ExportedProgram:
-        shapes = self._shapes_collection(strategy)
-        kwargs = dict(self.kwargs)
+    def _export_once(
+        self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...], strategy: _Strategy
+    ) -> ExportedProgram:
         oblivious = fx_config.patch(backed_size_oblivious=strategy.oblivious)  # type: ignore[attr-defined]
         with torch.no_grad(), oblivious, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own pytree code
             return torch.export.export(
                 self.module,
-                self.args,
-                kwargs,
-                dynamic_shapes=shapes.dynamic_shapes(self.module, self.args, kwargs),
+                call.tensors,
+                dynamic_shapes=(dynamic_shapes,),
                 strict=False,
             )
 
-    def _shapes_collection(self, strategy: _Strategy) -> ShapesCollection:
-        tensors = _tensor_leaves(self.args, self.kwargs)
-        names = list(self.input_names) if self.input_names is not None else list(self.dynamic_axes)
-        unknown = [name for name in self.dynamic_axes if name not in names]
-        if unknown:
-            raise OptionError(f"dynamic axes are declared for unknown input {unknown[0]!r}.", f"Inputs: {names}.")
-        if self.dynamic_axes and len(names) != len(tensors):
-            raise OptionError(
-                f"{len(tensors)} input tensors but {len(names)} input names.",
-                "Give input_names, one per input tensor, when axes are dynamic.",
-            )
-        uses = Counter(symbol for axes in self.dynamic_axes.values() for symbol in axes.values())
-        dims = {
-            symbol: Dim.DYNAMIC if strategy.lenient and count == 1 else Dim(symbol) for symbol, count in uses.items()
+    def _dynamic_shapes(
+        self, names: Sequence[str], strategy: _Strategy, bounds: Mapping[str, Mapping[str, int]]
+    ) -> tuple[dict[int, Any], ...]:
+        """Return the dynamic axes of each input tensor, as torch.export takes them."""
+        given = {
+            symbol_name(symbol): symbol
+            for axes in self.dynamic_axes.values()
+            for symbol in axes.values()
+            if not isinstance(symbol, str)
         }
-        collection = ShapesCollection()
-        for name, tensor in zip(names, tensors, strict=False):
-            axes = self.dynamic_axes.get(name)
-            if axes:
-                collection[tensor] = {axis: dims[symbol] for axis, symbol in axes.items()}
-        return collection
+        uses = Counter(symbol_name(symbol) for axes in self.dynamic_axes.values() for symbol in axes.values())
+        dims = {
+            name: given.get(name)
+            or (Dim.DYNAMIC if strategy.lenient and count == 1 else Dim(name, **bounds.get(name, {})))
+            for name, count in uses.items()
+        }
+        return tuple(
+            {axis: dims[symbol_name(symbol)] for axis, symbol in self.dynamic_axes.get(name, {}).items()}
+            for name in names
+        )
 
 
-def _tensor_leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    leaves = pytree.tree_leaves((args, dict(kwargs)))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+@contextmanager
+def _flat_forward(module: nn.Module, call: FlatCall) -> Iterator[list[str]]:
+    """Let a module take and return flat tensors for the length of a block; yields the list its outputs' names go to."""
+    forward = module.forward
+    output_names: list[str] = []
+
+    def flat(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = call.arguments(leaves)
+        output_names[:], tensors = named_outputs(forward(*args, **kwargs))
+        return tensors
+
+    with mock.patch.object(module, "forward", flat):
+        yield output_names
 
 
-def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
+@contextmanager
+def _recorded_freezes() -> Iterator[list[str]]:
+    """Note the source line at which PyTorch first fixes a symbolic size to a number."""
+    lines: list[str] = []
+    original = ShapeEnv._set_replacement
+
+    def recorded(env: ShapeEnv, symbol: sympy.Symbol, target: sympy.Expr, message: str) -> None:
+        if getattr(target, "is_number", False):
+            source = user_source("".join(traceback.format_stack()))
+            if source:
+                lines.append(source)
+        original(env, symbol, target, message)
+
+    with mock.patch.object(ShapeEnv, "_set_replacement", recorded):
+        yield lines
+
+
+_SUGGESTED_BOUND = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
+
+
+def _suggested_bounds(error: Exception) -> dict[str, dict[str, int]]:
+    """Return the bounds of sizes that torch.export asks for in its message, by symbol."""
+    return {
+        symbol: {key: int(value) for key, value in re.findall(r"(min|max)=(\d+)", bounds)}
+        for symbol, bounds in _SUGGESTED_BOUND.findall(str(error))
+    }
+
+
+_LEAF_SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+
+
+def _capture_error(module: nn.Module, error: Exception, names: Sequence[str], freezes: Sequence[str]) -> CaptureError:
     """Turn whatever torch.export raised into one error that keeps its first lines and the user's line."""
-    text = str(error).strip()
+    text = _LEAF_SIZE.sub(lambda match: f"{names[int(match[1])]}.shape[{match[2]}]", str(error).strip())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
-    specialised = re.search(r"(was inferred to be a constant|specialized|not all values of .* valid)[^\n]*", text)
-    source = user_source(text)
+    specialised = re.search(r"(was inferred to be a constant|specialized|[Nn]ot all values of .* satisfy)[^\n]*", text)
+    source = user_source(text) or (freezes[0] if specialised and freezes else "")
     where = f" at {source}" if source else ""
     name = type(module).__name__
     if specialised:
@@ -195,7 +254,7 @@ def _overloads(program: ExportedProgram) -> set[OpOverload]:
         if isinstance(graph_module, GraphModule)
         for node in graph_module.graph.nodes
         # Arithmetic on sizes is no operator of the graph: PyTorch has its result as an expression.
-        if isinstance(node.target, OpOverload) and not isinstance(node.meta.get("val"), _SCALAR_TYPES)
+        if isinstance(node.target, OpOverload) and not isinstance(node.meta.get("val"), SCALAR_TYPES)
     }
 
 
@@ -210,241 +269,22 @@ def _decomposed(program: ExportedProgram, keep: Callable[[OpOverload], bool]) ->
     """Rewrite the operators that cannot stay, one level of PyTorch's decompositions at a time."""
     known = None
     for _ in range(_MAX_DECOMPOSITION_ROUNDS):
-        unwanted = {op for op in _overloads(program) if not keep(op) and not _is_annotation(op)}
+        unwanted = {op for op in _overloads(program) if not keep(op) and not is_annotation(op)}
         if not unwanted:
             return program
         known = known if known is not None else torch.export.default_decompositions()
-        table = {op: known[op] for op in unwanted if op in known}
+        table = {op: REWRITES.get(op) or known[op] for op in unwanted if op in REWRITES or op in known}
+        # Operators that PyTorch writes with others, and that torch.export keeps whole: `expand_as`, `hsplit`, `mT`.
+        table |= {op: op.decompose for op in unwanted - table.keys() if op.has_kernel_for_dispatch_key(_COMPOSITE)}
         if not table:
             return program
         program = program.run_decompositions(table)
     return program
 
 
-def _is_annotation(overload: OpOverload) -> bool:
-    return overload._schema.name.split("::")[-1] in _IGNORED_OVERLOAD_PACKETS
-
-
-class _Conversion:
-    """The state of one conversion from an ExportedProgram to the IR; used once."""
-
-    def __init__(self, tracer: TorchModuleTracer, program: ExportedProgram) -> None:
-        self.tracer = tracer
-        self.program = program
-        self.symbols = _symbol_names(tracer, program)
-        self.values: dict[Node, Argument] = {}
-        self.ops: list[TorchOp] = []
-        self.parameters: dict[str, TensorVariable] = {}
-        self.constants: dict[str, torch.Tensor] = {}
-
-    def graph(self) -> TorchModuleIRGraph:
-        inputs = self._convert_placeholders()
-        output_node = self._convert_nodes(self.program.graph_module)
-        outputs = self._outputs(output_node)
-        used = {tensor.name for op in self.ops for tensor in op.tensor_inputs()} | {out.name for out in outputs}
-        return TorchModuleIRGraph(
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            ops=tuple(self.ops),
-            parameters=tuple(p for p in self.parameters.values() if p.name in used),
-            constants={name: value for name, value in self.constants.items() if name in used},
-            symbols=self._symbol_ranges(),
-            output_names=self._output_names(outputs),
-        )
-
-    def _output_names(self, outputs: Sequence[TensorVariable]) -> tuple[str, ...]:
-        if self.tracer.output_names is None:
-            return ("output",) if len(outputs) == 1 else tuple(f"output_{index}" for index in range(len(outputs)))
-        if len(self.tracer.output_names) != len(outputs):
-            raise OptionError(
-                f"the module has {len(outputs)} output tensors but {len(self.tracer.output_names)} output names were given."
-            )
-        return tuple(self.tracer.output_names)
-
-    def _convert_placeholders(self) -> list[TensorVariable]:
-        inputs: list[TensorVariable] = []
-        names = iter(self.tracer.input_names or ())
-        placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
-        canonical = _canonical_names(self.tracer.module)
-        for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
-            if spec.kind is InputKind.USER_INPUT:
-                value = node.meta.get("val")
-                if not isinstance(value, torch.Tensor):
-                    self.values[node] = value
-                    continue
-                variable = self._variable(next(names, node.name), value, TensorKind.INPUT)
-                inputs.append(variable)
-                self.values[node] = variable
-            else:
-                self.values[node] = self._state(node, spec, canonical)
-        return inputs
-
-    def _state(self, node: Node, spec: InputSpec, canonical: Mapping[str, str]) -> TensorVariable:
-        value = node.meta["val"]
-        target = str(spec.target)
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            name = canonical.get(target, target).removeprefix(self.tracer.strip_prefix)
-            return self.parameters.setdefault(name, self._variable(name, value, TensorKind.PARAMETER))
-        if spec.kind is InputKind.CONSTANT_TENSOR:
-            name = target.removeprefix(self.tracer.strip_prefix)
-            self.constants[name] = self.program.constants[target]
-            return self._variable(name, value, TensorKind.CONSTANT)
-        raise CaptureError(f"the module takes an input of kind {spec.kind.name} ({target}), which has no NNEF form.")
-
-    def _convert_nodes(self, graph_module: GraphModule) -> Node:
-        for node in graph_module.graph.nodes:
-            if node.op == "output":
-                return node
-            if node.op == "call_function":
-                self._convert_call(node, graph_module)
-        raise CaptureError("the captured graph has no output.")
-
-    def _convert_call(self, node: Node, owner: GraphModule) -> None:
-        value = node.meta.get("val")
-        if isinstance(node.target, HigherOrderOperator):
-            self._inline(node, owner)
-        elif isinstance(value, _SCALAR_TYPES):
-            self.values[node] = self._scalar(value)
-        elif node.target is operator.getitem:
-            container, index = node.args
-            self.values[node] = self.values[container][index]  # type: ignore[index]
-        elif isinstance(node.target, OpOverload):
-            if not _is_annotation(node.target):
-                self._convert_op(node, value)
-        else:
-            raise CaptureError(
-                f"call of {node.target} at {user_source(node.meta.get('stack_trace', ''))} is not an op."
-            )
-
-    def _convert_op(self, node: Node, value: object) -> None:
-        path, kind = module_frame(node, self.tracer.strip_prefix)
-        values = value if isinstance(value, (tuple, list)) else (value,)
-        outputs = tuple(
-            self._variable(f"%{node.name}.{index}", item, TensorKind.RESULT) if isinstance(item, torch.Tensor) else None
-            for index, item in enumerate(values)
-        )
-        op = TorchOp(
-            target=node.target,  # type: ignore[arg-type]
-            args=tuple(self._argument(arg) for arg in node.args),
-            kwargs={name: self._argument(arg) for name, arg in node.kwargs.items()},
-            outputs=outputs,
-            module_path=path,
-            module_type=kind,
-            source=user_source(node.meta.get("stack_trace") or ""),
-        )
-        self.ops.append(op)
-        self.values[node] = FixedTensorList(outputs).elements if isinstance(value, (tuple, list)) else outputs[0]
-
-    def _inline(self, node: Node, owner: GraphModule) -> None:
-        """Replace a grad-mode or (disabled) autocast region by its body: neither changes an inference result."""
-        name = str(node.target)
-        body_position = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}.get(name)
-        if body_position is None or (name == "wrap_with_autocast" and node.args[2]):
-            raise CaptureError(
-                f"{name} at {user_source(node.meta.get('stack_trace', ''))} has no NNEF form.",
-                "Remove it from the forward, or export a module without it.",
-            )
-        body_node = node.args[body_position]
-        body = getattr(owner, str(body_node.target))  # type: ignore[union-attr]
-        placeholders = [inner for inner in body.graph.nodes if inner.op == "placeholder"]
-        for placeholder, argument in zip(placeholders, node.args[body_position + 1 :], strict=True):
-            self.values[placeholder] = self._argument(argument)
-        result = self._convert_nodes(body)
-        self.values[node] = tuple(self._argument(arg) for arg in pytree.tree_leaves(result.args[0]))
-
-    def _argument(self, argument: object) -> Argument:
-        if isinstance(argument, Node):
-            return self.values[argument]
-        if isinstance(argument, (list, tuple)):
-            items = tuple(self._argument(item) for item in argument)
-            if any(isinstance(item, TensorVariable) for item in items):
-                return FixedTensorList(items)
-            return items
-        if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self._scalar(argument)
-        return argument
-
-    def _scalar(self, value: object) -> Argument:
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self._named(value.node.expr)
-        return value
-
-    def _named(self, expr: sympy.Expr) -> Size:
-        renamed = expr.subs(self.symbols) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
-        unknown = renamed.free_symbols - set(self.symbols.values())
-        if unknown:
-            raise CaptureError(
-                f"size {renamed} depends on {sorted(map(str, unknown))}, which is not a declared dynamic axis.",
-                "Sizes that depend on the data have no NNEF form; declare the axis dynamic when it is an input's.",
-            )
-        return simplify_dim(renamed)
-
-    def _variable(self, name: str, value: torch.Tensor, kind: TensorKind) -> TensorVariable:
-        shape = tuple(
-            self._named(size.node.expr) if isinstance(size, torch.SymInt) else int(size) for size in value.shape
-        )
-        return TensorVariable(name, shape, value.dtype, kind)
-
-    def _outputs(self, node: Node) -> list[TensorVariable]:
-        outputs = []
-        for leaf in pytree.tree_leaves(node.args[0]):
-            value = self._argument(leaf)
-            if isinstance(value, TensorVariable):
-                outputs.append(value)
-            elif value is not None:
-                raise CaptureError(f"output {value!r} is not a tensor.", "Return tensors only.")
-        return outputs
-
-    def _symbol_ranges(self) -> tuple[SymbolRange, ...]:
-        ranges = []
-        for symbol, named in self.symbols.items():
-            found = self.program.range_constraints.get(symbol)
-            lower = int(found.lower) if found is not None and found.lower.is_Integer else 0
-            upper = int(found.upper) if found is not None and found.upper.is_Integer else None
-            ranges.append(SymbolRange(named.name, lower, upper))
-        return tuple(ranges)
-
-
-def _canonical_names(module: nn.Module) -> dict[str, str]:
-    """Map every parameter and buffer name to the first name of the same tensor (tied weights)."""
-    first: dict[int, str] = {}
-    named: Iterable[tuple[str, torch.Tensor]] = (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    )
-    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
-
-
-def _symbol_names(tracer: TorchModuleTracer, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Symbol]:
-    """Map PyTorch's symbols (`s0`) to the user's (`S`), checking that each declared axis stayed symbolic."""
-    user_names = set(program.graph_signature.user_inputs)
-    tensors = [
-        node.meta["val"]
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in user_names and isinstance(node.meta.get("val"), torch.Tensor)
-    ]
-    names = list(tracer.input_names) if tracer.input_names is not None else list(tracer.dynamic_axes)
-    if len(names) != len(tensors) and tracer.input_names is not None:
-        raise OptionError(f"{len(tensors)} input tensors but {len(names)} input names ({', '.join(names)}).")
-    mapping: dict[sympy.Symbol, sympy.Symbol] = {}
-    for name, tensor in zip(names, tensors, strict=False):
-        for axis, symbol in tracer.dynamic_axes.get(name, {}).items():
-            size = tensor.shape[axis]
-            expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-            if not isinstance(expr, sympy.Symbol):
-                raise SpecializedAxisError(
-                    f"axis {axis} of input {name!r} was declared dynamic ({symbol}) but the model needs it to be {expr}.",
-                    "Make the axis static, or change the line of the model that depends on its value.",
-                )
-            known = mapping.setdefault(expr, dim_symbol(symbol))
-            if known.name != symbol:
-                raise OptionError(
-                    f"axes {known.name} and {symbol} (axis {axis} of {name!r}) must be equal in this model.",
-                    "Give both the same symbol.",
-                )
-    return mapping
-
-
 def torch_version() -> str:
     """Return the version of PyTorch that captures, without its local build tag."""
     return str(torch.__version__).split("+")[0]
+
+
+__all__ = ["DynamicAxes", "TorchModuleTracer", "torch_version"]

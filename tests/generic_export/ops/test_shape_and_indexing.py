@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from generic_export.errors import TranslationError
+from generic_export.errors import CaptureError, TranslationError
 from tests.engine_check import check
 
 DYNAMIC: dict[str, Callable[[torch.Tensor], torch.Tensor | tuple[torch.Tensor, ...]]] = {
@@ -36,6 +36,22 @@ DYNAMIC: dict[str, Callable[[torch.Tensor], torch.Tensor | tuple[torch.Tensor, .
     "select_last": lambda x: x[:, -1],
     "select_first": lambda x: x[0],
     "narrow": lambda x: x.narrow(1, 1, x.shape[1] - 2),
+    "chunk_dynamic": lambda x: x.chunk(2, dim=1),
+    "unbind": lambda x: x.unbind(2)[::3],
+    "hsplit_at": lambda x: x.hsplit([2]),
+    "flip": lambda x: (x.flip(1), x.flip(0, -1)),
+    "rot90": lambda x: torch.rot90(x, 1, (1, 2)),
+    "roll": lambda x: (x.roll(2, 1), x.roll(-7, 1), x.roll((1, -1), (1, 2)), x.roll(3)),
+    "unfold": lambda x: (x.unfold(1, 3, 1), x.unfold(1, 2, 2), x.unfold(2, 4, 3)),
+    "repeat_interleave": lambda x: (x.repeat_interleave(2, 1), x.repeat_interleave(3)),
+    "tile": lambda x: x.tile(2, 1),
+    "movedim": lambda x: x.movedim(1, -1),
+    "transposes": lambda x: (x.mT, x[0].T, x.swapaxes(0, 1)),
+    "expand_as": lambda x: x[:, :1].expand_as(x),
+    "stacks": lambda x: (torch.hstack([x, x]), torch.vstack([x, x]), torch.dstack([x, x])),
+    "meshgrid": lambda x: torch.meshgrid(x[0, :, 0], x[0, 0], indexing="xy"),
+    "cartesian_prod": lambda x: torch.cartesian_prod(x[0, :, 0], x[0, 0, :3]),
+    "diff": lambda x: x.diff(dim=1),
     "index_select": lambda x: x.index_select(2, torch.tensor([3, 0, 3])),
     "index_by_list": lambda x: x[..., [1, 5]],
     "arange": lambda x: x + torch.arange(x.shape[1]).float()[None, :, None],
@@ -90,6 +106,93 @@ def test_a_parameter_returned_as_it_is() -> None:
     check(Returns(), (torch.randn(3),))
 
 
-def test_several_index_tensors_are_refused_by_name() -> None:
-    with pytest.raises(TranslationError, match=r"aten\.index\.Tensor.*several index tensors"):
-        check(lambda x: x[torch.tensor([0, 1]), torch.tensor([1, 0])], (torch.randn(3, 3),))
+def test_a_mask_of_unknown_count_is_refused() -> None:
+    with pytest.raises(CaptureError, match="depends on"):
+        check(lambda x: x[x > 0], (torch.randn(3, 3),))
+
+
+TABLE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor | tuple[torch.Tensor, ...]]] = {
+    "two_indices": lambda x, i: x[i, i % 2],
+    "two_indices_broadcast": lambda x, i: x[i[:, None], i[None, :] % 3],
+    "apart": lambda x, i: x[i, :, i],
+    "last_two": lambda x, i: x[:, i, -i],
+    "three_negative": lambda x, i: x[-i, -i - 1, i],
+    "with_a_number": lambda x, i: (x[0, i], x[:, 1, i], x[i, -1]),
+    "matrix_of_indices": lambda x, i: x[:, i.reshape(1, -1)],
+    "gather": lambda x, i: x.gather(1, i[None, :, None].expand(2, -1, 3)),
+    "gather_negative": lambda x, i: x.take_along_dim(-i[None, :, None] - 1, 1),
+    "take": lambda x, i: (x.take(-i), torch.take_along_dim(x, i)),
+    "index_select": lambda x, i: x.index_select(2, i),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_index_tensors(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 4, 4)
+    check(
+        TABLE[name],
+        (x, torch.tensor([0, 2, 1])),
+        (x, torch.tensor([3, 3, 0, 1, 2])),
+        dynamic_axes={"input_1": {0: "N"}},
+    )
+
+
+CLAMPED: dict[str, Callable[[torch.Tensor], torch.Tensor | tuple[torch.Tensor, ...]]] = {
+    "head": lambda x: x[:, :4] * 2,
+    "tail": lambda x: x[:, -4:].sum(1),
+    "window": lambda x: x[:, 2:5].sum(1) + x[:, 2:5].mean(1),
+    "every_third_inside": lambda x: x[:, 1:-1:3] * 2,
+    "trimmed": lambda x: x[:, 1:-1].flatten(),
+}
+
+
+@pytest.mark.parametrize("name", CLAMPED)
+def test_a_slice_that_may_reach_beyond_the_axis(name: str) -> None:
+    # The capture may bound the axis from below (5 here) or keep `min(4, T)`: both are right from there on.
+    check(
+        CLAMPED[name],
+        (torch.randn(2, 6, 3),),
+        (torch.randn(2, 5, 3),),
+        (torch.randn(2, 9, 3),),
+        dynamic_axes={"input_0": {1: "T"}},
+    )
+
+
+def test_a_tensor_without_axes() -> None:
+    zero = torch.tensor(0)
+    check(
+        lambda x: (
+            x.gather(0, zero),
+            x.index_select(0, zero),
+            x.take(zero),
+            x.flip(()),
+            x.roll(1),
+            x.expand(3),
+            x.unfold(0, 1, 1),
+            torch.atleast_3d(x),
+            x.repeat(2, 2),
+        ),
+        (torch.tensor(3.0),),
+    )
+
+
+def test_strides_of_an_input() -> None:
+    check(lambda x: (x.as_strided((3, 2), (1, 2), 1), x.as_strided_scatter(x[0, :2], (2,), (3,))), (torch.randn(3, 4),))
+    with pytest.raises(TranslationError, match="memory"):
+        check(lambda x: (x * 2).as_strided((2,), (1,)), (torch.randn(4),))
+
+
+def test_float_ranges() -> None:
+    check(
+        lambda x: (torch.arange(0.0, 1.0, 0.1), torch.arange(5, 0, -2), torch.arange(1, 4, 0.5) + x),
+        (torch.randn(6),),
+    )
+
+
+def test_repeats_with_a_declared_size() -> None:
+    check(
+        lambda x, r: x.repeat_interleave(r, 1, output_size=6),
+        (torch.randn(2, 3), torch.tensor([1, 2, 3])),
+        (torch.randn(2, 3), torch.tensor([0, 6, 0])),
+    )

@@ -1,0 +1,216 @@
+"""Scaled dot-product attention: `tract_transformers_sdpa` where that operator has PyTorch's meaning, spelled out elsewhere.
+
+The emission functions are shared with `kvcache`, whose own attention operator differs in its masks only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from generic_export.errors import TranslationError
+from generic_export.nnef.graph import Argument
+from generic_export.ops.builder import NnefBuilder, Value, broadcast_shape, ints, tract_dtype
+from generic_export.ops.indexing import arange_start
+from generic_export.ops.registry import translates
+from generic_export.ops.shape import volume
+from generic_export.torch_graph.dims import Dim, Shape, same_dim, simplify_dim
+
+aten = torch.ops.aten
+
+# facts/tract.md §3.3: the operator's kernel computes in f32 from f16 or f32 heads.
+_ENGINE_DTYPES = (torch.float16, torch.float32)
+
+# f16's lowest number: tract's mark for "not visible" (flash_sdpa.rs skips tiles below -65503).
+_HIDDEN = -65504.0
+
+
+@translates(aten.scaled_dot_product_attention.default)
+def scaled_dot_product_attention(
+    b: NnefBuilder,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., ...)"""
+    if dropout_p:
+        raise TranslationError("attention with dropout is random.", "Call it with dropout_p=0 outside training.")
+    width = query.shape[-1]
+    if not isinstance(width, int) and scale is None:
+        raise TranslationError("attention over a dynamic head size needs an explicit scale.")
+    factor = float(scale) if scale is not None else float(width) ** -0.5
+    shape = _result_shape(query, key, value, attn_mask, enable_gqa=enable_gqa)
+    heads = _Heads(b, shape[:-2], grouped=enable_gqa)
+    wide = torch.float32 if b.numerics.f32_attention else query.dtype
+    q, k, v = (heads.folded(b.cast(tensor, wide)) for tensor in (query, key, value))
+    mask, engine_causal = attn_mask, False
+    if is_causal:
+        # facts/tract.md §3.3: tract's own causal mask is aligned at the bottom right, PyTorch's at the top left.
+        engine_causal = same_dim(query.shape[-2], key.shape[-2]) and wide in _ENGINE_DTYPES
+        mask = None if engine_causal else causal_mask(b, query.shape[-2], key.shape[-2], past=0)
+    result = _attention(b, (q, k, v), None if mask is None else heads.folded_mask(mask), factor, engine_causal)
+    if attn_mask is not None:
+        result = b.select(_sees_something(b, heads.folded_mask(attn_mask)), result, b.scalar(0.0, result.dtype))
+    return b.cast(b.reshape(result, shape), query.dtype)
+
+
+def _attention(
+    b: NnefBuilder, qkv: tuple[Value, Value, Value], mask: Value | None, scale: float, engine_causal: bool
+) -> Value:
+    """The operator for masks that say yes or no; a float mask may hold anything, which the operator does not take.
+
+    tract (flash_sdpa.rs): tiles whose mask is below -65503 throughout are skipped, and a query whose first tile of 32 keys
+    is all -inf becomes NaN: a bias of -1e9 or -inf does not mean there what it means in a softmax.
+    """
+    query, key, value = qkv
+    steps, total = query.shape[-2], key.shape[-2]
+    yes_or_no = mask is None or mask.dtype is torch.bool
+    if query.dtype in _ENGINE_DTYPES and yes_or_no:
+        additive = None if mask is None else additive_mask(b, mask, steps, total)
+        return engine_attention(b, query, key, value, additive, scale, is_causal=engine_causal)
+    if mask is not None and mask.dtype is torch.bool:
+        mask = additive_mask(b, mask, steps, total)
+    return spelled_out_attention(b, query, key, value, mask, scale)
+
+
+def _sees_something(b: NnefBuilder, mask: Value) -> Value:
+    """bool [B or 1, H or 1, S or 1, 1]: PyTorch answers 0 for a query that no key is visible to."""
+    # Not the maximum of the mask itself: tract starts it from the lowest finite number, which -inf never beats.
+    minus_infinity = b.scalar(float("-inf"), mask.dtype if mask.dtype.is_floating_point else torch.float32)
+    seen = mask if mask.dtype is torch.bool else b.binary("gt", mask, minus_infinity, dtype=torch.bool)
+    count = b.reduce("max_reduce", b.cast(seen, torch.float32), [mask.rank - 1], keepdim=True)
+    return b.binary("gt", count, b.scalar(0.0, torch.float32), dtype=torch.bool)
+
+
+def _result_shape(query: Value, key: Value, value: Value, mask: Value | None, *, enable_gqa: bool) -> Shape:
+    batch: Shape = query.shape[:-2]
+    if enable_gqa:
+        batch = (*broadcast_shape(query.shape[:-3], broadcast_shape(key.shape[:-3], value.shape[:-3])), query.shape[-3])
+    else:
+        batch = broadcast_shape(batch, broadcast_shape(key.shape[:-2], value.shape[:-2]))
+        if mask is not None and mask.rank > 2:
+            batch = broadcast_shape(batch, mask.shape[:-2])
+    return (*batch, query.shape[-2], value.shape[-1])
+
+
+class _Heads:
+    """Folds any number of leading axes into the two, batch and heads, that tract's operator has."""
+
+    def __init__(self, b: NnefBuilder, batch: Shape, *, grouped: bool) -> None:
+        self._b = b
+        self._batch = batch
+        self._grouped = grouped
+        # facts/tract.md §8: tract refuses a symbolic number of heads; those go to the batch, which may be symbolic.
+        self._heads_apart = len(batch) >= 2 and isinstance(batch[-1], int)
+        if grouped and not self._heads_apart:
+            raise TranslationError("grouped-query attention needs a static number of heads, and a batch axis.")
+
+    def folded(self, value: Value) -> Value:
+        """Return query, key or value as [batch, heads, positions, width]."""
+        heads = value.shape[-3] if self._grouped else None
+        return self._fold(value, heads)
+
+    def folded_mask(self, mask: Value) -> Value:
+        """Return a mask as [batch or 1, heads or 1, S or 1, T or 1]."""
+        aligned = self._b.align_rank(mask, max(mask.rank, 4))
+        if aligned.rank == 4 and self._heads_apart and len(self._batch) == 2:
+            return aligned
+        if all(same_dim(dim, 1) for dim in aligned.shape[:-2]):
+            return self._b.reshape(aligned, [1, 1, *aligned.shape[-2:]])
+        return self._fold(mask, None)
+
+    def _fold(self, value: Value, heads: Dim | None) -> Value:
+        batch = self._batch if heads is None else (*self._batch[:-1], heads)
+        aligned = self._b.align_rank(value, len(batch) + 2)
+        full = self._b.broadcast(aligned, [*batch, *value.shape[-2:]])
+        if self._heads_apart:
+            return self._b.reshape(full, [volume(batch[:-1]), batch[-1], *value.shape[-2:]])
+        return self._b.reshape(full, [volume(batch), 1, *value.shape[-2:]])
+
+
+# --- emission, shared with kvcache -----------------------------------------------------------------
+
+
+def engine_attention(
+    b: NnefBuilder, query: Value, key: Value, value: Value, mask: Value | None, scale: float, *, is_causal: bool
+) -> Value:
+    """Emit tract's operator; query [B,H,S,D], key and value [B,Hkv,T,*], mask float [B or 1, H or 1, S, T].
+
+    `is_causal` is aligned at the bottom right: the queries are the last S of T positions.
+    """
+    inputs = [query, key, value] if mask is None else [query, key, value, mask]
+    attributes: dict[str, Argument] = {
+        "scale": float(scale),
+        "datum_type": tract_dtype(query.dtype),
+        # Scores and sums in f32 even for f16 heads, as PyTorch does on CPU; an f16 sum over a long past is not safe.
+        "acc_datum_type": "f32",
+        "is_causal": is_causal,
+    }
+    shape = (*query.shape[:-1], value.shape[-1])
+    return b.emit("tract_transformers_sdpa", inputs, shape=shape, dtype=query.dtype, attributes=attributes)
+
+
+def additive_mask(b: NnefBuilder, mask: Value, steps: Dim, total: Dim) -> Value:
+    """Return a bool mask as floats to add to scores: 0 where a query may look, very low elsewhere; last two axes full.
+
+    facts/tract.md §3.3: the operator takes a float mask only, and does not repeat its last two axes. Not -inf, since the
+    kernel makes NaN of a query whose first 32 keys are all -inf, as under a sliding window or left padding.
+    """
+    full = b.broadcast(mask, (*mask.shape[:-2], steps, total))
+    return b.select(full, b.scalar(0.0, torch.float32), b.scalar(_HIDDEN, torch.float32))
+
+
+def causal_mask(b: NnefBuilder, steps: Dim, total: Dim, *, past: Dim | None = None) -> Value:
+    """Return bool [1, 1, S, T]: key position j <= past + query position i; the queries stand last when past is None."""
+    start = simplify_dim(sympy.sympify(total) - sympy.sympify(steps)) if past is None else past
+    end = simplify_dim(sympy.sympify(start) + sympy.sympify(steps))
+    queries = b.unsqueeze(arange_start(b, start, end), [0, 1, 3])
+    keys = b.unsqueeze(arange_start(b, 0, total), [0, 1, 2])
+    return b.binary("le", keys, queries, dtype=torch.bool)
+
+
+def spelled_out_attention(
+    b: NnefBuilder,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    scale: float,
+    softcap: float | None = None,
+) -> Value:
+    """Products, cap (Gemma 2), mask, softmax, product; heads grouped, never repeated. Shapes as `engine_attention`."""
+    batch, heads, steps, width = query.shape
+    key_heads = key.shape[1]
+    groups = simplify_dim(sympy.sympify(heads) / sympy.sympify(key_heads))
+    accumulator = torch.float64 if query.dtype is torch.float64 else torch.float32
+    grouped = b.reshape(query, [batch, key_heads, groups, steps, width])
+    scores = b.einsum("bhgsd,bhtd->bhgst", [grouped, key], accumulator=accumulator)
+    scores = b.binary("mul", scores, b.scalar(scale if softcap is None else scale / softcap, accumulator))
+    if softcap is not None:
+        scores = b.binary("mul", b.unary("tanh", scores), b.scalar(float(softcap), accumulator))
+    if mask is not None:
+        grouped_mask = _grouped_mask(b, b.cast(mask, accumulator), key_heads, groups)
+        scores = b.binary("add", scores, grouped_mask)
+    attributes: dict[str, Argument] = {"axes": ints([scores.rank - 1])}
+    weights = b.emit("softmax", [scores], shape=scores.shape, dtype=scores.dtype, attributes=attributes)
+    weights = b.cast(weights, value.dtype)
+    mixed = b.einsum("bhgst,bhtd->bhgsd", [weights, value], accumulator=value.dtype)
+    return b.reshape(mixed, [batch, heads, steps, value.shape[-1]])
+
+
+def _grouped_mask(b: NnefBuilder, mask: Value, key_heads: Dim, groups: Dim) -> Value:
+    """[B or 1, H or 1, S, T] -> [B or 1, Hkv or 1, G or 1, S, T]"""
+    if same_dim(mask.shape[1], 1):
+        return b.unsqueeze(mask, [2])
+    return b.reshape(mask, [mask.shape[0], key_heads, groups, *mask.shape[2:]])
+
+
+__all__: Sequence[str] = ["additive_mask", "causal_mask", "engine_attention", "spelled_out_attention"]

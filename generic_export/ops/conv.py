@@ -1,0 +1,238 @@
+"""Convolutions, plain and transposed, in one to three dimensions. tract reads them as `conv` and `deconv` (NC*, OI*)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from generic_export.errors import TranslationError
+from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
+from generic_export.ops.builder import NnefBuilder, Value, ints
+from generic_export.ops.registry import translates
+from generic_export.torch_graph.dims import Dim, dim_text, floor_div, simplify_dim
+
+aten = torch.ops.aten
+
+Pair = tuple[int, int]
+
+
+def per_axis(values: Sequence[Dim] | Dim, count: int) -> list[int]:
+    """Return one number per spatial axis; PyTorch lets a single one stand for all.
+
+    Raises:
+        TranslationError: a number depends on a dynamic size.
+    """
+    listed = list(values) if isinstance(values, Sequence) else [values]
+    for value in listed:
+        if not isinstance(value, int):
+            raise TranslationError(
+                f"{dim_text(value)}: strides, paddings and dilations must be plain numbers in tract."
+            )
+    return [int(value) for value in listed] * (count if len(listed) == 1 else 1)
+
+
+def pairs(paddings: Sequence[Pair]) -> ArrayLiteral:
+    """Return `[(before, after), ...]` as NNEF writes paddings."""
+    return ArrayLiteral(tuple(TupleLiteral(pair) for pair in paddings))
+
+
+def window_count(size: Dim, padding: Pair, kernel: int, dilation: int, stride: int) -> Dim:
+    """Return how many windows fit in a padded axis, written as PyTorch writes it."""
+    room = simplify_dim(sympy.sympify(size) + sum(padding) - dilation * (kernel - 1) - 1)
+    return simplify_dim(sympy.sympify(floor_div(room, stride)) + 1)
+
+
+def _static_kernel(weight: Value) -> list[int]:
+    if not all(isinstance(dim, int) for dim in weight.shape):
+        # facts/tract.md §3.1: channels and kernel must be concrete, only the batch and the image may be symbolic.
+        raise TranslationError(f"convolution with a kernel of dynamic shape {[dim_text(d) for d in weight.shape]}.")
+    return [int(dim) for dim in weight.shape]  # type: ignore[arg-type]
+
+
+def _computing_dtype(b: NnefBuilder, dtype: torch.dtype) -> torch.dtype:
+    if not dtype.is_floating_point:
+        return torch.float64  # tract's integer convolution is the quantised one: i64 fails in codegen
+    wide = dtype is torch.float16 and b.numerics.f32_linear_accumulation
+    return torch.float32 if wide else dtype
+
+
+def _emit(
+    b: NnefBuilder,
+    operator: str,
+    operands: Sequence[Value | None],
+    shape: Sequence[Dim],
+    attributes: dict[str, Argument],
+) -> Value:
+    """Emit `conv` or `deconv` in the element type that computes rightly."""
+    present = [value for value in operands if value is not None]
+    dtype = present[0].dtype
+    computing = _computing_dtype(b, dtype)
+    wide = [b.cast(value, computing) for value in present]
+    return b.cast(b.emit(operator, wide, shape=shape, dtype=computing, attributes=attributes), dtype)
+
+
+def _attributes(padding: Sequence[Pair], stride: list[int], dilation: list[int], groups: int) -> dict[str, Argument]:
+    # facts/tract.md §3.1: an empty padding means SAME_UPPER and any border but 'constant' aborts: say everything.
+    return {
+        "border": "constant",
+        "padding": pairs(padding),
+        "stride": ints(stride),
+        "dilation": ints(dilation),
+        "groups": groups,
+    }
+
+
+def _plain(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[Dim] | Dim,
+    padding: Sequence[Pair],
+    dilation: Sequence[Dim] | Dim,
+    groups: int,
+) -> Value:
+    kernel = _static_kernel(weight)
+    count = len(kernel) - 2
+    if input.rank == count + 1:
+        batched = _plain(b, b.unsqueeze(input, [0]), weight, bias, stride, padding, dilation, groups)
+        return b.squeeze(batched, [0])
+    strides, dilations = per_axis(stride, count), per_axis(dilation, count)
+    spatial = [
+        window_count(input.shape[2 + axis], padding[axis], kernel[2 + axis], dilations[axis], strides[axis])
+        for axis in range(count)
+    ]
+    shape = [input.shape[0], kernel[0], *spatial]
+    return _emit(b, "conv", [input, weight, bias], shape, _attributes(padding, strides, dilations, groups))
+
+
+def _transposed(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[Dim] | Dim,
+    padding: Sequence[Dim] | Dim,
+    output_padding: Sequence[Dim] | Dim,
+    dilation: Sequence[Dim] | Dim,
+    groups: int,
+) -> Value:
+    kernel = _static_kernel(weight)
+    count = len(kernel) - 2
+    if input.rank == count + 1:
+        unbatched = b.unsqueeze(input, [0])
+        batched = _transposed(b, unbatched, weight, bias, stride, padding, output_padding, dilation, groups)
+        return b.squeeze(batched, [0])
+    strides, dilations = per_axis(stride, count), per_axis(dilation, count)
+    paddings, added = per_axis(padding, count), per_axis(output_padding, count)
+    # tract takes the size of the result only for concrete images (deser.rs conv_like); cropping less at the end is the
+    # same, and what no crop is left for holds nothing but the bias.
+    cropped = [(pad, max(pad - extra, 0)) for pad, extra in zip(paddings, added, strict=True)]
+    missing = [max(extra - pad, 0) for pad, extra in zip(paddings, added, strict=True)]
+    spatial = [
+        simplify_dim(
+            (sympy.sympify(input.shape[2 + axis]) - 1) * strides[axis]
+            + dilations[axis] * (kernel[2 + axis] - 1)
+            + 1
+            - sum(cropped[axis])
+        )
+        for axis in range(count)
+    ]
+    late_bias = bias if any(missing) else None
+    operands = [input, _output_first(b, weight, groups), None if late_bias is not None else bias]
+    shape = [input.shape[0], kernel[1] * groups, *spatial]
+    result = _emit(b, "deconv", operands, shape, _attributes(cropped, strides, dilations, groups))
+    if not any(missing):
+        return result
+    shape = [*shape[:2], *(simplify_dim(sympy.sympify(d) + m) for d, m in zip(spatial, missing, strict=True))]
+    attributes: dict[str, Argument] = {"padding": pairs([(0, 0), (0, 0), *((0, m) for m in missing)])}
+    padded = b.emit("pad", [result], shape=shape, dtype=result.dtype, attributes=attributes)
+    if late_bias is None:
+        return padded
+    return b.binary("add", padded, b.unsqueeze(b.cast(late_bias, padded.dtype), range(1, count + 1)))
+
+
+def _output_first(b: NnefBuilder, weight: Value, groups: int) -> Value:
+    """[in, out/groups, k...] as PyTorch stores it -> [out, in/groups, k...] as tract's `deconv` reads it."""
+    inputs, outputs, *spatial = _static_kernel(weight)
+    if groups == 1:
+        return b.transpose(weight, [1, 0, *range(2, weight.rank)])
+    split = b.reshape(weight, [groups, inputs // groups, outputs, *spatial])
+    swapped = b.transpose(split, [0, 2, 1, *range(3, split.rank)])
+    return b.reshape(swapped, [groups * outputs, inputs // groups, *spatial])
+
+
+@translates(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+def conv(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Sequence[Dim] | Dim = 1,
+    padding: Sequence[Dim] | Dim = 0,
+    dilation: Sequence[Dim] | Dim = 1,
+    groups: int = 1,
+) -> Value:
+    """conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, ...) -> Tensor"""
+    around = [(pad, pad) for pad in per_axis(padding, weight.rank - 2)]
+    return _plain(b, input, weight, bias, stride, around, dilation, groups)
+
+
+@translates(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
+def conv_padding(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Sequence[Dim] | Dim = 1,
+    padding: str = "valid",
+    dilation: Sequence[Dim] | Dim = 1,
+    groups: int = 1,
+) -> Value:
+    """conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str padding='valid', ...)"""
+    around = [(0, 0)] * (weight.rank - 2)
+    if padding == "same":
+        spans = zip(_static_kernel(weight)[2:], per_axis(dilation, weight.rank - 2), strict=True)
+        totals = [(size - 1) * step for size, step in spans]
+        around = [(total // 2, total - total // 2) for total in totals]
+    return _plain(b, input, weight, bias, stride, around, dilation, groups)
+
+
+@translates(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def conv_transpose(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Sequence[Dim] | Dim = 1,
+    padding: Sequence[Dim] | Dim = 0,
+    output_padding: Sequence[Dim] | Dim = 0,
+    groups: int = 1,
+    dilation: Sequence[Dim] | Dim = 1,
+) -> Value:
+    """conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, ...) -> Tensor"""
+    return _transposed(b, input, weight, bias, stride, padding, output_padding, dilation, groups)
+
+
+@translates(aten.convolution.default)
+def convolution(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[Dim],
+    padding: Sequence[Dim],
+    dilation: Sequence[Dim],
+    transposed: bool,
+    output_padding: Sequence[Dim],
+    groups: int,
+) -> Value:
+    """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, ..., SymInt groups) -> Tensor"""
+    if transposed:
+        return _transposed(b, input, weight, bias, stride, padding, output_padding, dilation, groups)
+    return conv(b, input, weight, bias, stride, padding, dilation, groups)
+
+
+__all__ = ["Pair", "pairs", "per_axis", "window_count"]

@@ -1,0 +1,140 @@
+"""Patches of images (unfold, fold), and the layers that do nothing at inference: the dropouts of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from generic_export.errors import TranslationError
+from generic_export.nnef.graph import Argument, ArrayLiteral
+from generic_export.ops.builder import NnefBuilder, Value, ints, tract_dtype
+from generic_export.ops.conv import pairs, per_axis, window_count
+from generic_export.ops.registry import translates
+from generic_export.ops.shape import volume
+from generic_export.torch_graph.dims import Dim, simplify_dim
+
+aten = torch.ops.aten
+
+
+@translates(aten.im2col.default)
+def im2col(
+    b: NnefBuilder,
+    self: Value,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value:
+    """im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"""
+    if self.rank == 3:
+        return b.squeeze(im2col(b, b.unsqueeze(self, [0]), kernel_size, dilation, padding, stride), [0])
+    kernel, step, around, hop = (per_axis(given, 2) for given in (kernel_size, dilation, padding, stride))
+    counts = [
+        window_count(self.shape[2 + axis], (around[axis], around[axis]), kernel[axis], step[axis], hop[axis])
+        for axis in range(2)
+    ]
+    image = _surrounded(b, self, around)
+    parts = []
+    for row in range(kernel[0]):
+        for column in range(kernel[1]):
+            part = image
+            for axis, tap in enumerate((row, column)):
+                begin = tap * step[axis]
+                end = simplify_dim(begin + (sympy.sympify(counts[axis]) - 1) * hop[axis] + 1)
+                part = b.slice(part, 2 + axis, begin, end, hop[axis])
+            parts.append(b.unsqueeze(b.reshape(part, [*part.shape[:2], *counts]), [2]))
+    patches = b.concat(parts, 2)
+    columns = simplify_dim(sympy.sympify(self.shape[1]) * kernel[0] * kernel[1])
+    return b.reshape(patches, [self.shape[0], columns, volume(counts)])
+
+
+def _surrounded(b: NnefBuilder, image: Value, around: Sequence[int]) -> Value:
+    if not any(around):
+        return image
+    amounts = [(0, 0), (0, 0), *((pad, pad) for pad in around)]
+    shape = [simplify_dim(sympy.sympify(size) + sum(pad)) for size, pad in zip(image.shape, amounts, strict=True)]
+    return b.emit("pad", [image], shape=shape, dtype=image.dtype, attributes={"padding": pairs(amounts)})
+
+
+@translates(aten.col2im.default)
+def col2im(
+    b: NnefBuilder,
+    self: Value,
+    output_size: Sequence[Dim],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value:
+    """col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, ...) -> Tensor"""
+    if self.rank == 2:
+        single = b.unsqueeze(self, [0])
+        return b.squeeze(col2im(b, single, output_size, kernel_size, dilation, padding, stride), [0])
+    kernel, step, around, hop = (per_axis(given, 2) for given in (kernel_size, dilation, padding, stride))
+    taps = kernel[0] * kernel[1]
+    if not isinstance(self.shape[1], int):
+        raise TranslationError("fold of a dynamic number of channels: the number of groups must be a plain number.")
+    channels = self.shape[1] // taps
+    counts = [
+        window_count(output_size[axis], (around[axis], around[axis]), kernel[axis], step[axis], hop[axis])
+        for axis in range(2)
+    ]
+    # Summing patches where they overlap is a transposed convolution whose filters each have a single one. Its image ends
+    # where the last patch does: what lies beyond, up to the size asked for, stays zero.
+    reach = [
+        simplify_dim((sympy.sympify(counts[axis]) - 1) * hop[axis] + step[axis] * (kernel[axis] - 1) + 1)
+        for axis in range(2)
+    ]
+    patches = b.reshape(self, [self.shape[0], self.shape[1], *counts])
+    attributes: dict[str, Argument] = {
+        "border": "constant",
+        "padding": pairs([(0, 0), (0, 0)]),
+        "stride": ints(hop),
+        "dilation": ints(step),
+        "groups": channels,
+    }
+    image = b.emit(
+        "deconv",
+        [patches, _single_ones(b, channels, kernel, self.dtype)],
+        shape=[self.shape[0], channels, *reach],
+        dtype=self.dtype,
+        attributes=attributes,
+    )
+    return _framed(b, image, output_size, around)
+
+
+def _single_ones(b: NnefBuilder, channels: int, kernel: Sequence[int], dtype: torch.dtype) -> Value:
+    """Return, for each channel, one filter per tap that is one there and zero elsewhere."""
+    taps = kernel[0] * kernel[1]
+    rows = tuple(ArrayLiteral(tuple(float(row == column) for column in range(taps))) for row in range(taps))
+    attributes: dict[str, Argument] = {"to": tract_dtype(dtype)}
+    eye = b.emit("tract_core_cast", [ArrayLiteral(rows)], shape=(taps, taps), dtype=dtype, attributes=attributes)
+    filters = b.unsqueeze(b.reshape(eye, [taps, *kernel]), [0])
+    return b.broadcast(filters, [channels, taps, *kernel])
+
+
+def _framed(b: NnefBuilder, image: Value, output_size: Sequence[Dim], around: Sequence[int]) -> Value:
+    """Cut the padding away, and add the zeros that no patch reached."""
+    for axis, (size, pad) in enumerate(zip(output_size, around, strict=True), start=2):
+        wanted = simplify_dim(sympy.sympify(size) + pad)
+        lacking = simplify_dim(sympy.sympify(wanted) - sympy.sympify(image.shape[axis]))
+        if lacking != 0 and not (isinstance(lacking, int) and lacking < 0):
+            if not isinstance(lacking, int):
+                # How much of the frame no patch reaches depends on the size: add the most, cut what is too much.
+                lacking = simplify_dim(sympy.Max(lacking, 0))
+            zeros = b.full((*image.shape[:axis], lacking, *image.shape[axis + 1 :]), 0, image.dtype)
+            image = b.concat([image, zeros], axis)
+        image = b.slice(image, axis, pad, wanted)
+    return image
+
+
+@translates(aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default)
+def inactive_dropout(b: NnefBuilder, input: Value, p: float, train: bool) -> Value:
+    """feature_dropout(Tensor input, float p, bool train) -> Tensor: the identity outside training"""
+    if train and p > 0:
+        raise TranslationError(
+            "dropout is active: the module is in training mode.", "Call model.eval() before the export."
+        )
+    return input

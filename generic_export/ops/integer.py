@@ -1,0 +1,308 @@
+"""Quotients with a rounding mode, remainders, rounding, comparisons, logic, bits and shifts.
+
+Integer quotients use tract's integer division (towards zero); float ones are computed in f64, because tract turns `x / y`
+into `x * recip(y)`, which is below the exact quotient often enough for a floor to be wrong (41 / 41 -> 0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch._ops import OpOverload
+
+from generic_export.errors import TranslationError
+from generic_export.ops.builder import NnefBuilder, Value, broadcast_shape
+from generic_export.ops.complex import as_complex_dtype, complex_equal
+from generic_export.ops.elementwise import div
+from generic_export.ops.operands import Operand, operand, result_dtype
+from generic_export.ops.registry import translates
+
+aten = torch.ops.aten
+
+
+# --- quotients and remainders --------------------------------------------------------------------
+
+
+def _integer_quotient(b: NnefBuilder, left: Value, right: Value) -> tuple[Value, Value]:
+    """Return the quotient rounded down and the remainder, which has the divisor's sign."""
+    quotient = b.binary("div", left, right)
+    rest = b.binary("sub", left, b.binary("mul", quotient, right))
+    if not left.dtype.is_signed:
+        return quotient, rest
+    zero, one = b.scalar(0, left.dtype), b.scalar(1, left.dtype)
+    below = [b.binary("lt", value, zero, dtype=torch.bool) for value in (rest, right)]
+    inexact = b.binary("ne", rest, zero, dtype=torch.bool)
+    adjusted = b.binary("and", inexact, b.binary("tract_core_xor", *below))
+    return (
+        b.binary("sub", quotient, b.select(adjusted, one, zero)),
+        b.binary("add", rest, b.select(adjusted, right, zero)),
+    )
+
+
+def _float_quotient(b: NnefBuilder, left: Value, right: Value) -> tuple[Value, Value]:
+    """Return the quotient rounded down and the remainder in f64: exact for f32 operands up to a quotient of 2^29."""
+    x, y = b.cast(left, torch.float64), b.cast(right, torch.float64)
+    zero, one = b.scalar(0.0, torch.float64), b.scalar(1.0, torch.float64)
+    quotient = b.unary("floor", b.binary("div", x, y))
+    excess = b.binary("mul", b.binary("sub", x, b.binary("mul", quotient, y)), b.unary("sign", y))
+    short = b.binary("ge", excess, b.unary("abs", y), dtype=torch.bool)
+    beyond = b.binary("lt", excess, zero, dtype=torch.bool)
+    quotient = b.binary("add", quotient, b.select(short, one, zero))
+    quotient = b.binary("sub", quotient, b.select(beyond, one, zero))
+    return quotient, b.binary("sub", x, b.binary("mul", quotient, y))
+
+
+def _promoted(b: NnefBuilder, left: Operand, right: Operand) -> tuple[Value, Value]:
+    dtype = result_dtype(left, right)
+    return b.materialised(operand(b, left, dtype)), b.materialised(operand(b, right, dtype))
+
+
+def _truncated(b: NnefBuilder, value: Value) -> Value:
+    if not value.dtype.is_floating_point:
+        return value
+    negative = b.binary("lt", value, b.scalar(0.0, value.dtype), dtype=torch.bool)
+    return b.select(negative, b.unary("ceil", value), b.unary("floor", value))
+
+
+@translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(b: NnefBuilder, self: Value, other: Operand, *, rounding_mode: str | None) -> Value:
+    """div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"""
+    if rounding_mode is None:
+        return div(b, self, other)
+    left, right = _promoted(b, self, other)
+    if left.dtype.is_floating_point:
+        if rounding_mode == "floor":
+            return b.cast(_float_quotient(b, left, right)[0], left.dtype)
+        wide = b.binary("div", b.cast(left, torch.float64), b.cast(right, torch.float64))
+        return _truncated(b, b.cast(wide, left.dtype))
+    if rounding_mode == "floor":
+        return _integer_quotient(b, left, right)[0]
+    return b.binary("div", left, right)
+
+
+@translates(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(b: NnefBuilder, self: Value, other: Operand) -> Value:
+    """floor_divide(Tensor self, Tensor other) -> Tensor"""
+    return div_mode(b, self, other, rounding_mode="floor")
+
+
+@translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(b: NnefBuilder, self: Operand, other: Operand) -> Value:
+    """remainder.Tensor(Tensor self, Tensor other) -> Tensor: with the divisor's sign"""
+    left, right = _promoted(b, self, other)
+    if left.dtype.is_floating_point:
+        return b.cast(_float_quotient(b, left, right)[1], left.dtype)
+    return _integer_quotient(b, left, right)[1]
+
+
+@translates(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(b: NnefBuilder, self: Value, other: Operand) -> Value:
+    """fmod.Tensor(Tensor self, Tensor other) -> Tensor: with the dividend's sign"""
+    left, right = _promoted(b, self, other)
+    if left.dtype.is_floating_point:
+        magnitude = _float_quotient(b, b.unary("abs", left), b.unary("abs", right))[1]
+        return b.binary("mul", b.cast(magnitude, left.dtype), b.unary("sign", left))
+    return b.binary("sub", left, b.binary("mul", b.binary("div", left, right), right))
+
+
+# --- rounding ------------------------------------------------------------------------------------
+
+
+def _exact_quotient(b: NnefBuilder, value: Value) -> Value:
+    """Return a value that is about to be rounded; a quotient is computed again in f64 (see the module's docstring)."""
+    if value.dtype is not torch.float32:
+        return value
+    for emission in reversed(b.emissions):
+        if emission.outputs[0].number == value.number:
+            if emission.operator != "div":
+                return value
+            sides = [replace(side) for side in emission.inputs if isinstance(side, Value)]
+            return b.cast(b.binary("div", *(b.cast(side, torch.float64) for side in sides)), value.dtype)
+    return value
+
+
+@translates(aten.floor.default)
+def floor(b: NnefBuilder, self: Value) -> Value:
+    """floor(Tensor self) -> Tensor"""
+    return b.unary("floor", _exact_quotient(b, self)) if self.dtype.is_floating_point else self
+
+
+@translates(aten.ceil.default)
+def ceil(b: NnefBuilder, self: Value) -> Value:
+    """ceil(Tensor self) -> Tensor"""
+    return b.unary("ceil", _exact_quotient(b, self)) if self.dtype.is_floating_point else self
+
+
+@translates(aten.trunc.default)
+def trunc(b: NnefBuilder, self: Value) -> Value:
+    """trunc(Tensor self) -> Tensor"""
+    return _truncated(b, _exact_quotient(b, self))
+
+
+def _rounded(b: NnefBuilder, value: Value) -> Value:
+    """Round to the nearest integer, half to even."""
+    if value.dtype is not torch.float64:
+        return b.unary("tract_core_round_even", value)
+    # tract: round_even has no f64 kernel, and round takes halves away from zero.
+    half = b.scalar(0.5, value.dtype)
+    fraction = b.binary("sub", value, b.unary("floor", value))
+    even = b.binary("mul", b.unary("round", b.binary("mul", value, half)), b.scalar(2.0, value.dtype))
+    return b.select(b.binary("eq", fraction, half, dtype=torch.bool), even, b.unary("round", value))
+
+
+@translates(aten.round.default)
+def round_default(b: NnefBuilder, self: Value) -> Value:
+    """round(Tensor self) -> Tensor"""
+    return _rounded(b, _exact_quotient(b, self)) if self.dtype.is_floating_point else self
+
+
+@translates(aten.round.decimals)
+def round_decimals(b: NnefBuilder, self: Value, *, decimals: int) -> Value:
+    """round.decimals(Tensor self, *, int decimals) -> Tensor"""
+    if not self.dtype.is_floating_point or decimals == 0:
+        return round_default(b, self)
+    scale = b.scalar(10.0 ** abs(decimals), torch.float64)
+    first, second = ("mul", "div") if decimals > 0 else ("div", "mul")
+    scaled = b.cast(b.binary(first, b.cast(self, torch.float64), scale), self.dtype)
+    return b.cast(b.binary(second, b.cast(_rounded(b, scaled), torch.float64), scale), self.dtype)
+
+
+# --- comparisons ---------------------------------------------------------------------------------
+
+_COMPARISONS = {
+    "eq": (aten.eq.Tensor, aten.eq.Scalar),
+    "ne": (aten.ne.Tensor, aten.ne.Scalar),
+    "lt": (aten.lt.Tensor, aten.lt.Scalar),
+    "le": (aten.le.Tensor, aten.le.Scalar),
+    "gt": (aten.gt.Tensor, aten.gt.Scalar),
+    "ge": (aten.ge.Tensor, aten.ge.Scalar),
+}
+
+
+def _register_comparison(operator: str, overloads: tuple[OpOverload, ...]) -> None:
+    def comparison(b: NnefBuilder, self: Value, other: Operand) -> Value:
+        dtype = result_dtype(self, other)
+        if dtype.is_complex:
+            equal = complex_equal(b, as_complex_dtype(b, self, dtype), as_complex_dtype(b, other, dtype))
+            return equal if operator == "eq" else b.unary("not", equal)
+        if dtype is torch.bool:
+            dtype = torch.int64  # facts/tract.md §2.5: comparing bool tensors fails at run
+        return b.binary(operator, operand(b, self, dtype), operand(b, other, dtype), dtype=torch.bool)
+
+    comparison.__name__ = operator
+    comparison.__doc__ = str(overloads[0]._schema)
+    translates(*overloads)(comparison)
+
+
+for _operator, _overloads in _COMPARISONS.items():
+    _register_comparison(_operator, _overloads)
+
+
+# --- logic and bits ------------------------------------------------------------------------------
+
+
+def _truth(b: NnefBuilder, value: Value) -> Value:
+    return value if value.dtype is torch.bool else b.cast(value, torch.bool)
+
+
+def _logic(b: NnefBuilder, operator: str, left: Value, right: Value) -> Value:
+    neutral = operator == "and"
+    shape = broadcast_shape(left.shape, right.shape)
+    for first, second in ((left, right), (right, left)):
+        if operator != "tract_core_xor" and first.constant is neutral:
+            return b.broadcast(b.align_rank(second, len(shape)), shape)
+    return b.binary(operator, left, right)
+
+
+# bool operator, integer operator, logical overload, bitwise overloads
+_LOGIC = (
+    (
+        "and",
+        "tract_core_bitand",
+        aten.logical_and.default,
+        (aten.bitwise_and.Tensor, aten.bitwise_and.Scalar, aten.bitwise_and.Scalar_Tensor),
+    ),
+    (
+        "or",
+        "tract_core_bitor",
+        aten.logical_or.default,
+        (aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor),
+    ),
+    (
+        "tract_core_xor",
+        "tract_core_bitxor",
+        aten.logical_xor.default,
+        (aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor),
+    ),
+)
+
+
+def _register_logic(on_bools: str, on_bits: str, logical: OpOverload, bitwise: tuple[OpOverload, ...]) -> None:
+    def logical_operator(b: NnefBuilder, self: Value, other: Value) -> Value:
+        return _logic(b, on_bools, _truth(b, self), _truth(b, other))
+
+    def bitwise_operator(b: NnefBuilder, self: Operand, other: Operand) -> Value:
+        left, right = _promoted(b, self, other)
+        return _logic(b, on_bools, left, right) if left.dtype is torch.bool else b.binary(on_bits, left, right)
+
+    logical_operator.__doc__, bitwise_operator.__doc__ = str(logical._schema), str(bitwise[0]._schema)
+    translates(logical)(logical_operator)
+    translates(*bitwise)(bitwise_operator)
+
+
+for _entry in _LOGIC:
+    _register_logic(*_entry)
+
+
+@translates(aten.logical_not.default)
+def logical_not(b: NnefBuilder, self: Value) -> Value:
+    """logical_not(Tensor self) -> Tensor"""
+    return b.unary("not", _truth(b, self))
+
+
+@translates(aten.bitwise_not.default)
+def bitwise_not(b: NnefBuilder, self: Value) -> Value:
+    """bitwise_not(Tensor self) -> Tensor"""
+    return b.unary("not" if self.dtype is torch.bool else "tract_core_bitnot", self)
+
+
+def _shifted(b: NnefBuilder, operator: str, left: Operand, right: Operand) -> Value:
+    value, amount = _promoted(b, left, right)
+    if value.dtype.is_floating_point:
+        raise TranslationError("shifts of floats have no NNEF form.")
+    bits = value.dtype.itemsize * 8
+    zero, most = b.scalar(0, value.dtype), b.scalar(bits - 1, value.dtype)
+    inside = b.binary("min", b.binary("max", amount, zero), most)
+    outside = b.binary("ne", inside, amount, dtype=torch.bool)
+    if operator == "tract_shl":
+        return b.select(outside, zero, b.binary(operator, value, inside))
+    # PyTorch: an amount out of range leaves the sign only.
+    return b.binary(operator, value, b.select(outside, most, inside))
+
+
+@translates(
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
+    aten.__lshift__.Tensor,
+    aten.__lshift__.Scalar,
+)
+def left_shift(b: NnefBuilder, self: Operand, other: Operand) -> Value:
+    """bitwise_left_shift.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return _shifted(b, "tract_shl", self, other)
+
+
+@translates(
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+)
+def right_shift(b: NnefBuilder, self: Operand, other: Operand) -> Value:
+    """bitwise_right_shift.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return _shifted(b, "tract_shr", self, other)
+
+
+__all__ = ["div_mode", "remainder"]

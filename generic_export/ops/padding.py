@@ -1,0 +1,145 @@
+"""Padding and cropping: constant, reflected, replicated, circular; amounts may be negative or depend on sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from generic_export.errors import TranslationError
+from generic_export.nnef.graph import Argument
+from generic_export.ops.builder import NnefBuilder, Scalar, Value
+from generic_export.ops.conv import pairs
+from generic_export.ops.registry import translates
+from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
+
+aten = torch.ops.aten
+
+Amounts = list[tuple[Dim, Dim]]
+
+# PyTorch's name of a mode -> tract's name of a border (facts/tract.md §3.1: 'replicated', sic)
+_BORDERS = {"reflect": "reflect", "replicate": "replicated"}
+
+
+def _amounts(pad: Sequence[Dim], rank: int) -> Amounts:
+    """Return (before, after) per axis; PyTorch lists the last axis first."""
+    listed = [(pad[2 * index], pad[2 * index + 1]) for index in range(len(pad) // 2)]
+    return [(0, 0)] * (rank - len(listed)) + listed[::-1]
+
+
+def _is_negative(amount: Dim) -> bool:
+    return amount < 0 if isinstance(amount, int) else bool(amount.is_negative)
+
+
+def _cropped(b: NnefBuilder, value: Value, amounts: Amounts) -> tuple[Value, Amounts]:
+    """Cut what negative amounts take away; return what is left to add."""
+    rest: Amounts = []
+    for axis, (before, after) in enumerate(amounts):
+        begin = simplify_dim(-sympy.sympify(before)) if _is_negative(before) else 0
+        end = sympy.sympify(value.shape[axis]) + (after if _is_negative(after) else 0)
+        value = b.slice(value, axis, begin, simplify_dim(end))
+        rest.append((0 if _is_negative(before) else before, 0 if _is_negative(after) else after))
+    return value, rest
+
+
+def _padded_shape(value: Value, amounts: Amounts) -> list[Dim]:
+    return [
+        simplify_dim(sympy.sympify(size) + sympy.sympify(before) + sympy.sympify(after))
+        for size, (before, after) in zip(value.shape, amounts, strict=True)
+    ]
+
+
+def _is_plain(amounts: Amounts) -> bool:
+    return all(isinstance(amount, int) for pair in amounts for amount in pair)
+
+
+def _native(b: NnefBuilder, value: Value, amounts: Amounts, attributes: dict[str, Argument]) -> Value:
+    numbers = pairs([(int(before), int(after)) for before, after in amounts])  # type: ignore[arg-type]
+    return b.emit(
+        "pad",
+        [b.materialised(value)],
+        shape=_padded_shape(value, amounts),
+        dtype=value.dtype,
+        attributes={"padding": numbers, **attributes},
+    )
+
+
+def _constant(b: NnefBuilder, value: Value, amounts: Amounts, fill: Scalar) -> Value:
+    value, amounts = _cropped(b, value, amounts)
+    if not any(amount != 0 for pair in amounts for amount in pair):
+        return value
+    # tract's `pad` takes numbers only, fills with an f32, and knows no bool (pad.rs: dispatch_numbers).
+    exact = value.dtype.is_floating_point or abs(fill) < 2**24
+    if _is_plain(amounts) and exact and value.dtype is not torch.bool and fill == fill:
+        return _native(b, value, amounts, {"border": "constant", "value": float(fill)})
+    for axis, (before, after) in enumerate(amounts):
+        parts = [
+            b.full((*value.shape[:axis], amount, *value.shape[axis + 1 :]), fill, value.dtype) if amount != 0 else None
+            for amount in (before, after)
+        ]
+        value = b.concat([part for part in (parts[0], value, parts[1]) if part is not None], axis)
+    return value
+
+
+def _mirrored(b: NnefBuilder, value: Value, amounts: Amounts, border: str) -> Value:
+    if not _is_plain(amounts):
+        raise TranslationError(f"{border} padding by a dynamic amount: tract's pad takes numbers only.")
+    # PyTorch mirrors the whole source, then cuts: a cut may go beyond what the source itself has.
+    added: Amounts = [(max(int(before), 0), max(int(after), 0)) for before, after in amounts]  # type: ignore[arg-type]
+    cuts: Amounts = [(min(int(before), 0), min(int(after), 0)) for before, after in amounts]  # type: ignore[arg-type]
+    if any(amount for pair in added for amount in pair):
+        value = _native(b, value, added, {"border": border})
+    return _cropped(b, value, cuts)[0]
+
+
+def _circular(b: NnefBuilder, value: Value, amounts: Amounts) -> Value:
+    # As PyTorch does it: what negative amounts take away is cut first, and the rest is wrapped.
+    value, amounts = _cropped(b, value, amounts)
+    if any(same_dim(size, 0) for size in value.shape):
+        # tract cannot patch a slice of an empty tensor: it refuses the load.
+        return b.full(tuple(_padded_shape(value, amounts)), 0, value.dtype)
+    for axis, (before, after) in enumerate(amounts):
+        size = value.shape[axis]
+        parts = [value]
+        if before != 0:
+            parts.insert(0, b.slice(value, axis, simplify_dim(sympy.sympify(size) - before), size))
+        if after != 0:
+            parts.append(b.slice(value, axis, 0, after))
+        value = b.concat(parts, axis)
+    return value
+
+
+@translates(aten.constant_pad_nd.default)
+def constant_pad_nd(b: NnefBuilder, self: Value, pad: Sequence[Dim], value: Scalar = 0) -> Value:
+    """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
+    return _constant(b, self, _amounts(pad, self.rank), value)
+
+
+@translates(aten.pad.default)
+def pad(b: NnefBuilder, self: Value, pad: Sequence[Dim], mode: str = "constant", value: float | None = None) -> Value:
+    """pad(Tensor self, SymInt[] pad, str mode="constant", float? value=None) -> Tensor"""
+    amounts = _amounts(pad, self.rank)
+    if mode == "constant":
+        return _constant(b, self, amounts, 0 if value is None else value)
+    if mode == "circular":
+        return _circular(b, self, amounts)
+    return _mirrored(b, self, amounts, _BORDERS[mode])
+
+
+@translates(aten._pad_circular.default)
+def pad_circular(b: NnefBuilder, self: Value, pad: Sequence[Dim]) -> Value:
+    """_pad_circular(Tensor self, SymInt[] pad) -> Tensor"""
+    return _circular(b, self, _amounts(pad, self.rank))
+
+
+@translates(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def reflection_pad(b: NnefBuilder, self: Value, padding: Sequence[Dim]) -> Value:
+    """reflection_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
+    return _mirrored(b, self, _amounts(padding, self.rank), "reflect")
+
+
+@translates(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def replication_pad(b: NnefBuilder, self: Value, padding: Sequence[Dim]) -> Value:
+    """replication_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
+    return _mirrored(b, self, _amounts(padding, self.rank), "replicated")

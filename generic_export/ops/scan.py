@@ -1,0 +1,145 @@
+"""Loops over an axis: `tract_core_scan`, with the body as a fragment that another builder writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from generic_export.nnef.graph import Argument, ArrayLiteral, NnefFragment, TupleLiteral
+from generic_export.nnef.text import fragment_text
+from generic_export.ops.builder import NnefBuilder, Value
+from generic_export.ops.emissions import inner_name, operation_of, reachable
+from generic_export.torch_graph.dims import Dim, Shape
+from generic_export.torch_graph.naming import IdentifierAllocator, identifier
+
+Values = Sequence[Value]
+Step = Callable[[NnefBuilder, Values, Values, Values], tuple[Values, Values]]
+"""(builder of the body, slices, states, constants) -> (next states, results)."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a loop reads.
+
+    Attributes:
+        sequences: values cut along `axis`, one slice (of size 1 there) per step.
+        states: initial states; a step's new states have the same shapes.
+        constants: values that every step reads whole.
+        axis: of the sequences, and of the collected results.
+        reverse: from the last slice to the first; results stand where their slice did.
+    """
+
+    sequences: Values
+    states: Values
+    constants: Values = ()
+    axis: int = 0
+    reverse: bool = False
+
+
+def scan(b: NnefBuilder, name: str, loop: Loop, step: Step) -> tuple[Values, Values]:
+    """Emit a loop and return the results collected along the axis, then the last states.
+
+    Args:
+        b: the builder of the graph.
+        name: of the fragment; loops whose bodies read the same share one.
+        loop: what is read.
+        step: writes the body.
+    """
+    body = _Body(b, loop, step)
+    fragment = body.fragment(b, name)
+    chunk = -1 if loop.reverse else 1
+
+    def rows(names: Sequence[str], values: Values, *last: int) -> ArrayLiteral:
+        # The elements are values still: they get their names when the graph is finished.
+        return ArrayLiteral(tuple(TupleLiteral((row, value, *last)) for row, value in zip(names, values, strict=True)))  # type: ignore[arg-type]
+
+    states = zip(body.state_names, loop.states, body.next_names, strict=True)
+    full = [TupleLiteral((result, "full", loop.axis, chunk)) for result in body.result_names]
+    last = [TupleLiteral((result, "last", 0, 1)) for result in body.next_names]
+    attributes: dict[str, Argument] = {
+        "body": fragment.name,
+        "scan": rows(body.slice_names, [b.materialised(value) for value in loop.sequences], loop.axis, chunk),
+        "full": rows(body.constant_names, [b.materialised(value) for value in loop.constants]),
+        "state": ArrayLiteral(tuple(TupleLiteral((name, b.materialised(init), after)) for name, init, after in states)),  # type: ignore[arg-type]
+        "output": ArrayLiteral((*full, *last)),
+        # facts/tract.md §3.2: otherwise the states of one run are the initial states of the next.
+        "reset_every_turn": 1,
+    }
+    steps = loop.sequences[0].shape[loop.axis]
+    facts = [(_with_axis(value.shape, loop.axis, steps), value.dtype) for value in body.results]
+    facts += [(state.shape, state.dtype) for state in loop.states]
+    outputs = b.emit_many("tract_core_scan", [], facts, attributes=attributes)
+    return outputs[: len(body.results)], outputs[len(body.results) :]
+
+
+def _with_axis(shape: Shape, axis: int, size: Dim) -> Shape:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+class _Body:
+    """The body of one loop, written once, as text."""
+
+    def __init__(self, outer: NnefBuilder, loop: Loop, step: Step) -> None:
+        self._inner = NnefBuilder(numerics=outer.numerics, block=outer.block, hint="step")
+        slices = [_with_axis(value.shape, loop.axis, 1) for value in loop.sequences]
+        self.slice_names, slice_values = self._parameters("x", slices, loop.sequences)
+        self.state_names, states = self._parameters("state", [value.shape for value in loop.states], loop.states)
+        self.constant_names, constants = self._parameters(
+            "w", [value.shape for value in loop.constants], loop.constants
+        )
+        after, results = step(self._inner, slice_values, states, constants)
+        self.next_names = [f"next_{index}" for index in range(len(after))]
+        self.result_names = [f"y_{index}" for index in range(len(results))]
+        # A value bears one name: what is both a state and a result, or an untouched parameter, is copied.
+        self.after = [self._named(value, name) for value, name in zip(after, self.next_names, strict=True)]
+        self.results = [self._named(value, name) for value, name in zip(results, self.result_names, strict=True)]
+
+    def _parameters(self, prefix: str, shapes: Sequence[Shape], outer: Values) -> tuple[list[str], list[Value]]:
+        names = [f"{prefix}_{index}" for index in range(len(outer))]
+        values = [
+            self._inner.external(shape, value.dtype, name)
+            for name, shape, value in zip(names, shapes, outer, strict=True)
+        ]
+        return names, values
+
+    def _named(self, value: Value, name: str) -> Value:
+        source = self._inner.materialised(value)
+        (copy,) = self._inner.emit_many("copy", [source], [(source.shape, source.dtype)], label=name)
+        return copy
+
+    def fragment(self, outer: NnefBuilder, name: str) -> NnefFragment:
+        """Return the body as a fragment of the document, one that is there already when it reads the same."""
+        emissions = reachable(self._inner.emissions, [*self.after, *self.results], kept=set())
+        outputs = dict(
+            zip(
+                [value.number for value in (*self.after, *self.results)],
+                [*self.next_names, *self.result_names],
+                strict=True,
+            )
+        )
+        parameters = [*self.slice_names, *self.state_names, *self.constant_names]
+        allocator = IdentifierAllocator("natural_verbose", [*parameters, *outputs.values()])
+        names: dict[int, str] = {}
+        for emission in self._inner.emissions:
+            for value in emission.outputs:
+                if emission.operator == "tract_core_external":
+                    names[value.number] = emission.label
+                else:
+                    names[value.number] = outputs.get(value.number) or allocator.allocate(inner_name(emission))
+        operations = [operation_of(item, names) for item in emissions if item.operator != "tract_core_external"]
+        calls = frozenset(operation.operator for operation in operations)
+        outer.fragments.update(
+            {key: value for key, value in self._inner.fragments.items() if key not in outer.fragments}
+        )
+
+        base, count = identifier(name), 0
+        while True:
+            candidate = base if count == 0 else f"{base}_{count}"
+            text = fragment_text(candidate, parameters, list(outputs.values()), operations)
+            known = outer.fragments.setdefault(candidate, NnefFragment(candidate, text, calls))
+            if known.text == text:
+                return known
+            count += 1
+
+
+__all__ = ["Loop", "scan"]

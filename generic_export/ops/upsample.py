@@ -1,0 +1,322 @@
+"""Resampling of images: interpolation in every mode, sampling at the points of a grid.
+
+tract's `resize` serves known sizes and whole scale factors; at other dynamic sizes each axis is interpolated with gathers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import sympy
+import torch
+
+from generic_export.errors import TranslationError
+from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral
+from generic_export.ops.builder import NnefBuilder, Value, ints, tract_dtype
+from generic_export.ops.indexing import gather
+from generic_export.ops.registry import translates
+from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
+
+aten = torch.ops.aten
+
+_MAX_SCALE_DENOMINATOR = 4096
+_MAX_WRITTEN_WEIGHTS = 512 * 512
+_CUBIC_A = -0.75  # PyTorch's (and tract's) coefficient of the cubic kernel
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How positions of the result map to positions of the source.
+
+    Attributes:
+        interpolator: nearest, linear or cubic.
+        align_corners: the first and last positions of both fall together.
+        centred: positions are the centres of their cells (everything but PyTorch's plain `nearest`).
+    """
+
+    interpolator: str
+    align_corners: bool = False
+    centred: bool = True
+
+    def coordinates(self) -> str:
+        """Return tract's name of the mapping (facts/tract.md §3.4)."""
+        if self.align_corners:
+            return "align_corners"
+        return "half_pixel" if self.centred else "asymmetric"
+
+    def rounding(self) -> str:
+        """Return tract's name of the way nearest positions are rounded."""
+        return "round_prefer_ceil" if self.interpolator == "nearest" and self.centred else "floor"
+
+
+def scaled_size(size: Dim, scale: float) -> Dim:
+    """Return floor(size * scale), as PyTorch computes the size of the result."""
+    if isinstance(size, int):
+        return math.floor(size * scale)
+    ratio = Fraction(scale).limit_denominator(_MAX_SCALE_DENOMINATOR)
+    return floor_div(simplify_dim(size * ratio.numerator), ratio.denominator)
+
+
+def _whole_scale(size: Dim, result: Dim) -> int | None:
+    """Return how many times larger the result is, when that is a whole number at any size."""
+    ratio = sympy.cancel(sympy.sympify(result) / sympy.sympify(size)) if not same_dim(size, 0) else None
+    return int(ratio) if ratio is not None and ratio.is_Integer and ratio > 0 else None
+
+
+def resampled(
+    b: NnefBuilder, value: Value, sizes: Sequence[Dim], scales: Sequence[float | None], how: Resampling
+) -> Value:
+    """Resample the last axes to `sizes`; `scales` are the factors PyTorch was given, if it was."""
+    first = value.rank - len(sizes)
+    image = value.shape[first:]
+    if all(same_dim(have, want) for have, want in zip(image, sizes, strict=True)) and all(
+        scale in (None, 1.0) for scale in scales
+    ):
+        return value
+    native = _native_argument(image, sizes, scales, how)
+    if native is not None and (native[0] == "scales" or all(isinstance(dim, int) for dim in value.shape[:first])):
+        return _resize(b, value, sizes, native, how)
+    computing = torch.float64 if value.dtype is torch.float64 else torch.float32
+    result = b.cast(value, computing) if how.interpolator != "nearest" else value
+    for offset, (size, scale) in enumerate(zip(sizes, scales, strict=True)):
+        result = _resampled_axis(b, result, first + offset, size, scale, how)
+    return b.cast(result, value.dtype)
+
+
+def _native_argument(
+    image: Sequence[Dim], sizes: Sequence[Dim], scales: Sequence[float | None], how: Resampling
+) -> tuple[str, list[float]] | None:
+    """Return the argument that makes tract's `resize` map positions as PyTorch does, or None."""
+    whole = [_whole_scale(have, want) for have, want in zip(image, sizes, strict=True)]
+    given = [
+        scale if scale is not None and not how.align_corners else factor
+        for scale, factor in zip(scales, whole, strict=True)
+    ]
+    if all(factor is not None and scale == factor for factor, scale in zip(whole, given, strict=True)):
+        return "scales", [float(factor) for factor in whole]  # type: ignore[arg-type]
+    if not all(isinstance(dim, int) for dim in (*image, *sizes)):
+        return None  # Resize needs its sizes as constants: "Undetermined symbol" at run otherwise
+    if how.interpolator == "nearest":
+        return None  # a position that falls on the edge of a cell must be rounded as PyTorch rounds it
+    if how.align_corners or all(scale is None for scale in scales):
+        return "sizes", [float(size) for size in sizes]  # type: ignore[arg-type]
+    factors = [scale if scale is not None else float(Fraction(int(want), int(have))) for scale, have, want in
+               zip(scales, image, sizes, strict=True)]  # type: ignore[arg-type]  # fmt: skip
+    # tract computes the size in f32: `(size * scale) as usize`.
+    lengths = [int(np.float32(have) * np.float32(factor)) for have, factor in zip(image, factors, strict=True)]  # type: ignore[arg-type]
+    return ("scales", factors) if lengths == list(sizes) else None
+
+
+def _resize(
+    b: NnefBuilder, value: Value, sizes: Sequence[Dim], native: tuple[str, list[float]], how: Resampling
+) -> Value:
+    name, numbers = native
+    outer = value.shape[: value.rank - len(sizes)]
+    argument: Argument
+    if name == "scales":
+        argument = ArrayLiteral((*(1.0 for _ in outer), *numbers))
+    else:
+        argument = ints([*(int(dim) for dim in outer), *(int(number) for number in numbers)])  # type: ignore[arg-type]
+    attributes: dict[str, Argument] = {
+        name: argument,
+        "coord_transformer": how.coordinates(),
+        "interpolator": how.interpolator,
+        "nearest_mode": how.rounding(),
+    }
+    shape = [*outer, *sizes]
+    return b.emit("tract_core_resize", [value], shape=shape, dtype=value.dtype, attributes=attributes)
+
+
+# --- one axis at a time, at sizes that the engine learns at run time -------------------------------
+
+
+def _resampled_axis(b: NnefBuilder, value: Value, axis: int, size: Dim, scale: float | None, how: Resampling) -> Value:
+    length = value.shape[axis]
+    if same_dim(length, size) and scale in (None, 1.0):
+        return value
+    position = _source_positions(b, length, size, scale, how)
+    if how.interpolator == "nearest":
+        return gather(b, value, _clamped(b, b.unary("floor", position), length), axis)
+    if how.interpolator == "linear" and not how.align_corners:
+        position = b.binary("max", position, b.scalar(0.0, torch.float32))
+    cell = b.unary("floor", position)
+    inside = b.binary("sub", position, cell)
+    taps = _linear_taps(b, inside) if how.interpolator == "linear" else _cubic_taps(b, inside)
+    total: Value | None = None
+    for offset, weight in taps:
+        neighbour = b.binary("add", cell, b.scalar(float(offset), torch.float32)) if offset else cell
+        picked = gather(b, value, _clamped(b, neighbour, length), axis)
+        shaped = b.unsqueeze(b.cast(weight, value.dtype), range(1, value.rank - axis))
+        term = b.binary("mul", picked, shaped)
+        total = term if total is None else b.binary("add", total, term)
+    assert total is not None
+    return total
+
+
+def _source_positions(b: NnefBuilder, length: Dim, size: Dim, scale: float | None, how: Resampling) -> Value:
+    """Return, for each position of the result, where it lies in the source, in f32 like PyTorch."""
+    f32 = torch.float32
+    index = b.cast(b.emit("tract_core_range", [0, DimLiteral(dim_text(size)), 1], shape=[size], dtype=torch.int64), f32)
+    if how.align_corners:
+        gaps = b.binary("max", b.scalar(sympy.sympify(size) - 1, f32), b.scalar(1.0, f32))
+        ratio = b.binary("div", b.scalar(sympy.sympify(length) - 1, f32), gaps)
+        # One single position lies at the start; the clamp of the gaps alone would leave it there too: 0 * ratio.
+        return b.binary("mul", index, ratio)
+    if scale is not None:
+        ratio = b.scalar(float(np.float32(1.0 / scale)), f32)
+    else:
+        ratio = b.binary("div", b.scalar(sympy.sympify(length), f32), b.scalar(sympy.sympify(size), f32))
+    if not how.centred:
+        return b.binary("mul", index, ratio)
+    centre = b.binary("mul", b.binary("add", index, b.scalar(0.5, f32)), ratio)
+    return centre if how.interpolator == "nearest" else b.binary("sub", centre, b.scalar(0.5, f32))
+
+
+def _clamped(b: NnefBuilder, position: Value, length: Dim) -> Value:
+    """Return whole positions as indices inside the axis (facts/tract.md §0.12: outside the gather aborts)."""
+    low = b.binary("max", position, b.scalar(0.0, torch.float32))
+    last = b.scalar(sympy.sympify(length) - 1, torch.float32)
+    return b.cast(b.binary("min", low, last), torch.int64)
+
+
+def _linear_taps(b: NnefBuilder, inside: Value) -> list[tuple[int, Value]]:
+    return [(0, b.binary("sub", b.scalar(1.0, inside.dtype), inside)), (1, inside)]
+
+
+def _cubic_taps(b: NnefBuilder, inside: Value) -> list[tuple[int, Value]]:
+    """Return the four weights of the cubic convolution kernel   (Keys 1981, eq. 4, a = -0.75)"""
+    rest = b.binary("sub", b.scalar(1.0, inside.dtype), inside)
+    return [
+        (-1, _cubic_outer(b, b.binary("add", inside, b.scalar(1.0, inside.dtype)))),
+        (0, _cubic_inner(b, inside)),
+        (1, _cubic_inner(b, rest)),
+        (2, _cubic_outer(b, b.binary("add", rest, b.scalar(1.0, inside.dtype)))),
+    ]
+
+
+def _cubic_inner(b: NnefBuilder, t: Value) -> Value:
+    return _polynomial(b, t, [_CUBIC_A + 2, -(_CUBIC_A + 3), 0.0, 1.0])
+
+
+def _cubic_outer(b: NnefBuilder, t: Value) -> Value:
+    return _polynomial(b, t, [_CUBIC_A, -5 * _CUBIC_A, 8 * _CUBIC_A, -4 * _CUBIC_A])
+
+
+def _polynomial(b: NnefBuilder, t: Value, coefficients: Sequence[float]) -> Value:
+    total = b.binary("mul", t, b.scalar(coefficients[0], t.dtype))
+    for position, coefficient in enumerate(coefficients[1:], start=1):
+        total = b.binary("add", total, b.scalar(coefficient, t.dtype)) if coefficient else total
+        total = b.binary("mul", total, t) if position < len(coefficients) - 1 else total
+    return total
+
+
+# --- PyTorch's operators -----------------------------------------------------------------------------
+
+
+def _sizes_and_scales(
+    value: Value, output_size: Sequence[Dim] | None, scale_factors: Sequence[float] | None, count: int
+) -> tuple[list[Dim], list[float | None]]:
+    image = value.shape[value.rank - count :]
+    if output_size is not None:
+        return list(output_size), [None] * count
+    if scale_factors is None:
+        raise TranslationError("interpolation with neither a size nor a scale factor.")
+    sizes = [scaled_size(size, float(scale)) for size, scale in zip(image, scale_factors, strict=True)]
+    return sizes, [float(scale) for scale in scale_factors]
+
+
+def _register_nearest(overload: torch._ops.OpOverload, count: int, *, centred: bool) -> None:
+    def upsample_nearest(
+        b: NnefBuilder, input: Value, output_size: Sequence[Dim] | None, scale_factors: Sequence[float] | None
+    ) -> Value:
+        sizes, scales = _sizes_and_scales(input, output_size, scale_factors, count)
+        return resampled(b, input, sizes, scales, Resampling("nearest", centred=centred))
+
+    upsample_nearest.__doc__ = str(overload._schema)
+    translates(overload)(upsample_nearest)
+
+
+def _register_smooth(overload: torch._ops.OpOverload, count: int, interpolator: str) -> None:
+    def upsample_smooth(
+        b: NnefBuilder,
+        input: Value,
+        output_size: Sequence[Dim] | None,
+        align_corners: bool,
+        scale_factors: Sequence[float] | None,
+    ) -> Value:
+        sizes, scales = _sizes_and_scales(input, output_size, scale_factors, count)
+        return resampled(b, input, sizes, scales, Resampling(interpolator, align_corners))
+
+    upsample_smooth.__doc__ = str(overload._schema)
+    translates(overload)(upsample_smooth)
+
+
+# --- antialiased: every position is a weighted sum over its whole axis --------------------------------
+
+
+def _antialiased(
+    b: NnefBuilder, value: Value, sizes: Sequence[Dim], scales: Sequence[float | None], align_corners: bool, mode: str
+) -> Value:
+    """Resample with the weights that PyTorch itself gives to an image of single ones, written out in the graph."""
+    if value.rank != 4 or not all(isinstance(dim, int) for dim in (*value.shape[2:], *sizes)):
+        raise TranslationError("antialiased interpolation at a dynamic size: its weights are written out per size.")
+    result = b.cast(value, torch.float32) if value.dtype is torch.float16 else value
+    for axis, (size, scale) in enumerate(zip(sizes, scales, strict=True), start=2):
+        length = int(value.shape[axis])  # type: ignore[arg-type]
+        if length * int(size) > _MAX_WRITTEN_WEIGHTS:  # type: ignore[arg-type]
+            raise TranslationError(f"antialiased interpolation from {length} to {size}: too many weights to write out.")
+        eye = torch.eye(length, dtype=torch.float64).reshape(1, 1, length, length)
+        operator = getattr(aten, f"_upsample_{mode}2d_aa").default
+        weights = operator(eye, [length, int(size)], align_corners, None, scale)[0, 0]  # type: ignore[arg-type]
+        rows = ArrayLiteral(tuple(ArrayLiteral(tuple(float(weight) for weight in row)) for row in weights))
+        attributes: dict[str, Argument] = {"to": tract_dtype(result.dtype)}
+        table = b.emit("tract_core_cast", [rows], shape=weights.shape, dtype=result.dtype, attributes=attributes)
+        expression = "bchw,hk->bckw" if axis == 2 else "bchw,wk->bchk"
+        result = b.einsum(expression, [result, table], accumulator=result.dtype)
+    return b.cast(result, value.dtype)
+
+
+def _register_antialiased(packet: torch._ops.OpOverloadPacket, mode: str) -> None:
+    def upsample_antialiased(
+        b: NnefBuilder,
+        self: Value,
+        output_size: Sequence[Dim],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> Value:
+        return _antialiased(b, self, output_size, [scales_h, scales_w], align_corners, mode)
+
+    def upsample_antialiased_vec(
+        b: NnefBuilder,
+        input: Value,
+        output_size: Sequence[Dim] | None,
+        align_corners: bool,
+        scale_factors: Sequence[float] | None,
+    ) -> Value:
+        sizes, scales = _sizes_and_scales(input, output_size, scale_factors, 2)
+        return _antialiased(b, input, sizes, scales, align_corners, mode)
+
+    upsample_antialiased.__doc__ = str(packet.default._schema)
+    upsample_antialiased_vec.__doc__ = str(packet.vec._schema)
+    translates(packet.default)(upsample_antialiased)
+    translates(packet.vec)(upsample_antialiased_vec)
+
+
+_register_antialiased(aten._upsample_bilinear2d_aa, "bilinear")
+_register_antialiased(aten._upsample_bicubic2d_aa, "bicubic")
+
+_register_nearest(aten.upsample_nearest1d.vec, 1, centred=False)
+_register_nearest(aten.upsample_nearest2d.vec, 2, centred=False)
+_register_nearest(aten.upsample_nearest3d.vec, 3, centred=False)
+_register_nearest(aten._upsample_nearest_exact1d.vec, 1, centred=True)
+_register_nearest(aten._upsample_nearest_exact2d.vec, 2, centred=True)
+_register_nearest(aten._upsample_nearest_exact3d.vec, 3, centred=True)
+_register_smooth(aten.upsample_linear1d.vec, 1, "linear")
+_register_smooth(aten.upsample_bilinear2d.vec, 2, "linear")
+_register_smooth(aten.upsample_trilinear3d.vec, 3, "linear")
+_register_smooth(aten.upsample_bicubic2d.vec, 2, "cubic")

@@ -1,0 +1,362 @@
+"""An `ExportedProgram` to the IR: placeholders, operators, inner graphs, symbols under the user's names."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import sympy
+import torch
+from torch import nn
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from generic_export.errors import CaptureError, OptionError, SpecializedAxisError
+from generic_export.torch_graph.dims import Dim as Size
+from generic_export.torch_graph.dims import dim_symbol, simplify_dim, without_floats
+from generic_export.torch_graph.ir import (
+    Argument,
+    FixedTensorList,
+    SymbolRange,
+    TensorKind,
+    TensorVariable,
+    TorchModuleIRGraph,
+    TorchOp,
+)
+from generic_export.torch_graph.loops import SCAN
+from generic_export.torch_graph.naming import module_frame, user_source
+
+if TYPE_CHECKING:
+    from generic_export.torch_graph.tracer import TorchModuleTracer
+
+DynamicAxes = Mapping[str, Mapping[int, str | Dim]]
+"""`{input name: {axis: symbol}}`: a name, or a torch.export `Dim`, whose bounds then hold. One symbol is one size."""
+
+# Calls that only check or annotate: they make no value that the graph needs.
+_IGNORED_OVERLOAD_PACKETS = frozenset(
+    {
+        "_assert_tensor_metadata",
+        "_assert_scalar",
+        "_assert_async",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+    }
+)
+
+_HIGHER_ORDER_HINTS = {
+    "cond": "The branch is taken by a size: export once per branch, or write the branches as one expression.",
+    "while_loop": "tract loops over an axis, a known number of times: use torch's scan, or a fixed number of steps.",
+}
+
+SCALAR_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+
+
+def is_annotation(overload: OpOverload) -> bool:
+    return overload._schema.name.split("::")[-1] in _IGNORED_OVERLOAD_PACKETS
+
+
+def symbol_name(symbol: object) -> str:
+    """Return the name of a dynamic size given by its name or by a torch.export `Dim`.
+
+    Raises:
+        OptionError: a hint without a name (`Dim.AUTO`), or an expression of another `Dim`.
+    """
+    if isinstance(symbol, str):
+        return symbol
+    name = getattr(symbol, "__name__", None)
+    if type(symbol) is not Dim or not isinstance(name, str):
+        raise OptionError(f"dynamic size {symbol!r} has no name.", "Give a string, or torch.export.Dim(name).")
+    return name
+
+
+class Conversion:
+    """The state of one conversion from an ExportedProgram to the IR; used once."""
+
+    def __init__(self, tracer: TorchModuleTracer, program: ExportedProgram) -> None:
+        self.tracer = tracer
+        self.program = program
+        self.symbols = _symbol_names(tracer, program)
+        self.values: dict[Node, Argument] = {}
+        self.ops: list[TorchOp] = []
+        self.parameters: dict[str, TensorVariable] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        # Inner graphs have node names of their own: their results are told apart by a number.
+        self.scope = ""
+        self.scopes = itertools.count(1)
+
+    def graph(self) -> TorchModuleIRGraph:
+        inputs = self._convert_placeholders()
+        output_node = self._convert_nodes(self.program.graph_module)
+        outputs = self._outputs(output_node)
+        used = {tensor.name for op in self.ops for tensor in op.tensor_inputs()} | {out.name for out in outputs}
+        return TorchModuleIRGraph(
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            ops=tuple(self.ops),
+            parameters=tuple(p for p in self.parameters.values() if p.name in used),
+            constants={name: value for name, value in self.constants.items() if name in used},
+            symbols=self._symbol_ranges(),
+            output_names=self._output_names(outputs),
+        )
+
+    def _output_names(self, outputs: Sequence[TensorVariable]) -> tuple[str, ...]:
+        if self.tracer.output_names is None:
+            return ("output",) if len(outputs) == 1 else tuple(f"output_{index}" for index in range(len(outputs)))
+        if len(self.tracer.output_names) != len(outputs):
+            raise OptionError(
+                f"the module has {len(outputs)} output tensors but {len(self.tracer.output_names)} output names were given."
+            )
+        return tuple(self.tracer.output_names)
+
+    def _convert_placeholders(self) -> list[TensorVariable]:
+        inputs: list[TensorVariable] = []
+        names = iter(self.tracer.input_names or ())
+        placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
+        canonical = _canonical_names(self.tracer.module)
+        for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+            if spec.kind is InputKind.USER_INPUT:
+                value = node.meta.get("val")
+                if not isinstance(value, torch.Tensor):
+                    self.values[node] = value
+                    continue
+                variable = self._variable(next(names, node.name), value, TensorKind.INPUT)
+                inputs.append(variable)
+                self.values[node] = variable
+            else:
+                self.values[node] = self._state(node, spec, canonical)
+        return inputs
+
+    def _state(self, node: Node, spec: InputSpec, canonical: Mapping[str, str]) -> TensorVariable:
+        value = node.meta["val"]
+        target = str(spec.target)
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            name = canonical.get(target, target).removeprefix(self.tracer.strip_prefix)
+            return self.parameters.setdefault(name, self._variable(name, value, TensorKind.PARAMETER))
+        if spec.kind is InputKind.CONSTANT_TENSOR:
+            name = target.removeprefix(self.tracer.strip_prefix)
+            self.constants[name] = self.program.constants[target]
+            return self._variable(name, value, TensorKind.CONSTANT)
+        raise CaptureError(f"the module takes an input of kind {spec.kind.name} ({target}), which has no NNEF form.")
+
+    def _convert_nodes(self, graph_module: GraphModule) -> Node:
+        for node in graph_module.graph.nodes:
+            if node.op == "output":
+                return node
+            if node.op == "call_function":
+                self._convert_call(node, graph_module)
+        raise CaptureError("the captured graph has no output.")
+
+    def _convert_call(self, node: Node, owner: GraphModule) -> None:
+        value = node.meta.get("val")
+        if isinstance(node.target, HigherOrderOperator):
+            self._higher_order(node, owner)
+        elif isinstance(value, SCALAR_TYPES):
+            self.values[node] = self._scalar(value)
+        elif node.target is operator.getitem:
+            container, index = node.args
+            self.values[node] = self.values[container][index]  # type: ignore[index]
+        elif isinstance(node.target, OpOverload):
+            if not is_annotation(node.target):
+                self._convert_op(node, value)
+        else:
+            raise CaptureError(
+                f"call of {node.target} at {user_source(node.meta.get('stack_trace', ''))} is not an op."
+            )
+
+    def _convert_op(self, node: Node, value: object) -> None:
+        path, kind = module_frame(node, self.tracer.strip_prefix)
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        outputs = tuple(
+            self._variable(f"%{self.scope}{node.name}.{index}", item, TensorKind.RESULT)
+            if isinstance(item, torch.Tensor)
+            else None
+            for index, item in enumerate(values)
+        )
+        op = TorchOp(
+            target=node.target,  # type: ignore[arg-type]
+            args=tuple(self._argument(arg) for arg in node.args),
+            kwargs={name: self._argument(arg) for name, arg in node.kwargs.items()},
+            outputs=outputs,
+            module_path=path,
+            module_type=kind,
+            source=user_source(node.meta.get("stack_trace") or ""),
+        )
+        self.ops.append(op)
+        self.values[node] = FixedTensorList(outputs).elements if isinstance(value, (tuple, list)) else outputs[0]
+
+    def _higher_order(self, node: Node, owner: GraphModule) -> None:
+        """Convert a call that takes graphs: a region to inline, a branch, a loop over an axis."""
+        name = str(node.target)
+        position = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}.get(name)
+        if position is not None and not (name == "wrap_with_autocast" and node.args[2]):
+            # A grad-mode or (disabled) autocast region: neither changes an inference result.
+            self.values[node] = self._inlined(node.args[position], node.args[position + 1 :], owner)
+        elif name == "cond" and isinstance(self._argument(node.args[0]), TensorVariable):
+            self._convert_branch(node, owner)
+        elif name == "scan":
+            self._convert_scan(node, owner)
+        else:
+            raise CaptureError(
+                f"{name} at {user_source(node.meta.get('stack_trace') or '')} has no NNEF form.",
+                _HIGHER_ORDER_HINTS.get(name, "Remove it from the forward, or export a module without it."),
+            )
+
+    def _inlined(self, body_node: object, arguments: Sequence[object], owner: GraphModule) -> tuple[Argument, ...]:
+        """Convert the operators of an inner graph in place, and return its results."""
+        body = getattr(owner, str(body_node.target))  # type: ignore[attr-defined]
+        placeholders = [inner for inner in body.graph.nodes if inner.op == "placeholder"]
+        for placeholder, argument in zip(placeholders, arguments, strict=True):
+            self.values[placeholder] = self._argument(argument)
+        outer_scope, self.scope = self.scope, f"{self.scope}{next(self.scopes)}:"
+        result = self._convert_nodes(body)
+        self.scope = outer_scope
+        return tuple(self._argument(arg) for arg in pytree.tree_leaves(result.args[0]))
+
+    def _convert_branch(self, node: Node, owner: GraphModule) -> None:
+        """Both branches are computed (they have no effects), then one is selected."""
+        predicate, if_true, if_false, operands = node.args
+        taken, other = (self._inlined(branch, operands, owner) for branch in (if_true, if_false))  # type: ignore[arg-type]
+        path, kind = module_frame(node, self.tracer.strip_prefix)
+        results = []
+        for index, (value, left, right) in enumerate(zip(node.meta["val"], taken, other, strict=True)):
+            output = self._variable(f"%{self.scope}{node.name}.{index}", value, TensorKind.RESULT)
+            arguments = (self._argument(predicate), left, right)
+            self.ops.append(TorchOp(torch.ops.aten.where.self, arguments, {}, (output,), path, kind))
+            results.append(output)
+        self.values[node] = tuple(results)
+
+    def _convert_scan(self, node: Node, owner: GraphModule) -> None:
+        body_node, initial, sequences, constants = node.args
+        body = getattr(owner, str(body_node.target))  # type: ignore[union-attr]
+        outer_ops, self.ops = self.ops, []
+        inner_inputs = []
+        scope, self.scope = self.scope, f"{self.scope}{next(self.scopes)}:"
+        for placeholder in (inner for inner in body.graph.nodes if inner.op == "placeholder"):
+            variable = self._variable(f"%{self.scope}{placeholder.name}", placeholder.meta["val"], TensorKind.INPUT)
+            inner_inputs.append(variable)
+            self.values[placeholder] = variable
+        result = self._convert_nodes(body)
+        results = tuple(self._argument(arg) for arg in pytree.tree_leaves(result.args[0]))
+        graph = TorchModuleIRGraph(tuple(inner_inputs), results, tuple(self.ops))
+        self.ops, self.scope = outer_ops, scope
+        outputs = tuple(
+            self._variable(f"%{self.scope}{node.name}.{index}", value, TensorKind.RESULT)
+            for index, value in enumerate(node.meta["val"])
+        )
+        path, kind = module_frame(node, self.tracer.strip_prefix)
+        arguments = tuple(
+            FixedTensorList(tuple(self._argument(item) for item in items))  # type: ignore[union-attr]
+            for items in (initial, sequences, constants)
+        )
+        source = user_source(node.meta.get("stack_trace") or "")
+        self.ops.append(TorchOp(SCAN, (*arguments, graph), {}, outputs, path, kind, source))
+        self.values[node] = outputs
+
+    def _argument(self, argument: object) -> Argument:
+        if isinstance(argument, Node):
+            return self.values[argument]
+        if isinstance(argument, (list, tuple)):
+            items = tuple(self._argument(item) for item in argument)
+            if any(isinstance(item, TensorVariable) for item in items):
+                return FixedTensorList(items)
+            return items
+        if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._scalar(argument)
+        return argument
+
+    def _scalar(self, value: object) -> Argument:
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._named(value.node.expr)
+        return value
+
+    def _named(self, expr: sympy.Expr) -> Size:
+        renamed = without_floats(expr).subs(self.symbols) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
+        unknown = renamed.free_symbols - set(self.symbols.values())
+        if unknown:
+            raise CaptureError(
+                f"size {renamed} depends on {sorted(map(str, unknown))}, which is not a declared dynamic axis.",
+                "Sizes that depend on the data have no NNEF form; declare the axis dynamic when it is an input's.",
+            )
+        return simplify_dim(renamed)
+
+    def _variable(self, name: str, value: torch.Tensor, kind: TensorKind) -> TensorVariable:
+        shape = tuple(
+            self._named(size.node.expr) if isinstance(size, torch.SymInt) else int(size) for size in value.shape
+        )
+        return TensorVariable(name, shape, value.dtype, kind)
+
+    def _outputs(self, node: Node) -> list[TensorVariable]:
+        outputs = []
+        specs = self.program.graph_signature.output_specs
+        for leaf, spec in zip(pytree.tree_leaves(node.args[0]), specs, strict=True):
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                continue  # what the forward writes into a buffer or an argument (running statistics) is no result
+            value = self._argument(leaf)
+            if isinstance(value, TensorVariable):
+                outputs.append(value)
+            elif value is not None:
+                raise CaptureError(f"output {value!r} is not a tensor.", "Return tensors only.")
+        return outputs
+
+    def _symbol_ranges(self) -> tuple[SymbolRange, ...]:
+        ranges = []
+        for symbol, named in self.symbols.items():
+            found = self.program.range_constraints.get(symbol)
+            lower = int(found.lower) if found is not None and found.lower.is_Integer else 0
+            upper = int(found.upper) if found is not None and found.upper.is_Integer else None
+            ranges.append(SymbolRange(named.name, lower, upper))
+        return tuple(ranges)
+
+
+def _canonical_names(module: nn.Module) -> dict[str, str]:
+    """Map every parameter and buffer name to the first name of the same tensor (tied weights)."""
+    first: dict[int, str] = {}
+    named: Iterable[tuple[str, torch.Tensor]] = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
+def _declared_sizes(tracer: TorchModuleTracer, program: ExportedProgram) -> Iterator[tuple[str, int, str, sympy.Expr]]:
+    """Yield input, axis, symbol, and what PyTorch calls that size, for each axis declared dynamic."""
+    user_names = set(program.graph_signature.user_inputs)
+    tensors = [
+        node.meta["val"]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in user_names and isinstance(node.meta.get("val"), torch.Tensor)
+    ]
+    for name, tensor in zip(tracer.input_names or (), tensors, strict=True):
+        for axis, symbol in tracer.dynamic_axes.get(name, {}).items():
+            size = tensor.shape[axis]
+            expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+            yield name, axis, symbol_name(symbol), expr
+
+
+def check_symbolic(tracer: TorchModuleTracer, program: ExportedProgram, freezes: Sequence[str]) -> None:
+    """Refuse a capture in which an axis declared dynamic is a number after all."""
+    for name, axis, symbol, expr in _declared_sizes(tracer, program):
+        if not isinstance(expr, sympy.Symbol):
+            where = f" at {freezes[0]}" if freezes else ""
+            raise SpecializedAxisError(
+                f"axis {axis} of input {name!r} was declared dynamic ({symbol}) but the model needs it to be {expr}{where}.",
+                "Make the axis static, or change the line of the model that depends on its value.",
+            )
+
+
+def _symbol_names(tracer: TorchModuleTracer, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Symbol]:
+    """Map PyTorch's symbols (`s0`) to the user's (`S`)."""
+    mapping: dict[sympy.Symbol, sympy.Symbol] = {}
+    for name, axis, symbol, expr in _declared_sizes(tracer, program):
+        known = mapping.setdefault(expr, dim_symbol(symbol))
+        if known.name != symbol:
+            raise OptionError(
+                f"axes {known.name} and {symbol} (axis {axis} of {name!r}) must be equal in this model.",
+                "Give both the same symbol.",
+            )
+    return mapping

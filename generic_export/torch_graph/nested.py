@@ -1,0 +1,164 @@
+"""Nested arguments and results as flat lists of tensors with dotted names, and back.
+
+A forward may take and return dicts, dataclasses, (named) tuples, lists and other classes that PyTorch's pytree knows; a graph has
+a flat list of inputs and outputs. `batch["ids"][0]` is called `batch.ids.0`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from generic_export.errors import CaptureError, OptionError
+
+_Rebuild = Callable[[Iterator[torch.Tensor]], Any]
+_Leaves = list[tuple[str, Any]]
+
+
+@dataclass(frozen=True)
+class FlatCall:
+    """The arguments of one call of a forward.
+
+    Attributes:
+        names: a dotted name per tensor: parameters of the forward first, in the order of the call.
+        tensors: the tensors.
+    """
+
+    names: tuple[str, ...]
+    tensors: tuple[torch.Tensor, ...]
+    _rebuild: _Rebuild
+
+    @staticmethod
+    def of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatCall:
+        """Take the arguments of a call apart.
+
+        Raises:
+            OptionError: the forward does not take such arguments.
+        """
+        found: _Leaves = []
+        positional = [_take_apart(value, name, found) for name, value in _named_arguments(module, args, kwargs)]
+        keywords = {name: _take_apart(value, name, found) for name, value in kwargs.items()}
+        tensors = [(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor)]
+
+        def rebuild(leaves: Iterator[torch.Tensor]) -> Any:
+            return [part(leaves) for part in positional], {name: part(leaves) for name, part in keywords.items()}
+
+        return FlatCall(tuple(name for name, _ in tensors), tuple(tensor for _, tensor in tensors), rebuild)
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        """Return positional and keyword arguments with these tensors in the places of the original ones."""
+        args, kwargs = self._rebuild(iter(tensors))
+        return args, kwargs
+
+
+def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:
+    """Return the tensors of a result and their names: `output`, `output_0`, or what dicts and dataclasses call them.
+
+    Raises:
+        CaptureError: something in the result is neither a tensor nor None.
+    """
+    found: _Leaves = []
+    if isinstance(result, torch.Tensor):
+        found.append(("output", result))
+    elif _is_sequence(result):
+        for index, item in enumerate(result):
+            _take_apart(item, f"output_{index}", found)
+    else:
+        _take_apart(result, "", found)
+    for name, leaf in found:
+        if not isinstance(leaf, torch.Tensor) and leaf is not None:
+            raise CaptureError(
+                f"output {name or 'of the module'!r} is a {type(leaf).__name__}, not a tensor.",
+                "Return tensors only, for instance from a wrapper module.",
+            )
+    tensors = [(name, leaf) for name, leaf in found if leaf is not None]
+    if len(tensors) == 1 and tensors[0][0] == "output_0":
+        tensors = [("output", tensors[0][1])]
+    return tuple(name for name, _ in tensors), tuple(tensor for _, tensor in tensors)
+
+
+def taken_apart(value: Any) -> tuple[list[Any], _Rebuild]:
+    """Return the leaves of a value, and what puts it together again from an iterator of tensors."""
+    found: _Leaves = []
+    rebuild = _take_apart(value, "", found)
+    return [leaf for _, leaf in found], rebuild
+
+
+def _named_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise OptionError(
+            f"{type(module).__name__}.forward{signature} does not take these arguments: {error}."
+        ) from None
+    parameters = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), "args")
+    for index, value in enumerate(args):
+        yield parameters[index].name if index < len(parameters) else f"{rest}_{index - len(parameters)}", value
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
+
+
+def _take_apart(value: Any, path: str, found: _Leaves) -> _Rebuild:
+    """Append the leaves of a value with their names, and return what puts it together from other tensors."""
+    if isinstance(value, torch.Tensor):
+        found.append((path, value))
+        return next
+    parts = _parts(value)
+    if parts is None:
+        found.append((path, value))
+        return lambda _: value
+    children, together = parts
+    rebuilds = [_take_apart(child, f"{path}.{name}" if path else str(name), found) for name, child in children]
+    return lambda tensors: together([rebuild(tensors) for rebuild in rebuilds])
+
+
+_Parts = tuple[Sequence[tuple[object, Any]], Callable[[list[Any]], Any]]
+
+
+def _parts(value: Any) -> _Parts | None:
+    """Return the named children of a container and how it is made of them; None for a leaf."""
+    if isinstance(value, Mapping):
+        return list(value.items()), lambda items: _mapping_like(value, items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return fields, lambda items: _dataclass_like(value, [name for name, _ in fields], items)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True)), lambda items: type(value)(*items)
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value)), lambda items: type(value)(items)
+    node = pytree.SUPPORTED_NODES.get(type(value))
+    if node is None:
+        return None
+    children, context = node.flatten_fn(value)
+    return list(enumerate(children)), lambda items: node.unflatten_fn(items, context)
+
+
+def _mapping_like(original: Mapping[Any, Any], items: list[Any]) -> Any:
+    if type(original) is dict:
+        return dict(zip(original, items, strict=True))
+    made: Any = copy.copy(original)
+    for key, item in zip(original, items, strict=True):
+        made[key] = item
+    return made
+
+
+def _dataclass_like(original: Any, names: Sequence[str], items: list[Any]) -> Any:
+    made = copy.copy(original)
+    for name, item in zip(names, items, strict=True):
+        object.__setattr__(made, name, item)  # frozen dataclasses too
+    return made
+
+
+__all__ = ["FlatCall", "named_outputs", "taken_apart"]

@@ -1,0 +1,117 @@
+"""What PyTorch would take apart, or look into, while a module is captured: kept whole inside `capture_patches()`.
+
+`torch.lstm`, `gru`, `rnn_tanh` and `rnn_relu` are unrolled step by step, which freezes the length of the sequence: here they stay
+one operator (`ops/rnn.py`). Transformer layers neither take their fused path nor look at the values of their mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._C import DispatchKey
+from torch._decomp import global_decomposition_table
+from torch._ops import OpOverload
+
+from generic_export.errors import CaptureError
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def capture_patches() -> Iterator[None]:
+    """Enter every patch below for the length of the block; nothing outlives it."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with _kept_recurrent_layers(), mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", _is_causal):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """PyTorch compares the mask with a causal one, which needs its values; without that hint the mask itself is applied."""
+    return bool(is_causal)
+
+
+# --- recurrent layers ------------------------------------------------------------------------------
+
+
+def _lstm_shapes(
+    input: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    outputs = _outputs_like(input, hx[0], dropout, train, bidirectional)
+    return outputs, torch.empty_like(hx[0]), torch.empty_like(hx[1])
+
+
+def _layer_shapes(
+    input: torch.Tensor,
+    hx: torch.Tensor,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    return _outputs_like(input, hx, dropout, train, bidirectional), torch.empty_like(hx)
+
+
+def _outputs_like(
+    input: torch.Tensor, hidden: torch.Tensor, dropout: float, train: bool, bidirectional: bool
+) -> torch.Tensor:
+    if train and dropout > 0:
+        raise CaptureError("a recurrent layer has active dropout: it is in training mode.", "Call model.eval() first.")
+    return input.new_empty(*input.shape[:-1], hidden.shape[-1] * (2 if bidirectional else 1))
+
+
+def _pooled(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """max_pool1d as its sibling computes it: PyTorch's own kernel, alone among the pools, freezes a dynamic length."""
+    values, _ = aten.max_pool1d_with_indices.default(*args, **kwargs)
+    return values  # type: ignore[no-any-return]
+
+
+_SHAPES: dict[OpOverload, Callable[..., Any]] = {
+    aten.max_pool1d.default: _pooled,
+    aten.lstm.input: _lstm_shapes,
+    aten.gru.input: _layer_shapes,
+    aten.rnn_tanh.input: _layer_shapes,
+    aten.rnn_relu.input: _layer_shapes,
+}
+
+# Where PyTorch registers its unrolled versions (torch/_decomp/decompositions.py).
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+
+@contextmanager
+def _kept_recurrent_layers() -> Iterator[None]:
+    """Give the capture, which runs on fake tensors, the shapes of a recurrent layer instead of its steps."""
+    saved = {(op, key): op.py_kernels.get(key) for op in _SHAPES for key in _KEYS}
+    try:
+        for op, function in _SHAPES.items():
+            for key in _KEYS:
+                op.py_kernels[key] = function
+            op._dispatch_cache.clear()
+        # Fake tensors with symbolic sizes ask this table before the kernels.
+        with mock.patch.dict(global_decomposition_table["post_autograd"], _SHAPES):
+            yield
+    finally:
+        for (op, key), original in saved.items():
+            if original is None:
+                op.py_kernels.pop(key, None)
+            else:
+                op.py_kernels[key] = original
+            op._dispatch_cache.clear()
