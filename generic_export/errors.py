@@ -27,6 +27,10 @@ class OptionError(T2NError):
     """An option or argument has a value that is not accepted, or contradicts another one."""
 
 
+class InterruptError(T2NError):
+    """The user stopped the work (Ctrl-C, or a polite signal)."""
+
+
 # --- 1. capture -------------------------------------------------------------------------------
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from generic_export.errors import T2NError, ValidationError
+from generic_export.errors import InterruptError, T2NError, ValidationError
 from t2n_llm.console import OutputMode, Sink
 
 EXIT_DISAGREES = 1
 EXIT_BAD_INPUT = 2
+EXIT_BUG = 3
 
 app = typer.Typer(
     help="Bring Hugging Face causal language models to the tract inference engine.",
@@ -217,9 +220,15 @@ class _Settings:
 _settings = _Settings()
 
 
-def _sink(as_json: bool, quiet: bool) -> Sink:
+@contextmanager
+def _sink(as_json: bool, quiet: bool) -> Iterator[Sink]:
+    """Yield the output sink of a command; an interrupt inside becomes an error like the others."""
     _settings.mode = OutputMode.JSON if as_json else OutputMode.QUIET if quiet else OutputMode.HUMAN
-    return Sink(_settings.mode)
+    try:
+        with Sink(_settings.mode) as sink:
+            yield sink
+    except KeyboardInterrupt:
+        raise InterruptError("interrupted.", "Nothing was left behind.") from None
 
 
 def _quiet_libraries() -> None:
@@ -249,9 +258,19 @@ def main(arguments: list[str] | None = None) -> Any:
     except T2NError as error:
         _report(error)
         sys.exit(EXIT_BAD_INPUT)
-    except KeyboardInterrupt:
-        _report(T2NError("interrupted.", "Nothing was left behind."))
-        sys.exit(EXIT_BAD_INPUT)
+    except Exception as error:  # a bug of ours: still one line, and the way to report it
+        _report(_UnforeseenError(error))
+        sys.exit(EXIT_BUG)
+
+
+class _UnforeseenError(T2NError):
+    """An exception that nobody foresaw, told like the others."""
+
+    def __init__(self, error: Exception) -> None:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        hint = "This is a bug of t2n-llm: run again as `t2n-llm --debug ...` and report what it prints."
+        super().__init__(f"unexpected {type(error).__name__}: {reason}", hint)
+        self.__cause__ = error
 
 
 def _report(error: T2NError) -> None:

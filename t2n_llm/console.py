@@ -101,7 +101,7 @@ class Sink:
     def exported(self, result: ExportResult) -> None:
         """Print the outcome of an export."""
         if self.mode is OutputMode.JSON:
-            self._json({"output_dir": str(result.output_dir), "archive": str(result.archive), **result.manifest})
+            self._json({**result.manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)})
             return
         if self.mode is OutputMode.QUIET:
             return

@@ -5,6 +5,7 @@ source -> graph (no weights) -> weights streamed into the archive -> validated i
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from generic_export.errors import ArchiveError, OptionError, ValidationError
+from generic_export.errors import ArchiveError, DiskFullError, OptionError, ValidationError
 from generic_export.export import producer_version
 from generic_export.nnef.archive import DEFAULT_TGZ_LEVEL, check_free_space
 from generic_export.nnef.document import write_document
@@ -242,7 +243,14 @@ def export_llm(
     )
     target = Path(output_dir) if output_dir is not None else Path(model.short_name)
     check_free(target, force)
-    return _Export(model, target, options, reporter).run()
+    try:
+        return _Export(model, target, options, reporter).run()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(
+            f"{target}: the disk is full.", "Free some space, or choose another folder with -o."
+        ) from error
 
 
 class _Export:

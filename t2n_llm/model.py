@@ -171,7 +171,10 @@ def _widen(model: nn.Module, pattern: str, dtype: torch.dtype) -> None:
         module.register_forward_pre_hook(_cast_floats(torch.float32), with_kwargs=True)
         module.register_forward_hook(lambda _module, _args, result: _cast(result, dtype))
     if not found:
-        raise OptionError(f"--keep-f32 {pattern!r} matches no parameter of the model.")
+        raise OptionError(
+            f"--keep-f32 {pattern!r} matches no parameter of the model.",
+            "Patterns are shell patterns on full names, such as 'model.layers.0.mlp.*'.",
+        )
 
 
 def _cast_floats(dtype: torch.dtype) -> Callable:
@@ -213,8 +216,16 @@ def _probe_caches(model: nn.Module) -> tuple[CacheTensor, ...]:
 
     cache = DynamicCache()
     ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
-    with torch.no_grad():
-        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    except Exception as error:  # whatever the model's own code raises
+        reason = str(error).strip().splitlines()
+        raise CaptureError(
+            f"{type(model).__name__} cannot run as a cached decoder on shapes alone: "
+            f"{type(error).__name__}: {reason[0] if reason else ''}",
+            "Models of this family have no translation yet; run with --debug to see where it stops.",
+        ) from error
     if not cache.layers:
         raise CaptureError(
             f"{type(model).__name__} leaves transformers' key/value cache empty.",

@@ -225,9 +225,9 @@ def _load_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
                 f"{name}: transformers does not know this model type: {_first_line(error)}",
                 "Install a transformers release that knows it.",
             ) from error
-        raise SourceError(f"{name}: config.json cannot be read: {_first_line(error)}") from error
+        raise _unreadable_config(name, error) from error
     except OSError as error:
-        raise SourceError(f"{name}: config.json cannot be read: {_first_line(error)}") from error
+        raise _unreadable_config(name, error) from error
     if getattr(config, "quantization_config", None) is not None:
         method = _quantization_method(config.quantization_config)
         raise SourceError(
@@ -235,6 +235,10 @@ def _load_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
             "Give the original bf16, f16 or f32 checkpoint.",
         )
     return config
+
+
+def _unreadable_config(name: str, error: Exception) -> SourceError:
+    return SourceError(f"{name}: config.json cannot be read: {_first_line(error)}", "Download the model again.")
 
 
 def _quantization_method(quantization: Any) -> str:
