@@ -149,5 +149,9 @@ class NotEnoughMemoryError(T2NError):
     """A step would need more memory than the machine has free."""
 
 
+class ReferenceDiedError(T2NError):
+    """The process that runs PyTorch for reference ended without an answer."""
+
+
 class ValidationError(T2NError):
     """The exported archive does not say what PyTorch says."""

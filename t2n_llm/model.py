@@ -148,9 +148,12 @@ def _instantiate(config: Any, dtype: torch.dtype, attention: str, trust_remote_c
             model = AutoModelForCausalLM.from_config(
                 copy.deepcopy(config), dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
             )
-    except ValueError as error:
+    except Exception as error:  # a config can name an activation, a rope type or a size that does not exist
         if "Unrecognized configuration class" not in str(error):
-            raise CaptureError(f"{type(config).__name__}: transformers cannot build the model: {error}") from error
+            raise CaptureError(
+                f"{type(config).__name__}: transformers cannot build the model: {type(error).__name__}: {error}",
+                "Check the values in config.json.",
+            ) from error
         raise UnknownArchitectureError(
             f"transformers has no causal language model for {type(config).__name__} ({config.model_type!r}).",
             "Give a text generation model, or install a transformers release that knows it.",
