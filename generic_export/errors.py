@@ -27,6 +27,10 @@ class OptionError(T2NError):
     """An option or argument has a value that is not accepted, or contradicts another one."""
 
 
+class InterruptError(T2NError):
+    """The user stopped the work (Ctrl-C, or a polite signal)."""
+
+
 # --- 1. capture -------------------------------------------------------------------------------
 
 
@@ -143,6 +147,10 @@ class MissingTokenizerError(SourceError):
 
 class NotEnoughMemoryError(T2NError):
     """A step would need more memory than the machine has free."""
+
+
+class ReferenceDiedError(T2NError):
+    """The process that runs PyTorch for reference ended without an answer."""
 
 
 class ValidationError(T2NError):

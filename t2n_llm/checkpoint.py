@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from torch import nn
@@ -33,7 +33,8 @@ def graph_sources(
         MissingTensorError: a parameter is in neither.
     """
     aliases = _aliases(skeleton.tied)
-    tensors = _by_parameter_name(skeleton.module.causal_lm, checkpoint.tensors)
+    causal_lm = skeleton.module.causal_lm
+    tensors = _by_parameter_name(causal_lm, checkpoint.tensors)
     sources: dict[str, TensorSource] = {}
     for variable in graph.variables:
         names = (variable.label, *aliases.get(variable.label, ()))
@@ -41,7 +42,8 @@ def graph_sources(
         if found is None and variable.label in skeleton.buffers:
             found = InMemoryTensor(variable.label, skeleton.buffers[variable.label])
         if found is None:
-            raise _missing(variable.label, checkpoint)
+            unclaimed = sorted(tensors.keys() - causal_lm.state_dict().keys())
+            raise _missing(variable.label, len(checkpoint.files), unclaimed)
         sources[variable.label] = cast_tensor(found, _TORCH_DTYPES[variable.dtype], report)
     return sources
 
@@ -73,7 +75,11 @@ def _by_parameter_name(model: nn.Module, tensors: Mapping[str, TensorSource]) ->
     return named
 
 
-def _missing(name: str, checkpoint: Checkpoint) -> MissingTensorError:
-    near = get_close_matches(name, checkpoint.tensors, n=1, cutoff=0.5)
-    hint = f"The nearest name there is {near[0]!r}." if near else "The checkpoint does not belong to this config."
-    return MissingTensorError(f"the checkpoint ({len(checkpoint.files)} files) holds no tensor {name!r}.", hint)
+def _missing(name: str, files: int, unclaimed: Sequence[str]) -> MissingTensorError:
+    """Return the error for a parameter that has no tensor; `unclaimed` are the tensors that have no parameter."""
+    near = get_close_matches(name, unclaimed, n=1, cutoff=0.5)
+    hint = "The checkpoint is incomplete, or does not belong to this config."
+    return MissingTensorError(
+        f"the checkpoint ({files} file{'s' * (files > 1)}) holds no tensor {name!r}.",
+        f"The nearest name there is {near[0]!r}." if near else hint,
+    )

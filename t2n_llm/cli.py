@@ -5,21 +5,30 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from generic_export.errors import T2NError, ValidationError
+from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionError, T2NError
 from t2n_llm.console import OutputMode, Sink
+from t2n_llm.folder import disk_full, is_disk_full
+
+if TYPE_CHECKING:
+    from t2n_llm.validate import ValidationReport
 
 EXIT_DISAGREES = 1
 EXIT_BAD_INPUT = 2
+EXIT_BUG = 3
+_COMMAND = "t2n-llm"
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 app = typer.Typer(
     help="Bring Hugging Face causal language models to the tract inference engine.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -104,10 +113,10 @@ def export(
 ) -> None:
     """Export a model, and prove that tract says what PyTorch says.
 
-    Exit code 0: exported (and checked). 1: tract disagrees; the archive is kept as DIR.failed. 2: bad input.
+    Exit code 0: exported (and checked). 1: tract disagrees; the archive is kept as DIR.failed. 2: bad input. 3: a bug.
     """
     with _sink(as_json, quiet) as sink:
-        _quiet_libraries()
+        _quiet_libraries(sink.mode)
         from t2n_llm.export import export_llm
 
         result = export_llm(
@@ -154,10 +163,10 @@ def validate(
 ) -> None:
     """Compare an export with PyTorch: prefill, chunked prefill, decode with the cache fed back, greedy generation.
 
-    Exit code 0: they agree within the element type's tolerance. 1: they differ. 2: bad input.
+    Exit code 0: they agree within the element type's tolerance. 1: they differ. 2: bad input. 3: a bug.
     """
     with _sink(as_json, quiet) as sink:
-        _quiet_libraries()
+        _quiet_libraries(sink.mode)
         from t2n_llm.revalidate import validate_folder
 
         report = validate_folder(
@@ -172,6 +181,11 @@ def validate(
             tract_binary=tract,
             reporter=sink,
         )
+        if not (report.passed or as_json):
+            from t2n_llm.export import FailedValidationError
+
+            hint = "Is the reference the model that was exported? Then export it again."
+            raise FailedValidationError(str(folder), hint, report)
     sink.validated(report)
     if not report.passed:
         raise typer.Exit(EXIT_DISAGREES)
@@ -194,7 +208,7 @@ def generate(
 ) -> None:
     """Generate text in tract, streamed, with the cache kept by the engine."""
     with _sink(as_json, quiet=False) as sink:
-        _quiet_libraries()
+        _quiet_libraries(sink.mode)
         from t2n_llm.generate import ExportedModel, Sampling
 
         sampling = Sampling(temperature, top_p, seed)
@@ -222,48 +236,98 @@ def _sink(as_json: bool, quiet: bool) -> Sink:
     return Sink(_settings.mode)
 
 
-def _quiet_libraries() -> None:
-    """Keep the progress bars and notices of other libraries out of our output."""
+def _quiet_libraries(mode: OutputMode) -> None:
+    """Keep the progress bars and notices of other libraries out of our output; downloads may show theirs to people."""
     import warnings
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
+    from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # the hub's as well
+    if mode is OutputMode.HUMAN and sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
+        enable_progress_bars()
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    del signum, frame
-    raise KeyboardInterrupt
+# --- the edge: exceptions become one line, a hint and an exit code -----------------------------
 
 
-def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; errors become one line, a hint and an exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    _settings.debug, _settings.mode = False, OutputMode.JSON if "--json" in words else OutputMode.HUMAN
+    with _interruptible():
+        try:
+            code = app(words, prog_name=_COMMAND, standalone_mode=False)
+        except (Exception, _Interrupted) as error:
+            code = _report(error)
+    sys.exit(code or 0)
+
+
+class _Interrupted(BaseException):
+    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: typer would end that one silently, with an exit code of its own."""
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into `_Interrupted`, unless they are ignored (a background job, nohup)."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+        del signum, frame
+        raise _Interrupted
+
+    previous = {number: signal.getsignal(number) for number in _INTERRUPTS}
+    heard = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
+    for number in heard:
+        signal.signal(number, interrupt)
     try:
-        app(arguments)
-    except ValidationError as error:
-        _report(error)
-        sys.exit(EXIT_DISAGREES)
-    except T2NError as error:
-        _report(error)
-        sys.exit(EXIT_BAD_INPUT)
-    except KeyboardInterrupt:
-        _report(T2NError("interrupted.", "Nothing was left behind."))
-        sys.exit(EXIT_BAD_INPUT)
+        yield
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
 
 
-def _report(error: T2NError) -> None:
+def _report(error: BaseException) -> int:
+    """Print an error; return the exit code."""
     if _settings.debug:
         import traceback
 
         traceback.print_exception(error)
-    sink = Sink(_settings.mode)
-    report = getattr(error, "report", None)
+    advice = _advice(error)
+    advice.hint = advice.hint or f"Run {_COMMAND} --debug ... to see where this comes from."
+    report: ValidationReport | None = getattr(error, "report", None)
+    Sink(_settings.mode).error(advice, report)
     if report is not None:
-        sink.validated(report)
-    sink.error(error)
+        return EXIT_DISAGREES
+    return EXIT_BUG if isinstance(advice, UnforeseenError) else EXIT_BAD_INPUT
+
+
+class UnforeseenError(T2NError):
+    """An exception that nobody foresaw: a bug of ours, told like the others."""
+
+
+# click's own error for a wrong command line. typer carries a copy of click and exports only this child of it.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def _advice(error: BaseException) -> T2NError:
+    """Return what to tell the user about an exception."""
+    if isinstance(error, T2NError):
+        return error
+    if isinstance(error, _Interrupted):
+        return InterruptError("interrupted.", "Nothing was left behind.")
+    if isinstance(error, _UsageError):
+        command = getattr(getattr(error, "ctx", None), "command_path", _COMMAND)
+        return OptionError(error.format_message(), f"Run {command} --help.")  # type: ignore[attr-defined]
+    if isinstance(error, MemoryError):
+        return NotEnoughMemoryError("out of memory.", "Try --low-memory, or a machine with more memory.")
+    if isinstance(error, OSError) and is_disk_full(error):
+        return disk_full(Path(error.filename or tempfile.gettempdir()))
+    return UnforeseenError(
+        f"unexpected {type(error).__name__}: {error}",
+        f"This is a bug of t2n-llm: run again as {_COMMAND} --debug ... and report what it prints.",
+    )
 
 
 if __name__ == "__main__":

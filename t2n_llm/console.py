@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import enum
-import json
+import shlex
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from generic_export.errors import T2NError
+from t2n_llm.folder import json_text
 
 if TYPE_CHECKING:
     from t2n_llm.export import ExportResult
@@ -32,8 +34,8 @@ class Sink:
 
     def __init__(self, mode: OutputMode = OutputMode.HUMAN) -> None:
         self.mode = mode
-        self._out = Console(soft_wrap=True, highlight=False)
-        self._err = Console(stderr=True, soft_wrap=True, highlight=False)
+        self._out = Console(soft_wrap=True, highlight=False, emoji=False)
+        self._err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
         self._started = time.monotonic()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -43,7 +45,7 @@ class Sink:
         if self.mode is OutputMode.HUMAN and self._err.is_terminal:
             self._progress = Progress(
                 SpinnerColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 DownloadColumn(),
                 TimeRemainingColumn(),
@@ -65,7 +67,7 @@ class Sink:
         if self.mode is not OutputMode.HUMAN:
             return
         self._drop_task()
-        self._err.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {title}")
+        self._err.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {escape(title)}")
 
     def progress(self, label: str, done: int, total: int) -> None:
         """Move the progress bar; it is drawn on terminals only."""
@@ -80,7 +82,7 @@ class Sink:
     def warn(self, message: str) -> None:
         """Print a warning, in every mode: it goes to stderr."""
         self._warnings.append(message)
-        self._err.print(f"[yellow]warning:[/yellow] {message}")
+        self._err.print(f"[yellow]warning:[/yellow] {_line(message)}")
 
     def _drop_task(self) -> None:
         if self._progress is not None and self._task is not None:
@@ -89,19 +91,22 @@ class Sink:
 
     # --- results --------------------------------------------------------------------------------------
 
-    def error(self, error: T2NError) -> None:
-        """Print what went wrong on one line, and what to do on the next."""
+    def error(self, error: T2NError, report: ValidationReport | None = None) -> None:
+        """Print what went wrong on one line, and what to do on the next; before them the checks, when they failed."""
         if self.mode is OutputMode.JSON:
-            self._json({"error": type(error).__name__, "message": error.message, "hint": error.hint})
+            record = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+            self._json(record | ({"validation": report.asdict()} if report is not None else {}))
             return
-        self._err.print(f"[bold red]error:[/bold red] {_escaped(error.message)}")
+        if report is not None:
+            self.validated(report)
+        self._err.print(f"[bold red]error:[/bold red] {_line(error.message)}")
         if error.hint:
-            self._err.print(f" [bold]hint:[/bold] {_escaped(error.hint)}")
+            self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
 
     def exported(self, result: ExportResult) -> None:
         """Print the outcome of an export."""
         if self.mode is OutputMode.JSON:
-            self._json({"output_dir": str(result.output_dir), "archive": str(result.archive), **result.manifest})
+            self._json({**result.manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)})
             return
         if self.mode is OutputMode.QUIET:
             return
@@ -110,14 +115,15 @@ class Sink:
         model, graph = result.manifest["model"], result.manifest["graph"]
         size = sum(entry["bytes"] for name, entry in result.manifest["files"].items() if name.startswith("model.nnef"))
         self._out.print(
-            f"[green]exported[/green] {result.manifest['source']['name']}: {model['parameters'] / 1e6:.1f} M parameters, "
+            f"[green]exported[/green] {escape(result.manifest['source']['name'])}: {model['parameters'] / 1e6:.1f} M parameters, "
             f"{graph['dtype']}, {size / 1e6:.1f} MB, {time.monotonic() - self._started:.1f} s"
         )
         if result.validation is None:
             self._out.print("[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it")
-        self._out.print(f"archive   {result.archive}")
+        self._out.print(f"archive   {escape(str(result.archive))}")
         if "tokenizer.json" in result.manifest["companions"]:
-            self._out.print(f'try it    t2n-llm generate {result.output_dir} "Once upon a time"')
+            folder = escape(shlex.quote(str(result.output_dir)))
+            self._out.print(f'try it    t2n-llm generate {folder} "Once upon a time"')
 
     def validated(self, report: ValidationReport) -> None:
         """Print the outcome of a validation."""
@@ -151,7 +157,7 @@ class Sink:
         self._out.print(table)
         for check in report.checks:
             if check.note:
-                self._out.print(f"{check.name}: {check.note}")
+                self._out.print(f"{check.name}: {escape(check.note)}")
 
     def text(self, piece: str) -> None:
         """Print generated text as it comes, without a line end."""
@@ -166,8 +172,9 @@ class Sink:
             self._out.file.write("\n")
 
     def _json(self, record: Mapping[str, Any]) -> None:
-        self._out.file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+        self._out.file.write(json_text(record) + "\n")
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")
+def _line(text: str) -> str:
+    """Return a text as one line in which rich sees no markup."""
+    return escape(" ".join(line.strip() for line in text.splitlines()))

@@ -30,6 +30,7 @@ from t2n_llm.folder import (
     TESTS_FOLDER,
     check_free,
     file_digests,
+    keep_beside,
     put_in_place,
     staging_folder,
     write_manifest,
@@ -52,7 +53,7 @@ ARCHIVES: Mapping[str, tuple[str, int | None]] = {
     "tgz": ("model.nnef.tgz", DEFAULT_TGZ_LEVEL),
 }
 
-_SIDECAR_ALLOWANCE = 64 << 20  # tokenizer, configs, test bundles
+_MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 
 
 class Reporter(Protocol):
@@ -232,6 +233,8 @@ def export_llm(
     reporter = reporter or LogReporter()
     if output_dir is not None:
         check_free(Path(output_dir), force)
+    if check:
+        _require_engine(options)
     reporter.stage(f"Reading {source}")
     model = open_source(
         source,
@@ -243,6 +246,12 @@ def export_llm(
     target = Path(output_dir) if output_dir is not None else Path(model.short_name)
     check_free(target, force)
     return _Export(model, target, options, reporter).run()
+
+
+def _require_engine(options: ExportOptions) -> None:
+    """Ask the engine for its version, so that a missing one is known before the work and not after it."""
+    with open_runner(Path(), (), options.dtype, engine=options.engine, tract_binary=options.tract_binary) as runner:
+        logger.info("%s %s will check", runner.engine_name, runner.engine_version)
 
 
 class _Export:
@@ -265,7 +274,7 @@ class _Export:
             revision=self.source.revision,
         )
         sources = graph_sources(graph, skeleton, checkpoint, self.casts)
-        self._check_disk(sources)
+        self._check_disk(sources, skeleton)
         if self.options.check:
             check_memory(sum(_volume(variable.shape) for variable in graph.variables))
         with staging_folder(self.target) as staging:
@@ -278,15 +287,17 @@ class _Export:
             write_manifest(staging, manifest)
             if validation is not None and not validation.passed:
                 self._keep_failed(staging, validation)
-            put_in_place(staging, self.target)
+            put_in_place(staging, self.target, self.options.force)
         return ExportResult(self.target, self.target / archive.name, manifest, validation)
 
-    def _check_disk(self, sources: Mapping[str, TensorSource]) -> None:
-        parent = self.target.absolute().parent
-        if self.options.archive != "tgz":
-            while not parent.exists():
-                parent = parent.parent
-            check_free_space(parent, sum(source.nbytes for source in sources.values()) + _SIDECAR_ALLOWANCE)
+    def _check_disk(self, sources: Mapping[str, TensorSource], skeleton: Skeleton) -> None:
+        # How far a .tgz shrinks is not known before it is written.
+        weights = 0 if self.options.archive == "tgz" else sum(source.nbytes for source in sources.values())
+        beside = sum(file.stat().st_size for file in self._companions())
+        if self.options.check:
+            plan = plan_check(skeleton.config, None, self.options.decode_steps)
+            beside += _bundles_size(skeleton, len(plan.text_ids), self.options.num_logits_to_keep)
+        check_free_space(self.target, weights + beside + _MANIFEST_ALLOWANCE)
 
     def _write_archive(self, staging: Path, graph: NnefGraph, sources: Mapping[str, TensorSource]) -> Path:
         name, level = ARCHIVES[self.options.archive]
@@ -300,19 +311,20 @@ class _Export:
                 f"largest, 65504. Keep that tensor in f32: --keep-f32 {name}"
             )
 
+    def _companions(self) -> list[Path]:
+        """Return what a runtime needs beside the archive; configs, tokenizer, chat template."""
+        configs = [self.source.folder / name for name in ("config.json", "generation_config.json")]
+        return [file for file in (*configs, *self.source.tokenizer_files()) if file.is_file()]
+
     def _copy_companions(self, staging: Path) -> list[str]:
-        """Copy what a runtime needs beside the archive; configs, tokenizer, chat template."""
-        files = [self.source.folder / name for name in ("config.json", "generation_config.json")]
-        copied = []
-        for file in (*files, *self.source.tokenizer_files()):
-            if file.is_file():
-                shutil.copyfile(file, staging / file.name)
-                copied.append(file.name)
-        return copied
+        companions = self._companions()
+        for file in companions:
+            shutil.copyfile(file, staging / file.name)
+        return [file.name for file in companions]
 
     def _validate(self, staging: Path, archive: Path, skeleton: Skeleton) -> ValidationReport:
         self.reporter.stage("Running PyTorch in f32 for reference")
-        tokenizer = self.source.tokenizer() if self.source.has_tokenizer() else None
+        tokenizer = self.source.tokenizer() if self.options.require_tokenizer else None
         plan = plan_check(skeleton.config, tokenizer, self.options.decode_steps)
         run = run_reference_apart if self.options.low_memory else run_reference
         reference = run(self.source.folder, plan, trust_remote_code=self.source.trust_remote_code)
@@ -333,16 +345,9 @@ class _Export:
             )
 
     def _keep_failed(self, staging: Path, validation: ValidationReport) -> None:
-        failed = self.target.with_name(f"{self.target.name}.failed")
-        if failed.exists():
-            shutil.rmtree(failed)
-        staging.rename(failed)
-        bad = next(check for check in validation.checks if not check.passed)
-        detail = f" ({bad.note})" if bad.note else ""
+        failed = keep_beside(staging, self.target, "failed")
         raise FailedValidationError(
-            f"{self.source.name}: tract disagrees with PyTorch in the {bad.name} check: max abs error "
-            f"{bad.max_abs_error:.3g}, KL {bad.max_kl_divergence:.3g}, same token in {bad.same_top1} of {len(bad.steps)}"
-            f"{detail}.",
+            self.source.name,
             f"The archive and its report are kept in {failed}; for f16 try --f32-attention, --f32-norm or --dtype f32.",
             validation,
         )
@@ -395,9 +400,25 @@ class _Export:
 class FailedValidationError(ValidationError):
     """A `ValidationError` that carries its report."""
 
-    def __init__(self, message: str, hint: str, report: ValidationReport) -> None:
-        super().__init__(message, hint)
+    def __init__(self, subject: str, hint: str, report: ValidationReport) -> None:
+        bad = next(check for check in report.checks if not check.passed)
+        detail = f" ({bad.note})" if bad.note else ""
+        super().__init__(
+            f"{subject}: tract disagrees with PyTorch in the {bad.name} check: max abs error "
+            f"{bad.max_abs_error:.3g}, KL {bad.max_kl_divergence:.3g}, same token in {bad.same_top1} of {len(bad.steps)}"
+            f"{detail}.",
+            hint,
+        )
         self.report = report
+
+
+def _bundles_size(skeleton: Skeleton, length: int, num_logits_to_keep: int) -> int:
+    """Return about how many bytes `make_bundles` writes for a text of `length` tokens."""
+    caches = sum(_volume(cache.shape(1, length)) for cache in skeleton.caches)
+    kept = length if num_logits_to_keep == 0 else min(num_logits_to_keep, length)
+    logits = kept * skeleton.config.get_text_config(decoder=True).vocab_size
+    # Caches: as output and as `_concat` in two bundles, as input in one. Logits: in all four.
+    return 4 * (5 * caches + 4 * logits)
 
 
 def _volume(shape: Sequence[int]) -> int:

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
 import shutil
+import signal
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from generic_export.errors import ArchiveError, OutputExistsError
+from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, T2NError
 
 MANIFEST_NAME = "export.json"
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
+_MANIFEST_KEYS = ("source", "graph", "model", "archive")  # what reading an export relies on
 _READ_BYTES = 1 << 22
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 def check_free(target: Path, force: bool) -> None:
     """Refuse an output folder that exists, unless it is an earlier export (or empty) and `force` is set.
 
     Raises:
+        OptionError: the path has no name of its own, such as `.` or `..`.
         OutputExistsError: the folder exists; the message says what to do.
     """
+    if target.name in ("", ".."):
+        raise OptionError(f"{target}: not a name for an output folder.", "Name a new folder with -o.")
     if not target.exists() and not target.is_symlink():
         return
     if not force:
@@ -41,37 +51,112 @@ def check_free(target: Path, force: bool) -> None:
 
 @contextmanager
 def staging_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `target`; whatever is still there when the block ends is removed.
+    """Yield an empty folder beside `target`; what is still there when the block ends is removed.
+
+    Parent folders that were missing are made, and removed again when nothing came to lie in them.
 
     Raises:
         ArchiveError: the parent folder cannot be written.
+        DiskFullError: the block ran out of disk space.
     """
     parent = target.absolute().parent
+    made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    staging = None
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=parent))
-    except OSError as error:
-        raise ArchiveError(f"cannot write in {parent}: {error.strerror}.", "Choose another folder with -o.") from error
-    staging.chmod(0o755)
-    try:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=parent))
+            staging.chmod(0o755)
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            raise ArchiveError(
+                f"cannot write in {parent}: {error.strerror}.", "Choose another folder with -o."
+            ) from error
         yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def put_in_place(staging: Path, target: Path) -> None:
-    """Give a finished folder its final name, replacing an earlier export in one step."""
-    if not target.exists():
-        staging.rename(target)
-        return
-    aside = staging.with_name(staging.name + ".old")
-    target.rename(aside)
-    try:
-        staging.rename(target)
-    except OSError:
-        aside.rename(target)
+    except T2NError as error:  # the user asked for another name
+        error.message = error.message.replace(str(staging), str(target))
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        raise disk_full(target) from error
+    finally:
+        with undisturbed():
+            if staging is not None:
+                _remove(staging)
+            for folder in made:
+                with suppress(OSError):  # not empty: the export is there
+                    folder.rmdir()
+
+
+def put_in_place(staging: Path, target: Path, force: bool) -> None:
+    """Give a finished folder its final name, replacing an earlier export in one step.
+
+    Raises:
+        OutputExistsError: something took the name meanwhile, see `check_free`.
+    """
+    check_free(target, force)
+    with undisturbed():
+        if not target.exists() and not target.is_symlink():
+            staging.rename(target)
+            return
+        aside = staging.with_name(staging.name + ".old")
+        target.rename(aside)
+        try:
+            staging.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
+        _remove(aside)
+
+
+def keep_beside(staging: Path, target: Path, suffix: str) -> Path:
+    """Keep a finished folder as `<target>.<suffix>`, replacing an earlier one of that name; return its path.
+
+    A folder of that name that is no export is somebody else's: then a number is added to the name.
+    """
+    kept = target.with_name(f"{target.name}.{suffix}")
+    number = 1
+    while (kept.exists() or kept.is_symlink()) and not (kept / MANIFEST_NAME).is_file():
+        number += 1
+        kept = target.with_name(f"{target.name}.{suffix}-{number}")
+    put_in_place(staging, kept, force=True)
+    return kept
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM for the moment of a rename or a removal that must not be cut in half."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is ever interrupted
+        yield
+        return
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Say whether a file operation failed for want of space (or quota)."""
+    return error.errno in _DISK_FULL
+
+
+def disk_full(path: Path) -> DiskFullError:
+    """Return the error to raise when what was being written to `path` did not fit."""
+    return DiskFullError(
+        f"{path}: the disk is full.",
+        "Nothing was left behind; free some space or choose another output path.",
+    )
 
 
 def file_digests(folder: Path) -> dict[str, dict[str, Any]]:
@@ -93,7 +178,22 @@ def sha256(path: Path) -> str:
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write `export.json`."""
-    (folder / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / MANIFEST_NAME).write_text(json_text(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def json_text(record: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return a record as JSON that every reader accepts: numbers that are not finite become null."""
+    return json.dumps(_finite(record), indent=indent, ensure_ascii=False, default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -111,4 +211,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ArchiveError(f"{path}: cannot be read: {error}.", "Export the model again.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
         raise ArchiveError(f"{path}: not an export manifest of format {MANIFEST_FORMAT}.", "Export the model again.")
+    missing = [key for key in _MANIFEST_KEYS if key not in manifest]
+    if missing:
+        raise ArchiveError(f"{path}: says nothing about {', '.join(missing)}.", "Export the model again.")
     return manifest

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from generic_export.errors import OptionError
+from generic_export.nnef.archive import GRAPH_FILE
 from t2n_llm.export import archive_in
 from t2n_llm.folder import read_manifest
 from t2n_llm.runner import WheelRunner
@@ -62,7 +63,8 @@ class ExportedModel:
             ArchiveError: it is no export folder, or its archive is missing.
             MissingTokenizerError: it carries no tokenizer.
         """
-        folder = path if path.is_dir() and (path / "config.json").is_file() else path.parent
+        is_archive = path.is_file() or (path / GRAPH_FILE).is_file()
+        folder = path.parent if is_archive else path
         manifest = read_manifest(folder)
         return ExportedModel(
             folder=folder,

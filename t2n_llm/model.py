@@ -148,9 +148,12 @@ def _instantiate(config: Any, dtype: torch.dtype, attention: str, trust_remote_c
             model = AutoModelForCausalLM.from_config(
                 copy.deepcopy(config), dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
             )
-    except ValueError as error:
+    except Exception as error:  # a config can name an activation, a rope type or a size that does not exist
         if "Unrecognized configuration class" not in str(error):
-            raise CaptureError(f"{type(config).__name__}: transformers cannot build the model: {error}") from error
+            raise CaptureError(
+                f"{type(config).__name__}: transformers cannot build the model: {type(error).__name__}: {error}",
+                "Check the values in config.json.",
+            ) from error
         raise UnknownArchitectureError(
             f"transformers has no causal language model for {type(config).__name__} ({config.model_type!r}).",
             "Give a text generation model, or install a transformers release that knows it.",
@@ -171,7 +174,10 @@ def _widen(model: nn.Module, pattern: str, dtype: torch.dtype) -> None:
         module.register_forward_pre_hook(_cast_floats(torch.float32), with_kwargs=True)
         module.register_forward_hook(lambda _module, _args, result: _cast(result, dtype))
     if not found:
-        raise OptionError(f"--keep-f32 {pattern!r} matches no parameter of the model.")
+        raise OptionError(
+            f"--keep-f32 {pattern!r} matches no parameter of the model.",
+            "Patterns are shell patterns on full names, such as 'model.layers.0.mlp.*'.",
+        )
 
 
 def _cast_floats(dtype: torch.dtype) -> Callable:
@@ -213,8 +219,16 @@ def _probe_caches(model: nn.Module) -> tuple[CacheTensor, ...]:
 
     cache = DynamicCache()
     ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
-    with torch.no_grad():
-        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    except Exception as error:  # whatever the model's own code raises
+        reason = str(error).strip().splitlines()
+        raise CaptureError(
+            f"{type(model).__name__} cannot run as a cached decoder on shapes alone: "
+            f"{type(error).__name__}: {reason[0] if reason else ''}",
+            "Models of this family have no translation yet; run with --debug to see where it stops.",
+        ) from error
     if not cache.layers:
         raise CaptureError(
             f"{type(model).__name__} leaves transformers' key/value cache empty.",

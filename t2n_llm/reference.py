@@ -6,16 +6,17 @@ No part of the exporter is used here: transformers' own eager attention, masks a
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from generic_export.errors import CorruptCheckpointError, NotEnoughMemoryError, ValidationError
+from generic_export.errors import CorruptCheckpointError, NotEnoughMemoryError, OptionError, ReferenceDiedError
 
 # Public domain (Melville, Moby-Dick, 1851): something a tokenizer of any language model can chew on.
 CHECK_TEXT = (
@@ -116,10 +117,41 @@ def run_reference(folder: Path, plan: CheckPlan, *, trust_remote_code: bool = Fa
 
 
 def run_reference_apart(folder: Path, plan: CheckPlan, *, trust_remote_code: bool = False) -> ReferenceRun:
-    """Do `run_reference` in a process of its own, so that all its memory is given back before the engine starts."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        return pool.submit(run_reference, folder, plan, trust_remote_code=trust_remote_code).result()
+    """Do `run_reference` in a process of its own, so that all its memory is given back before the engine starts.
+
+    Raises:
+        ReferenceDiedError: that process ended without an answer.
+    """
+    context = multiprocessing.get_context("spawn")  # a fork would share the memory that is to be given back
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, folder, plan, trust_remote_code), daemon=True)
+    try:
+        process.start()
+        sender.close()
+        answer: ReferenceRun | Exception = receiver.recv()
+    except EOFError:
+        process.join()
+        raise ReferenceDiedError(
+            f"{folder}: the PyTorch process died (exit code {process.exitcode}).",
+            "Most often the machine ran out of memory. Pass --no-check, and validate on a larger machine.",
+        ) from None
+    finally:  # on Ctrl-C too: nobody waits for its answer any more
+        if process.pid is not None:
+            process.kill()
+            process.join()
+        receiver.close()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _answer(sender: Connection, folder: Path, plan: CheckPlan, trust_remote_code: bool) -> None:
+    """Run in the other process: send what `run_reference` returns or raises."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    try:
+        sender.send(run_reference(folder, plan, trust_remote_code=trust_remote_code))
+    except Exception as error:
+        sender.send(error)
 
 
 def check_memory(parameters: int) -> None:
@@ -193,5 +225,7 @@ def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[in
         ids.append(int(logits.argmax()))
         pending = torch.tensor([[ids[-1]]])
     if not rows:
-        raise ValidationError("the plan decodes no token: the model has no position left after the prompt.")
+        raise OptionError(
+            "the check decodes no token: the model has no position left after the prompt.", "Pass --no-check."
+        )
     return tuple(ids), np.stack(rows)

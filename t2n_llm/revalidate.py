@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from generic_export.errors import OptionError, SourceError
 from kvcache.cache import CacheTensor
@@ -12,6 +15,8 @@ from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, r
 from t2n_llm.runner import open_runner
 from t2n_llm.source import ModelSource, open_source
 from t2n_llm.validate import ValidationReport, validate_archive
+
+logger = logging.getLogger(__name__)
 
 
 def validate_folder(
@@ -48,23 +53,34 @@ def validate_folder(
     manifest = read_manifest(folder)
     archive = archive_in(folder, manifest)
     source = _open_reference(manifest["source"], reference, revision, token, trust_remote_code)
-    if source.config.model_type != manifest["source"]["model_type"]:
-        raise OptionError(
-            f"{folder} was exported from a {manifest['source']['model_type']} model, "
-            f"{source.name} is a {source.config.model_type}.",
-            "Give the model that was exported with --reference.",
-        )
-    reporter.stage("Running PyTorch in f32 for reference")
-    tokenizer = source.tokenizer() if source.has_tokenizer() else None
-    plan = plan_check(source.config, tokenizer, decode_steps)
-    run = run_reference_apart if low_memory else run_reference
-    expected = run(source.folder, plan, trust_remote_code=trust_remote_code)
+    _check_same_model(folder, manifest, source)
     caches = [CacheTensor(**cache) for cache in manifest["graph"]["caches"]]
     dtype = manifest["graph"]["dtype"]
     with open_runner(archive, caches, dtype, engine=engine, tract_binary=tract_binary) as runner:
+        logger.info("%s %s will check", runner.engine_name, runner.engine_version)  # or is not there
+        reporter.stage("Running PyTorch in f32 for reference")
+        with_text = manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer()
+        tokenizer = source.tokenizer() if with_text else None
+        plan = plan_check(source.config, tokenizer, decode_steps)
+        run = run_reference_apart if low_memory else run_reference
+        expected = run(source.folder, plan, trust_remote_code=trust_remote_code)
         return validate_archive(
             runner, expected, dtype, on_check=lambda name: reporter.stage(f"Checking in tract: {name}")
         )
+
+
+def _check_same_model(folder: Path, manifest: Mapping[str, Any], source: ModelSource) -> None:
+    """Refuse a reference that cannot be the model that was exported."""
+    text = source.config.get_text_config(decoder=True)
+    for what, exported, given in (
+        ("a model of type", manifest["source"]["model_type"], source.config.model_type),
+        ("a model with a vocabulary of", manifest["model"]["vocab_size"], text.vocab_size),
+    ):
+        if exported != given:
+            raise OptionError(
+                f"{folder} was exported from {what} {exported}, {source.name} has {given}.",
+                "Give the model that was exported with --reference.",
+            )
 
 
 def _open_reference(

@@ -5,16 +5,18 @@ The hub is reached only through huggingface-hub, so its cache, tokens, offline m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from generic_export.errors import MissingTokenizerError, SourceError, UnknownArchitectureError
+from generic_export.errors import DiskFullError, MissingTokenizerError, SourceError, UnknownArchitectureError
 from generic_export.weights.safetensors_index import Checkpoint, open_checkpoint
+from t2n_llm.folder import is_disk_full
 
 # What an export reads of a repository; no .bin, .gguf, .onnx or image is ever downloaded.
 _REPOSITORY_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
+# The same weights once more, in the vendor's own layout.
+_DUPLICATE_PATTERNS = ("consolidated*", "original/*")
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -77,8 +79,8 @@ class ModelSource:
         return [self.folder / name for name in TOKENIZER_FILES if (self.folder / name).is_file()]
 
     def has_tokenizer(self) -> bool:
-        """Say whether a tokenizer can be built from the folder."""
-        return any((self.folder / name).is_file() for name in _TOKENIZER_MODELS)
+        """Say whether there are the files of a tokenizer."""
+        return _has_tokenizer(self.folder)
 
     def tokenizer(self) -> Any:
         """Load the tokenizer.
@@ -86,8 +88,6 @@ class ModelSource:
         Raises:
             MissingTokenizerError: there are no tokenizer files, or transformers cannot read them.
         """
-        if not self.has_tokenizer():
-            raise _missing_tokenizer(self.folder)
         return load_tokenizer(self.folder, self.trust_remote_code)
 
 
@@ -95,24 +95,23 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a folder.
 
     Raises:
-        MissingTokenizerError: transformers cannot build one from the files there.
+        MissingTokenizerError: it has none, or transformers cannot build it from the files there.
     """
     from transformers import AutoTokenizer
 
+    hint = "Put the model's tokenizer files there; `t2n-llm export --no-tokenizer` goes without."
+    if not _has_tokenizer(folder):
+        raise MissingTokenizerError(f"{folder}: no tokenizer files ({', '.join(_TOKENIZER_MODELS)}).", hint)
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except Exception as error:  # tokenizers itself raises plain Exception
         raise MissingTokenizerError(
-            f"{folder}: transformers cannot build its tokenizer: {_first_line(error)}",
-            "Put the model's tokenizer files beside its config, or pass --no-tokenizer to export without one.",
+            f"{folder}: transformers cannot build its tokenizer: {_one_line(error)}", hint
         ) from error
 
 
-def _missing_tokenizer(folder: Path) -> MissingTokenizerError:
-    return MissingTokenizerError(
-        f"{folder}: no tokenizer files (tokenizer.json, tokenizer.model or vocab.json).",
-        "Put the model's tokenizer there, or pass --no-tokenizer to export without one.",
-    )
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZER_MODELS)
 
 
 def open_source(
@@ -130,83 +129,114 @@ def open_source(
         revision: branch, tag or commit of a hub repository.
         token: hub access token; None takes the one of `huggingface-cli login` or `HF_TOKEN`.
         trust_remote_code: allow Python code that comes with the model.
-        require_tokenizer: refuse a source without tokenizer files.
+        require_tokenizer: refuse a source without a tokenizer that transformers can load.
 
     Raises:
         SourceError: the id or folder cannot be found or read.
         UnknownArchitectureError: transformers does not know the model type.
         MissingTokenizerError: a tokenizer is required and there is none.
     """
-    folder = Path(name).expanduser()
-    commit = None
-    if folder.is_dir():
-        if revision is not None:
-            raise SourceError(f"{name} is a local folder: --revision has no meaning there.", "Leave --revision out.")
-    elif _looks_like_path(name):
-        raise SourceError(
-            f"{name}: no such folder.", "Give a folder with a config.json, or a hub id such as owner/name."
-        )
-    else:
+    folder, commit = _local_folder(name), None
+    if folder is None:
         folder, commit = _download(name, revision, token)
+    elif revision is not None:
+        raise SourceError(f"{name} is a local folder: --revision has no meaning there.", "Leave --revision out.")
     if not (folder / "config.json").is_file():
         raise SourceError(
             f"{name}: no config.json in {folder}.", "Give the folder that holds config.json and *.safetensors."
         )
     source = ModelSource(name, folder, commit, _load_config(name, folder, trust_remote_code), trust_remote_code)
-    if require_tokenizer and not source.has_tokenizer():
-        raise _missing_tokenizer(folder)
+    if require_tokenizer:
+        source.tokenizer()
     return source
 
 
-def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).exists()
+def _local_folder(name: str) -> Path | None:
+    """Return the folder that a name stands for; None when it can only be a hub id."""
+    if not name:
+        raise SourceError("the name of the model is empty.", "Give a folder, or a hub id such as owner/name.")
+    try:
+        folder = Path(name).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except (OSError, RuntimeError):  # longer than a path can be; ~ of a user who does not exist
+        is_folder = exists = False
+    if is_folder:
+        return folder
+    if exists:
+        raise SourceError(f"{name}: a file, not a folder.", "Give the folder that holds config.json.")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise SourceError(
+            f"{name}: no such folder.", "Give a folder with a config.json, or a hub id such as owner/name."
+        )
+    return None
 
 
 def _download(repository: str, revision: str | None, token: str | None) -> tuple[Path, str]:
     from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            repository,
+            revision=revision,
+            token=token,
+            allow_patterns=list(_REPOSITORY_PATTERNS),
+            ignore_patterns=list(_DUPLICATE_PATTERNS),
+        )
+    except Exception as error:  # besides its own errors, those of whichever HTTP library it uses
+        raise _download_error(repository, revision, error) from error
+    path = Path(folder)
+    return path, path.name
+
+
+def _download_error(repository: str, revision: str | None, error: Exception) -> SourceError | DiskFullError:
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    try:
-        folder = snapshot_download(
-            repository, revision=revision, token=token, allow_patterns=list(_REPOSITORY_PATTERNS)
-        )
-    except GatedRepoError as error:
-        raise SourceError(
+    subject = repository if revision is None else f"{repository} at {revision!r}"
+    if isinstance(error, GatedRepoError):
+        return SourceError(
             f"{repository}: access to this model must be granted by its owner.",
             "Ask for it on the model's page, then run `hf auth login` or pass --token.",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise SourceError(
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return SourceError(
             f"{repository}: no revision {revision!r}.", "Give a branch, tag or commit of the repository."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise SourceError(
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return SourceError(
             f"{repository}: no such model on the hub, or it is private.",
             "Check the spelling; for a private model run `hf auth login` or pass --token.",
-        ) from error
-    except HFValidationError as error:
-        raise SourceError(
-            f"{repository}: neither a local folder nor a hub id: {_first_line(error)}", "Give a folder, or owner/name."
-        ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise SourceError(
-            f"{repository}: not in the local cache, and the hub cannot be reached (offline?).",
-            "Connect and retry, unset HF_HUB_OFFLINE, or give a local folder.",
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise SourceError(
-            f"{repository}: the hub answered: {_first_line(error)}", "Retry, or give a local folder."
-        ) from error
-    path = Path(folder)
-    return path, path.name
+        )
+    if isinstance(error, HFValidationError):
+        return SourceError(
+            f"{repository}: neither a local folder nor a hub id: {_one_line(error)}", "Give a folder, or owner/name."
+        )
+    if constants.HF_HUB_OFFLINE:
+        return SourceError(
+            f"{subject}: not in the local cache, or not all of it, and HF_HUB_OFFLINE forbids to download it.",
+            "Unset HF_HUB_OFFLINE, or give a local folder.",
+        )
+    if isinstance(error, LocalEntryNotFoundError):
+        return SourceError(
+            f"{subject}: not in the local cache, or not all of it, and {constants.ENDPOINT} cannot be reached: "
+            f"{_one_line(error.__cause__ or error)}",
+            "Connect and retry (what is there already is kept), or give a local folder.",
+        )
+    if isinstance(error, OSError) and is_disk_full(error):
+        return DiskFullError(
+            f"{subject}: the disk of the hub cache is full ({constants.HF_HUB_CACHE}).",
+            "Free some space, or set HF_HUB_CACHE to a folder on another disk, and retry.",
+        )
+    return SourceError(
+        f"{subject}: the download from {constants.ENDPOINT} failed: {_one_line(error)}",
+        "Retry (what is there already is kept), or give a local folder.",
+    )
 
 
 def _load_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
@@ -214,20 +244,8 @@ def _load_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (ValueError, KeyError) as error:
-        message = str(error)
-        if "trust_remote_code" in message:
-            raise SourceError(
-                f"{name}: the model comes with its own Python code.", "Read that code, then pass --trust-remote-code."
-            ) from error
-        if "model type" in message or "model_type" in message:
-            raise UnknownArchitectureError(
-                f"{name}: transformers does not know this model type: {_first_line(error)}",
-                "Install a transformers release that knows it.",
-            ) from error
-        raise SourceError(f"{name}: config.json cannot be read: {_first_line(error)}") from error
-    except OSError as error:
-        raise SourceError(f"{name}: config.json cannot be read: {_first_line(error)}") from error
+    except Exception as error:  # the classes check their fields as they like
+        raise _config_error(name, error) from error
     if getattr(config, "quantization_config", None) is not None:
         method = _quantization_method(config.quantization_config)
         raise SourceError(
@@ -235,6 +253,22 @@ def _load_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
             "Give the original bf16, f16 or f32 checkpoint.",
         )
     return config
+
+
+def _config_error(name: str, error: Exception) -> SourceError:
+    message = str(error)
+    if "trust_remote_code" in message:
+        return SourceError(
+            f"{name}: the model comes with its own Python code.", "Read that code, then pass --trust-remote-code."
+        )
+    if "model type" in message or "model_type" in message:
+        return UnknownArchitectureError(
+            f"{name}: transformers does not know this model type: {_one_line(error)}",
+            "Install a transformers release that knows it.",
+        )
+    return SourceError(
+        f"{name}: config.json cannot be read: {_one_line(error)}", "Correct that file, or download it again."
+    )
 
 
 def _quantization_method(quantization: Any) -> str:
@@ -246,6 +280,12 @@ def _quantization_method(quantization: Any) -> str:
     return str(method or "unknown method")
 
 
-def _first_line(error: Exception) -> str:
-    lines: Sequence[str] = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__
+def _one_line(error: BaseException) -> str:
+    """Return the first sentence of an exception: its first line, and the next one when that one ends in a colon."""
+    sentence = ""
+    for line in str(error).splitlines():
+        sentence = f"{sentence} {line.strip()}".strip()
+        if sentence and not sentence.endswith(":"):
+            break
+    speaks_for_itself = " " in sentence  # unlike a KeyError's 'name'
+    return sentence if speaks_for_itself else f"{type(error).__name__}: {sentence}"

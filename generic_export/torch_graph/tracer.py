@@ -244,7 +244,10 @@ def _capture_error(module: nn.Module, error: Exception, names: Sequence[str], fr
             f"{name}{where}: a dynamic axis is frozen to one size by the model: {detail}",
             "Make the axis static, or change the line that depends on its value.",
         )
-    return CaptureError(f"{name}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}")
+    return CaptureError(
+        f"{name}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}",
+        "Change that line so that it does not depend on values or on one size; the cause carries PyTorch's full account.",
+    )
 
 
 def _overloads(program: ExportedProgram) -> set[OpOverload]:

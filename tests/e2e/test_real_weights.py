@@ -1,0 +1,146 @@
+"""Real weights, end to end: SmolLM2-135M-Instruct exported to f16, checked in the engine, and talked to.
+
+The model is not part of the project: `scripts/fetch_test_models.py` puts it in the user's cache, and
+T2N_FETCH_MODELS=1 makes these tests do so. Without it they are skipped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from t2n_llm import export_llm
+from t2n_llm.export import ExportResult
+from t2n_llm.generate import ExportedModel, Sampling, _pieces
+from t2n_llm.source import load_tokenizer
+
+PROJECT = Path(__file__).resolve().parents[2]
+SCRIPT = PROJECT / "scripts" / "fetch_test_models.py"
+EXAMPLE = PROJECT / "examples" / "models" / "tiny-llama-real"
+
+DECODE_STEPS = 64
+NEW_TOKENS = 40
+
+TEXTS = {
+    "words": "Call me Ishmael. Some years ago, never mind how long precisely.",
+    "emoji": "😀😀 a 😀b",
+    "joined emoji": "the 👩‍🔬 and the 👨‍👩‍👧‍👦, under 🇫🇷🇬🇧 flags",
+    "accents": "naïve café, Ångström, žluťoučký kůň",
+    "other scripts": "日本語のテキスト 한국어 العربية हिन्दी",
+    "spaces": "  two  spaces\n\n\tand lines\n",
+    "punctuation": " isn 't it . , ! ? 's",
+    "replacement character": "x\N{REPLACEMENT CHARACTER}y\N{REPLACEMENT CHARACTER}",
+    "one space": " ",
+    "nothing": "",
+}
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fetch_test_models", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model_folder() -> Path:
+    fetcher = load_script()
+    folder = fetcher.default_output() / fetcher.MODEL_NAME
+    if fetcher.is_complete(folder):
+        return folder
+    if os.environ.get("T2N_FETCH_MODELS") == "1":
+        return fetcher.fetch(fetcher.default_output())
+    pytest.skip(
+        f"{fetcher.MODEL_NAME} is not in the cache; run scripts/fetch_test_models.py, or set T2N_FETCH_MODELS=1"
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExportResult]:
+    """Export once for this module; 270 MB, so it is not left to pytest's kept folders."""
+    folder = tmp_path_factory.mktemp("real") / "smollm2"
+    yield export_llm(str(model_folder), folder, dtype="f16", check=True, decode_steps=DECODE_STEPS)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module", params=["example", "smollm2"])
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    folder = EXAMPLE if request.param == "example" else request.getfixturevalue("model_folder")
+    return load_tokenizer(folder)
+
+
+def test_f16_agrees_with_pytorch(exported: ExportResult) -> None:
+    report = exported.validation
+    assert report is not None and report.passed
+    assert [check.name for check in report.checks] == ["prefill", "chunked prefill", "decode", "greedy"]
+    decode = next(check for check in report.checks if check.name == "decode")
+    assert len(decode.steps) == DECODE_STEPS
+    # Where the engine prefers another token, PyTorch must have been undecided at the resolution of f16.
+    differing = [step for step in decode.steps if not step.same_top1]
+    assert all(step.agrees(report.tolerance) for step in differing)
+    assert decode.same_top1 == DECODE_STEPS - len(differing) >= DECODE_STEPS - 1
+    assert decode.max_kl_divergence < 1e-3
+    assert exported.manifest["f16_overflows"] == {}
+
+
+def test_the_command_line_answers_a_chat(exported: ExportResult) -> None:
+    prompt = "What is the capital of France?"
+    answer = generate(exported.output_dir, prompt)
+    assert "Paris" in answer
+    assert answer == decoded_tokens(exported.output_dir, prompt) + "\n"
+
+
+@pytest.mark.parametrize("prompt", ["Repeat these emoji and nothing else: 😀 👩‍🔬 🇫🇷", "Count to ten."])
+def test_streamed_text_is_the_decoded_tokens(exported: ExportResult, prompt: str) -> None:
+    text = decoded_tokens(exported.output_dir, prompt)
+    model = ExportedModel.open(exported.output_dir)
+    assert text.strip()
+    assert "".join(model.generate(prompt, max_new_tokens=NEW_TOKENS, sampling=Sampling())) == text
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_pieces_of_text_add_up(tokenizer: Any, text: str) -> None:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert "".join(_pieces(tokenizer, iter(ids))) == text == tokenizer.decode(ids)
+
+
+def test_pieces_of_any_tokens_add_up(tokenizer: Any) -> None:
+    chosen = random.Random(0)
+    parts = [number for number in range(len(tokenizer)) if "\N{REPLACEMENT CHARACTER}" in tokenizer.decode([number])]
+    for _ in range(500):
+        # Half of them tokens that hold only a part of a character.
+        ids = [chosen.choice(parts if chosen.random() < 0.5 else range(len(tokenizer))) for _ in range(12)]
+        pieces = list(_pieces(tokenizer, iter(ids)))
+        assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True), ids
+        assert all(pieces[:-1]), ids
+
+
+def test_pieces_come_as_soon_as_they_are_final(tokenizer: Any) -> None:
+    ids = tokenizer("The sea was calm", add_special_tokens=False)["input_ids"]
+    assert list(_pieces(tokenizer, iter(ids))) == [tokenizer.decode([number]) for number in ids]
+
+
+def decoded_tokens(folder: Path, prompt: str) -> str:
+    """Return the greedy answer, its tokens decoded all at once."""
+    model = ExportedModel.open(folder)
+    tokens = list(model._tokens(model.encode(prompt, chat=True), NEW_TOKENS, Sampling()))
+    return str(model.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def generate(folder: Path, prompt: str) -> str:
+    """Return what the command prints."""
+    command = [sys.executable, "-m", "t2n_llm.cli", "generate", str(folder), prompt, "-n", str(NEW_TOKENS)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, check=True, timeout=300)
+    return done.stdout.decode("utf-8")

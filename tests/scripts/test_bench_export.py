@@ -1,0 +1,158 @@
+"""The export benchmark: checkpoints in the hub's layout, honest arithmetic, nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from generic_export.weights.safetensors_index import open_checkpoint
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_export.py"
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_export", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+bench = load_script()
+TINY = bench.SHAPES["tiny"]
+
+
+def outcome(**changes: Any) -> Any:
+    """Return an invented outcome of two repeats."""
+    runs = tuple(
+        bench.ChildRun(seconds, 8.0, 2.0, peak, (bench.Stage("Capturing the graph", seconds / 2, peak),))
+        for seconds, peak in ((10.0, 900.0), (20.0, 1100.0))
+    )
+    copies = (bench.Copy(1.0, 0.5), bench.Copy(3.0, 1.5))
+    return bench.Outcome(
+        **(
+            {"size": "1B", "dtype": "f16", "archive": "tar", "checkpoint_bytes": 2_471_000_000}
+            | {"baseline_mib": 400.0, "copies": copies, "exports": runs}
+            | changes
+        )
+    )
+
+
+@pytest.mark.parametrize(("size", "parameters"), [("1B", 1_235_814_400), ("3B", 3_212_749_824), ("8B", 8_030_261_248)])
+def test_shapes_have_the_parameters_of_the_published_models(size: str, parameters: int) -> None:
+    tensors = bench.tensors_of(bench.SHAPES[size])
+    assert sum(int(np.prod(sizes)) for sizes in tensors.values()) == parameters
+
+
+def test_8b_is_sharded_in_four_files_of_5_gb() -> None:
+    tensors = bench.tensors_of(bench.SHAPES["8B"])
+    shards = bench.shards_of(tensors, bench.SHARD_BYTES)
+    assert [name for names in shards for name in names] == list(tensors)
+    assert len(shards) == 4
+    assert all(sum(2 * int(np.prod(tensors[name])) for name in names) <= 5_000_000_000 for names in shards)
+
+
+def test_transformers_loads_the_checkpoint(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    written = bench.write_checkpoint(tmp_path / "model", TINY)
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert model.dtype is torch.bfloat16
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.config.rope_parameters["rope_type"] == "llama3"
+    assert model.config.rope_parameters["rope_theta"] == 500000.0
+    assert written == sum(file.stat().st_size for file in (tmp_path / "model").iterdir())
+
+
+def test_shards_and_index_agree(tmp_path: Path) -> None:
+    bench.write_checkpoint(tmp_path / "model", TINY, shard_bytes=70_000)
+    checkpoint = open_checkpoint(tmp_path / "model")
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
+    assert len(checkpoint.files) > 2
+    assert all(file.stat().st_size < 72_000 for file in checkpoint.files)
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == bench.tensors_of(TINY)
+    assert index["metadata"]["total_size"] == checkpoint.total_bytes
+
+
+@pytest.mark.parametrize("nbytes", [2, 6, 8, 4096, (1 << 24) + 2])
+def test_random_values_are_sane_and_come_in_chunks(nbytes: int) -> None:
+    chunks = list(bench.random_bf16(nbytes, np.random.Generator(np.random.SFC64(0))))
+    assert max(map(len, chunks)) <= 1 << 24
+    values = torch.frombuffer(bytearray(b"".join(chunks)), dtype=torch.bfloat16).float()
+    assert values.numel() * 2 == nbytes
+    assert ((values.abs() >= 2**-7) & (values.abs() < 2**-5)).all()
+    if nbytes > 1_000_000:
+        assert len(values.unique()) == 512  # two signs, two exponents, 128 mantissas
+
+
+def test_medians_and_budgets() -> None:
+    record = outcome().asdict()
+    assert (record["cp_seconds"], record["sync_seconds"], record["export_seconds"]) == (2.0, 1.0, 15.0)
+    assert record["ratio"] == 7.5
+    assert record["allowed_seconds"] == 19.0 and record["time_within_budget"]
+    assert record["extra_mib"] == 600.0 and record["memory_within_budget"]
+    late = outcome(copies=(bench.Copy(0.0, 0.0),), baseline_mib=-100.0)
+    assert late.allowed_seconds == 15.0
+    assert not late.extra_mib <= bench.BUDGET_MIB
+
+
+def test_the_table_says_whether_the_budgets_hold() -> None:
+    text = bench.table(outcome())
+    assert "time <= 2.0 x cp + 15 s  yes (15.0 of 19.0 s)" in text
+    assert "600 MiB (1000 - 400)" in text
+    assert "Capturing the graph" in text
+    over = bench.table(outcome(baseline_mib=-100.0))
+    assert "<= 1.0 GiB               no" in over
+
+
+def test_tiny_end_to_end_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--size", "tiny", "--work", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    record = json.loads(done.stdout)
+    assert record["export_seconds"] > record["exports"][0]["user"] * 0.1 > 0
+    assert 0 < record["extra_mib"] < 1024
+    titles = [stage["title"] for stage in record["exports"][0]["stages"]]
+    assert titles[2:5] == ["Capturing the graph", "Writing model.nnef.tar", "Flushing to the disk"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int) -> None:
+    command = [sys.executable, str(SCRIPT), "--size", "tiny", "--work", str(tmp_path), "--repeat", "50"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "export" in line:
+            break
+    time.sleep(0.5)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert errors.strip().endswith("error: interrupted; nothing was left behind.")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_work_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--size", "tiny", "--work", str(tmp_path / "none")]) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+
+
+def test_a_full_disk_is_found_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10**9})())
+    with pytest.raises(bench.BenchError, match="GB are needed"):
+        bench.measure("1B", "f16", "tar", tmp_path, 1)
+    assert not list(tmp_path.iterdir())
