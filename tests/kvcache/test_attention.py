@@ -97,3 +97,17 @@ def test_transformers_knows_our_attention_only_inside_the_block() -> None:
     with pytest.raises(ZeroDivisionError), kvcache.explicit_attention():
         raise ZeroDivisionError
     assert (dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)) == before
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_window_shorter_than_the_engines_tiles(softcap: float | None) -> None:
+    """tract's flash kernel works on tiles of 32 keys: a tile that a query may not see at all must not give NaN."""
+    torch.manual_seed(0)
+    check(
+        Attention(window=5, softcap=softcap),
+        tensors(5, 12),
+        tensors(70, 70),
+        tensors(40, 130),
+        tensors(1, 200),
+        dynamic_axes=AXES,
+    )
