@@ -17,7 +17,9 @@ from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral,
 from generic_export.ops.complex_layout import COMPONENT_DTYPES, as_complex, carried_fact, holds_complex, on_pairs
 from generic_export.ops.dtypes import F32_MAX, F32_SCALE, TRACT_DTYPES, WRAPPING_DTYPES, as_read, tract_dtype
 from generic_export.ops.fragments import load_fragment
+from generic_export.ops.real_sizes import is_real, real_value
 from generic_export.ops.repeated_axes import RepeatedAxes
+from generic_export.ops.reshaping import reshaped
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, same_shape, simplify_dim
 
 Scalar = float | int | bool
@@ -206,6 +208,8 @@ class NnefBuilder:
 
     def scalar(self, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value:
         """Return a rank-0 constant: a literal for floats and bools' sake of NNEF, a cast dimension for integers."""
+        if isinstance(value, sympy.Expr) and is_real(value):
+            return self.cast(real_value(self, value), dtype)
         if isinstance(value, sympy.Expr):
             return self.emit(
                 "tract_core_cast", [DimLiteral(dim_text(value))], shape=(), dtype=dtype, attributes=_to(dtype)
@@ -286,18 +290,7 @@ class NnefBuilder:
 
     def reshape(self, value: Value, shape: Sequence[Dim]) -> Value:
         """Reshape; only the axes that change are named, so that symbolic ones stay out of it."""
-        if same_shape(value.shape, shape):
-            return value
-        start, stop_in, stop_out = _changed_axes(value.shape, shape)
-        removed, added = value.shape[start:stop_in], tuple(shape[start:stop_out])
-        if not added and all(same_dim(dim, 1) for dim in removed):
-            return self.squeeze(value, range(start, stop_in))
-        if not removed and all(same_dim(dim, 1) for dim in added):
-            return self.unsqueeze(value, range(start, stop_out))
-        attributes: dict[str, Argument] = {"shape": shape_argument(added)}
-        if start or stop_in < value.rank:
-            attributes |= {"axis_start": start, "axis_count": stop_in - start}
-        return self.emit("reshape", [value], shape=shape, dtype=value.dtype, attributes=attributes)
+        return reshaped(self, value, shape)
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
         """Permute the axes: axis `i` of the result is axis `axes[i]` of the value."""
@@ -477,17 +470,6 @@ def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
         else:
             raise GraphError(f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.")
     return tuple(shape)
-
-
-def _changed_axes(before: Sequence[Dim], after: Sequence[Dim]) -> tuple[int, int, int]:
-    """Return where two shapes start to differ, and where each one's differing part ends."""
-    start = 0
-    while start < min(len(before), len(after)) and same_dim(before[start], after[start]):
-        start += 1
-    tail = 0
-    while tail < min(len(before), len(after)) - start and same_dim(before[-1 - tail], after[-1 - tail]):
-        tail += 1
-    return start, len(before) - tail, len(after) - tail
 
 
 __all__ = [

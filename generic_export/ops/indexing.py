@@ -34,6 +34,8 @@ def _bound(position: Dim | None, size: Dim, default: Dim) -> Dim:
             return max(shifted, 0) if isinstance(shifted, int) else shifted
         # A constant bound of a dynamic axis is taken as it is, as PyTorch does: shorter tensors are not meant.
         return min(position, size) if isinstance(size, int) else position
+    if position.is_nonpositive:  # `x[-y.shape[1]:]`: counted from the end, as a negative number is
+        return simplify_dim(sympy.sympify(size) + position)
     return smaller_dim(position, size)
 
 

@@ -8,6 +8,7 @@ import sympy
 import torch
 
 from generic_export.ops.builder import NnefBuilder, Scalar, Value
+from generic_export.ops.real_sizes import is_real
 
 Operand: TypeAlias = Value | Scalar | sympy.Expr
 
@@ -31,7 +32,9 @@ def result_dtype(*values: Operand | complex) -> torch.dtype:
 def _stand_in(value: Operand | complex) -> torch.Tensor | Scalar | complex:
     if isinstance(value, Value):
         return torch.empty((1,) * value.rank, dtype=value.dtype, device="meta")
-    return 1 if isinstance(value, sympy.Expr) else value
+    if isinstance(value, sympy.Expr):
+        return 1.0 if is_real(value) else 1
+    return value
 
 
 def _rank(value: torch.Tensor | Scalar | complex) -> int:

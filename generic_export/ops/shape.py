@@ -29,10 +29,15 @@ def volume(shape: Sequence[Dim]) -> Dim:
     return simplify_dim(total)
 
 
-def _resolved(shape: Sequence[Dim], value: Value) -> Shape:
+def _resolved(b: NnefBuilder, shape: Sequence[Dim], value: Value) -> Shape:
     """Replace the -1 of a requested shape by the size that is left for it."""
     if not any(isinstance(dim, int) and dim == -1 for dim in shape):
         return tuple(shape)
+    for known_shape in b.result_shapes:  # PyTorch's own, in the form that it goes on with
+        if len(known_shape) == len(shape) and all(
+            want == -1 or same_dim(want, have) for want, have in zip(shape, known_shape, strict=True)
+        ):
+            return known_shape
     known = volume([dim for dim in shape if not (isinstance(dim, int) and dim == -1)])
     if same_dim(known, 0):
         raise TranslationError(f"shape {list(shape)} cannot be resolved: it has an axis of size 0 and a -1.")
@@ -43,13 +48,13 @@ def _resolved(shape: Sequence[Dim], value: Value) -> Shape:
 @translates(aten.view.default, aten._unsafe_view.default, aten.view_copy.default)
 def view(b: NnefBuilder, self: Value, size: Sequence[Dim]) -> Value:
     """view(Tensor(a) self, SymInt[] size) -> Tensor(a)"""
-    return b.reshape(self, _resolved(size, self))
+    return b.reshape(self, _resolved(b, size, self))
 
 
 @translates(aten.reshape.default)
 def reshape(b: NnefBuilder, self: Value, shape: Sequence[Dim]) -> Value:
     """reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)"""
-    return b.reshape(self, _resolved(shape, self))
+    return b.reshape(self, _resolved(b, shape, self))
 
 
 @translates(aten.flatten.using_ints)
@@ -65,7 +70,7 @@ def flatten(b: NnefBuilder, self: Value, start_dim: int = 0, end_dim: int = -1) 
 def unflatten(b: NnefBuilder, self: Value, dim: int, sizes: Sequence[Dim]) -> Value:
     """unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)"""
     axis = axis_of(dim, self.rank)
-    return b.reshape(self, _resolved([*self.shape[:axis], *sizes, *self.shape[axis + 1 :]], self))
+    return b.reshape(self, _resolved(b, [*self.shape[:axis], *sizes, *self.shape[axis + 1 :]], self))
 
 
 @translates(aten.unsqueeze.default)
@@ -159,9 +164,16 @@ def split(b: NnefBuilder, self: Value, split_size: Dim, dim: int = 0) -> list[Va
     axis = axis_of(dim, self.rank)
     size = self.shape[axis]
     if not isinstance(size, int) or not isinstance(split_size, int):
-        raise TranslationError(f"split of an axis of size {dim_text(size)} into parts of {dim_text(split_size)}.")
+        return _split_as_captured(b, self, axis, split_size)
     starts = range(0, max(size, 1), split_size) if split_size else [0]
     return [b.slice(self, axis, start, min(start + split_size, size)) for start in starts]
+
+
+def _split_as_captured(b: NnefBuilder, self: Value, axis: int, split_size: Dim) -> list[Value]:
+    """Split a dynamic axis into as many parts as PyTorch found; it guards that number, or refuses the axis."""
+    starts = [simplify_dim(index * sympy.sympify(split_size)) for index in range(len(b.result_shapes))]
+    ends = [*starts[1:], self.shape[axis]]
+    return [b.slice(self, axis, start, end) for start, end in zip(starts, ends, strict=True)]
 
 
 @translates(aten.split_with_sizes.default)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from generic_export.errors import CaptureError, OptionError, SpecializedAxisError
 from generic_export.torch_graph.dims import Dim as Size
-from generic_export.torch_graph.dims import dim_symbol, simplify_dim, without_floats
+from generic_export.torch_graph.dims import dim_symbol, plain_size, simplify_dim
 from generic_export.torch_graph.ir import (
     Argument,
     FixedTensorList,
@@ -275,7 +275,7 @@ class Conversion:
         return value
 
     def _named(self, expr: sympy.Expr) -> Size:
-        renamed = without_floats(expr).subs(self.symbols) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
+        renamed = plain_size(expr).subs(self.symbols) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
         unknown = renamed.free_symbols - set(self.symbols.values())
         if unknown:
             raise CaptureError(

@@ -5,6 +5,7 @@ In: an `int` or a sympy expression over the symbols the user named. Out: text su
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -61,20 +62,66 @@ def floor_div(dividend: Dim, divisor: int) -> Dim:
     return simplify_dim(torch_sympy.FloorDiv(sympy.expand(dividend), divisor))
 
 
-def without_floats(expr: sympy.Expr) -> sympy.Expr:
-    """Return a size that PyTorch scales by a float, `trunc(1.5 * float(s))`, as an integer division: `(3*s) // 2`."""
+def plain_size(expr: sympy.Expr) -> sympy.Expr:
+    """Return a size as torch.export wrote it, in sums, products and integer divisions wherever that is possible."""
+    return _without_symbolic_divisors(_without_floats(expr))
 
-    def divided(product: sympy.Expr) -> sympy.Expr:
-        plain = product.replace(torch_sympy.ToFloat, lambda size: size)
-        factor, size = plain.as_coeff_Mul()
-        if not factor.is_Float or size.has(sympy.Float):
-            return torch_sympy.TruncToInt(product)
-        ratio = Fraction(float(factor)).limit_denominator(_MAX_SCALE_DENOMINATOR)
-        return torch_sympy.FloorDiv(ratio.numerator * size, ratio.denominator)
 
-    if not expr.has(torch_sympy.ToFloat):
+def _without_floats(expr: sympy.Expr) -> sympy.Expr:
+    """Return a size that PyTorch computes with floats as an integer division.
+
+    `trunc(1.5 * float(s))` becomes `(3*s) // 2`, and `ceil(s / 2)` becomes `(s + 1) // 2`.
+    """
+    if not expr.has(torch_sympy.ToFloat, torch_sympy.IntTrueDiv):
         return expr
-    return expr.replace(torch_sympy.TruncToInt, divided).replace(torch_sympy.FloorToInt, divided)
+    for function, rounded_up in _ROUNDINGS.items():
+        expr = expr.replace(function, lambda inner, f=function, up=rounded_up: _integer_quotient(f, inner, up))
+    return expr
+
+
+_ROUNDINGS = {torch_sympy.TruncToInt: False, torch_sympy.FloorToInt: False, torch_sympy.CeilToInt: True}
+
+
+def _integer_quotient(function: type[sympy.Function], inner: sympy.Expr, rounded_up: bool) -> sympy.Expr:
+    """Return `function(inner)` as a division of integers where `inner` is a size times a simple fraction."""
+    plain = inner.replace(torch_sympy.ToFloat, lambda size: size)
+    plain = plain.replace(torch_sympy.IntTrueDiv, lambda size, divisor: size * sympy.Float(1) / divisor)
+    factor, size = plain.as_coeff_Mul()
+    if not factor.is_Float or size.has(sympy.Float):
+        return function(inner)
+    ratio = Fraction(float(factor)).limit_denominator(_MAX_SCALE_DENOMINATOR)
+    above = ratio.denominator - 1 if rounded_up else 0
+    return torch_sympy.FloorDiv(ratio.numerator * size + above, ratio.denominator)
+
+
+def _without_symbolic_divisors(expr: sympy.Expr) -> sympy.Expr:
+    """Return a size with `n // (n // 4)` as 4 wherever `n` is a multiple of 4, as an axis split in fours is."""
+    return expr.replace(torch_sympy.FloorDiv, _constant_quotient)
+
+
+def _constant_quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    if isinstance(divisor, torch_sympy.FloorDiv) and divisor.args[1].is_Integer:
+        whole, part = divisor.args
+        if same_dim(base, whole) and is_multiple(whole, int(part)):
+            return part
+    return torch_sympy.FloorDiv(base, divisor)
+
+
+def is_multiple(expr: sympy.Expr, divisor: int) -> bool:
+    """Say whether a sum of sizes and of their remainders by `divisor` is always a multiple of it.
+
+    Such an expression repeats modulo `divisor` with each symbol, so that one period of each is a proof.
+    """
+    symbols = sorted(expr.free_symbols, key=str)
+    remainders = expr.atoms(sympy.Function)
+    periodic = all(isinstance(part, _REMAINDERS) and part.args[1] == divisor for part in remainders)
+    if not periodic or divisor ** len(symbols) > _MAX_PERIODS:
+        return False
+    periods = itertools.product(range(divisor), repeat=len(symbols))
+    return all(expr.subs(dict(zip(symbols, sizes, strict=True))) % divisor == 0 for sizes in periods)
+
+
+_MAX_PERIODS = 4096
 
 
 def smaller_dim(left: Dim, right: Dim) -> Dim:

@@ -6,8 +6,10 @@ one operator (`ops/rnn.py`). Transformer layers neither take their fused path no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 from unittest import mock
 
@@ -27,7 +29,12 @@ def capture_patches() -> Iterator[None]:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with _kept_recurrent_layers(), mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", _is_causal):
+        with (
+            _kept_recurrent_layers(),
+            mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", _is_causal),
+            mock.patch("torch.linspace", _linspace),
+            _symbolic_math(),
+        ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
@@ -36,6 +43,52 @@ def capture_patches() -> Iterator[None]:
 def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """PyTorch compares the mask with a causal one, which needs its values; without that hint the mask itself is applied."""
     return bool(is_causal)
+
+
+@contextmanager
+def _symbolic_math() -> Iterator[None]:
+    """`math.sqrt(x.shape[1])` asks a symbolic size for its value, which freezes it: torch has a function that does not."""
+    with ExitStack() as stack:
+        for name, symbolic in _SYMBOLIC_MATH.items():
+            stack.enter_context(mock.patch.object(math, name, _on_sizes(getattr(math, name), symbolic)))
+        yield
+
+
+# Those of PyTorch's symbolic functions that torch.export accepts in a graph.
+_SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
+    "sqrt": torch._sym_sqrt,
+    "sin": torch._sym_sin,
+    "cos": torch._sym_cos,
+    "tanh": torch._sym_tanh,
+}
+
+
+def _on_sizes(plain: Callable[..., float], symbolic: Callable[[Any], Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def function(*args: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], (torch.SymInt, torch.SymFloat)):
+            return symbolic(args[0])
+        return plain(*args)
+
+    return function
+
+
+_plain_linspace = torch.linspace
+
+
+def _linspace(
+    start: float | torch.Tensor, end: float | torch.Tensor, steps: int, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """`torch.linspace` takes plain numbers of steps only, and would freeze a size: both halves as PyTorch computes them."""
+    tensors = isinstance(start, torch.Tensor) or isinstance(end, torch.Tensor)
+    if tensors or args or kwargs.get("out") is not None or not isinstance(steps, torch.SymInt):
+        return _plain_linspace(start, end, steps, *args, **kwargs)
+    positions = torch.arange(steps, device=kwargs.get("device"))
+    last = torch.sym_max(steps - 1, 1)
+    step = (end - start) / last
+    values = torch.where(positions < steps // 2, start + step * positions, end - step * (steps - 1 - positions))
+    values = torch.where(positions == 0, start, values)  # of one value, it is the start
+    return values.to(kwargs.get("dtype") or torch.get_default_dtype())
 
 
 # --- recurrent layers ------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental import _config as fx_config
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from generic_export.errors import CaptureError, OptionError, SpecializedAxisError, T2NError
@@ -34,6 +35,7 @@ from generic_export.torch_graph.conversion import (
     is_annotation,
     symbol_name,
 )
+from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import user_source
 from generic_export.torch_graph.nested import FlatCall, named_outputs
@@ -55,13 +57,21 @@ class _Strategy:
     Attributes:
         oblivious: reason about any size from the start.
         lenient: accept what the reasoning about memory layout needed, for symbols that one axis alone has.
+        bounded_below: accept the smallest size that PyTorch asks for (4 for `x[:, :4]`): the graph then holds from there on.
     """
 
     oblivious: bool = False
     lenient: bool = False
+    bounded_below: bool = False
 
 
-_STRATEGIES = (_Strategy(), _Strategy(oblivious=True), _Strategy(lenient=True))
+_STRATEGIES = (
+    _Strategy(),
+    _Strategy(oblivious=True),
+    _Strategy(oblivious=True, lenient=True),
+    _Strategy(lenient=True),
+    _Strategy(bounded_below=True),
+)
 
 
 @dataclass(frozen=True)
@@ -127,22 +137,24 @@ class TorchModuleTracer:
     def _export(self, call: FlatCall, names: Sequence[str], freezes: Sequence[str]) -> ExportedProgram:
         """Try the strategies in order; when none captures the module the first one's error is told."""
         first_error: Exception | None = None
-        bounds: dict[str, dict[str, int]] = {}
+        suggested: dict[str, dict[str, int]] = {}
         attempts = list(_STRATEGIES)
         while attempts:
             strategy = attempts.pop(0)
+            bounds = _accepted(suggested, strategy)
             try:
-                return self._export_once(call, self._dynamic_shapes(names, strategy, bounds), strategy)
+                program = self._export_once(call, self._dynamic_shapes(names, strategy, bounds), strategy)
+                if not (strategy.lenient and freezing_guards(program)):
+                    return program
             except T2NError:
                 raise
             except Exception as error:  # torch.export raises many unrelated classes, none of them documented
                 first_error = first_error or error
-                if "Constraints violated" not in str(error) and not isinstance(error, AssertionError):
+                if not any(marker in str(error) for marker in _ABOUT_SIZES) and not isinstance(error, AssertionError):
                     break
                 # A table of 512 positions bounds the length: that is no reason to refuse, it becomes an assertion.
-                found = _suggested_bounds(error)
-                if any(bounds.get(symbol) != bound for symbol, bound in found.items()):
-                    bounds |= found
+                suggested |= _suggested_bounds(error)
+                if _accepted(suggested, strategy) != bounds:
                     attempts.insert(0, strategy)
         if first_error is None:
             raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
@@ -202,16 +214,27 @@ def _flat_forward(module: nn.Module, call: FlatCall) -> Iterator[list[str]]:
 def _recorded_freezes() -> Iterator[list[str]]:
     """Note the source line at which PyTorch first fixes a symbolic size to a number."""
     lines: list[str] = []
-    original = ShapeEnv._set_replacement
+    replace_symbol, guard_int = ShapeEnv._set_replacement, SymNode.guard_int
 
-    def recorded(env: ShapeEnv, symbol: sympy.Symbol, target: sympy.Expr, message: str) -> None:
+    def note_line() -> None:
+        source = user_source("".join(traceback.format_stack()))
+        if source:
+            lines.append(source)
+
+    def recorded_replacement(env: ShapeEnv, symbol: sympy.Symbol, target: sympy.Expr, message: str) -> None:
         if getattr(target, "is_number", False):
-            source = user_source("".join(traceback.format_stack()))
-            if source:
-                lines.append(source)
-        original(env, symbol, target, message)
+            note_line()
+        replace_symbol(env, symbol, target, message)
 
-    with mock.patch.object(ShapeEnv, "_set_replacement", recorded):
+    def recorded_int(node: SymNode, file: str, line: int) -> int:
+        if node.expr.free_symbols:  # `int(0.5 * size)`, `range(size)`
+            note_line()
+        return guard_int(node, file, line)
+
+    with (
+        mock.patch.object(ShapeEnv, "_set_replacement", recorded_replacement),
+        mock.patch.object(SymNode, "guard_int", recorded_int),
+    ):
         yield lines
 
 
@@ -224,6 +247,17 @@ def _suggested_bounds(error: Exception) -> dict[str, dict[str, int]]:
         symbol: {key: int(value) for key, value in re.findall(r"(min|max)=(\d+)", bounds)}
         for symbol, bounds in _SUGGESTED_BOUND.findall(str(error))
     }
+
+
+# How PyTorch says that it failed over what a size may be: another strategy may do better.
+_ABOUT_SIZES = ("Constraints violated", "conflicts between user-specified ranges")
+
+
+def _accepted(suggested: Mapping[str, Mapping[str, int]], strategy: _Strategy) -> dict[str, dict[str, int]]:
+    """Return those of the suggested bounds that a strategy takes: upper ones always."""
+    keys = ("min", "max") if strategy.bounded_below else ("max",)
+    chosen = {symbol: {key: bounds[key] for key in keys if key in bounds} for symbol, bounds in suggested.items()}
+    return {symbol: bounds for symbol, bounds in chosen.items() if bounds}
 
 
 _LEAF_SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")

@@ -1,0 +1,40 @@
+"""What PyTorch assumed of sizes while it captured, when it was told not to refuse over it.
+
+In: a program captured with `Dim.DYNAMIC`. Out: the assumptions that fix a size, which no export may be built on.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+
+# Sizes far from any example: multiples of many numbers, so that divisibility is met by some, and sizes that are not.
+_FAR_SIZES = (144, 160, 210, 240, 250, 256, 336, 360, 441, 512)
+
+
+def freezing_guards(program: ExportedProgram) -> list[sympy.Expr]:
+    """Return the equalities that hold for no large size, such as `trunc(0.5*float(s0)) == 4`.
+
+    Others ask for divisibility (`s0 == 2*(s0//2)`) and leave the axis dynamic.
+    """
+    return [guard for guard in _equalities(program) if not _holds_somewhere(guard)]
+
+
+def _equalities(program: ExportedProgram) -> list[sympy.Expr]:
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch._subclasses.FakeTensor):
+            environment = value.fake_mode.shape_env
+            return [guard.expr for guard in environment.guards if isinstance(guard.expr, sympy.Eq)] if environment else []
+    return []
+
+
+def _holds_somewhere(guard: sympy.Expr) -> bool:
+    symbols = sorted(guard.free_symbols, key=str)
+    return any(
+        guard.subs(dict(zip(symbols, sizes, strict=True))) == sympy.true
+        for sizes in itertools.islice(itertools.product(_FAR_SIZES, repeat=len(symbols)), 1000)
+    )
