@@ -105,7 +105,10 @@ def run_sample(op: Callable[..., Any], sample: Any) -> SampleResult:
             names = [f"x{index}" for index in range(len(inputs))]
             target = TractNNEF(check_io=False)
             archive = export_model_to_nnef(module, inputs, Path(folder) / "m", target, names, compression_level=None)
-            return compare(run_in_engine(archive, inputs), expected)
+            answers = run_in_engine(archive, inputs)
+            result = compare(answers, expected)
+            closer = result.outcome == "wrong" and is_closer_to_f64(answers, expected, module, inputs)
+            return SampleResult("right") if closer else result
     except EngineCrashError as error:
         return SampleResult("engine abort", first_line(error))
     except EngineTimeoutError as error:
@@ -146,6 +149,28 @@ def compare(answers: list[np.ndarray], expected: tuple[torch.Tensor, ...]) -> Sa
                 worst = np.nanmax(np.abs(answer.astype(np.float64) - wanted.astype(np.float64)), initial=0.0)
             return SampleResult("wrong", f"output {index}: max abs error {worst:.3g}")
     return SampleResult("right")
+
+
+def is_closer_to_f64(
+    answers: list[np.ndarray],
+    expected: tuple[torch.Tensor, ...],
+    module: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+) -> bool:
+    """Say whether the engine is nearer to the float64 answer than PyTorch's own float32 is (matrix_exp of large values)."""
+    if not all(value.dtype is torch.float32 for value in expected):
+        return False
+    wide = tuple(value.double() if value.dtype is torch.float32 else value.clone() for value in inputs)
+    with torch.no_grad():
+        exact = [value.numpy() for value in module(*wide)]
+    if any(
+        value.dtype != np.float64 or value.shape != answer.shape for value, answer in zip(exact, answers, strict=True)
+    ):
+        return False
+    return all(
+        np.max(np.abs(answer - truth), initial=0.0) <= np.max(np.abs(value.numpy() - truth), initial=0.0)
+        for answer, value, truth in zip(answers, expected, exact, strict=True)
+    )
 
 
 def first_line(error: Exception) -> str:
