@@ -57,6 +57,10 @@ class UnsupportedOperatorError(TranslationError):
     """No translation is registered for an operator, or for the arguments it was called with."""
 
 
+class DialectError(UnsupportedOperatorError):
+    """An operation is younger than the tract release that the archive is for."""
+
+
 class RegistrationError(T2NError):
     """A translation does not match the schema of the operator it is registered for."""
 

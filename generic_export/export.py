@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +26,7 @@ from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fu
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import identifier, name_results
 from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torch_graph.quantised_modules import spelled_out, without_zero_offsets
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
 from generic_export.weights.source import InMemoryTensor, TensorSource
 
@@ -89,8 +90,12 @@ def export_model_to_nnef(
             call, result = _example(model, arguments, keywords)
             input_names = _completed(input_names, call.names)
             output_names = _completed(output_names, named_outputs(result)[0])
-        graph = capture(model, arguments, inference_target, input_names, output_names, kwargs=keywords)
-        graph = _with_distinct_names(graph, allow_same=allow_same_io_names)
+        with spelled_out(model):
+            graph = capture(model, arguments, inference_target, input_names, output_names, kwargs=keywords)
+            graph = without_zero_offsets(
+                _with_distinct_names(graph, allow_same=allow_same_io_names), _stored_in(model, graph)
+            )
+            sources = module_sources(model, graph)
         logger.info("captured %s: %d operators", type(model).__name__, len(graph.ops))
         example = _example_run(model, arguments, keywords, graph) if inference_target.check_io else None
         document = translate_graph(
@@ -103,7 +108,6 @@ def export_model_to_nnef(
             ),
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
-        sources = module_sources(model, graph)
         archive = write_document(
             Path(file_path_export), document, sources, compression_level=compression_level, overwrite=overwrite
         )
@@ -189,6 +193,12 @@ def module_sources(model: nn.Module, graph: TorchModuleIRGraph) -> dict[str, Ten
     for name, value in graph.constants.items():
         sources[name] = InMemoryTensor(name, _stored(value))
     return sources
+
+
+def _stored_in(model: nn.Module, graph: TorchModuleIRGraph) -> Callable[[str], torch.Tensor | None]:
+    """Return a look-up of the tensors that a captured graph reads, by name."""
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    return (tensors | dict(graph.constants)).get
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:

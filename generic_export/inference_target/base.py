@@ -39,6 +39,7 @@ class ExampleRun:
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
     plain = tensor.detach().cpu()
+    plain = plain.dequantize() if plain.is_quantized else plain
     return (plain.float() if plain.dtype is torch.bfloat16 else plain).contiguous().numpy()
 
 

@@ -5,12 +5,13 @@ Operator list: The Khronos NNEF Specification 1.0.5, chapter 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from generic_export.errors import GraphError, OptionError, UnsupportedOperatorError
 from generic_export.inference_target.base import InferenceTarget
-from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation
+from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference, TupleLiteral
 
 _STANDARD_OPERATORS = frozenset(
     """
@@ -24,7 +25,10 @@ _STANDARD_OPERATORS = frozenset(
 )
 
 # tract spelling -> NNEF 1.0 spelling, where the meaning is the same.
-_RENAMED = {"recip": "rcp", "square": "sqr", "tract_core_silu": "silu"}
+_RENAMED = {"recip": "rcp", "square": "sqr", "tract_core_silu": "silu", "gelu_exact": "gelu"}
+
+# The largest number of f32: NNEF 1.0 has no literal for infinity.
+_LARGEST = 3.4028234663852886e38
 
 _EXTERNAL_TYPES = {
     "f32": "scalar",
@@ -64,10 +68,98 @@ class KhronosNNEF(InferenceTarget):
         Raises:
             UnsupportedOperatorError: an operation has no NNEF 1.0 form; it is named with its module.
         """
-        operations = tuple(_standard(operation) for operation in graph.operations)
+        read = {name for operation in graph.operations for name in _names_read(operation)} | set(graph.outputs)
+        operations = tuple(
+            _standard(step) for operation in graph.operations for step in _spelled_out(_finite(operation), read)
+        )
         return replace(
             graph, operations=operations, registries=(), symbols=(), assertions=(), fragments=(), properties=()
         )
+
+
+def _names_read(operation: NnefOperation) -> set[str]:
+    return set(_references((*operation.inputs, *(value for _, value in operation.attributes))))
+
+
+def _references(arguments: tuple[Argument, ...]) -> Iterator[str]:
+    for argument in arguments:
+        if isinstance(argument, Reference):
+            yield argument.name
+        elif isinstance(argument, (ArrayLiteral, TupleLiteral)):
+            yield from _references(argument.elements)
+
+
+def _finite(operation: NnefOperation) -> NnefOperation:
+    """Return an operation whose infinite operands are the largest numbers there are."""
+    if not any(isinstance(value, float) and math.isinf(value) for value in operation.inputs):
+        return operation
+    bounded = (max(min(v, _LARGEST), -_LARGEST) if isinstance(v, float) else v for v in operation.inputs)
+    return replace(operation, inputs=tuple(bounded))
+
+
+def _spelled_out(operation: NnefOperation, read: set[str]) -> tuple[NnefOperation, ...]:
+    """Return an operation that NNEF 1.0 has no name for as several that it has names for."""
+    if operation.operator == "max_pool_with_index" and operation.outputs[1] not in read:
+        return (replace(operation, operator="max_pool", outputs=operation.outputs[:1]),)
+    spelling = _SPELLINGS.get(operation.operator)
+    return (operation,) if spelling is None else spelling(operation)
+
+
+def _steps(
+    operation: NnefOperation, *steps: tuple[str, tuple[Argument, ...], dict[str, Argument]]
+) -> tuple[NnefOperation, ...]:
+    """Return a chain of operations: each reads the one before it where its operand is `_PREVIOUS`."""
+    (output,) = operation.outputs
+    made: list[NnefOperation] = []
+    previous = ""
+    for index, (operator, inputs, attributes) in enumerate(steps):
+        name = output if index == len(steps) - 1 else f"{output}_step_{index}"
+        operands = tuple(Reference(previous) if operand is _PREVIOUS else operand for operand in inputs)
+        made.append(NnefOperation(operator, operands, tuple(attributes.items()), (name,), operation.block))
+        previous = name
+    return tuple(made)
+
+
+_PREVIOUS = Reference("")
+
+
+def _rms_norm(operation: NnefOperation) -> tuple[NnefOperation, ...]:
+    """x * rsqrt(mean(x^2) + eps)"""
+    (x,) = operation.inputs
+    attributes = dict(operation.attributes)
+    axes: dict[str, Argument] = {"axes": ArrayLiteral((attributes["axis"],))}
+    return _steps(
+        operation,
+        ("sqr", (x,), {}),
+        ("mean_reduce", (_PREVIOUS,), axes),
+        ("add", (_PREVIOUS, attributes["eps"]), {}),
+        ("rsqrt", (_PREVIOUS,), {}),
+        ("mul", (x, _PREVIOUS), {}),
+    )
+
+
+def _hard_swish(operation: NnefOperation) -> tuple[NnefOperation, ...]:
+    """x * clamp(x + 3, 0, 6) / 6"""
+    (x,) = operation.inputs
+    return _steps(
+        operation,
+        ("add", (x, 3.0), {}),
+        ("clamp", (_PREVIOUS, 0.0, 6.0), {}),
+        ("mul", (x, _PREVIOUS), {}),
+        ("div", (_PREVIOUS, 6.0), {}),
+    )
+
+
+def _gather(operation: NnefOperation) -> tuple[NnefOperation, ...]:
+    kept = tuple((name, value) for name, value in operation.attributes if name == "axis")
+    return (replace(operation, operator="gather", attributes=kept),)
+
+
+_SPELLINGS: Mapping[str, Callable[[NnefOperation], tuple[NnefOperation, ...]]] = {
+    "tract_core_rms_norm": _rms_norm,
+    "tract_core_hard_swish": _hard_swish,
+    "tract_core_gather": _gather,
+}
 
 
 def _standard(operation: NnefOperation) -> NnefOperation:

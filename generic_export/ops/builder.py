@@ -50,6 +50,24 @@ class Value:
 
 
 @dataclass(frozen=True)
+class QuantisedTensor:
+    """Integers and what they stand for: (integers - zero_point) * scale.
+
+    Attributes:
+        integers: int8 or uint8.
+        scale, zero_point: numbers, or one per channel of `axis`.
+        axis: None when all elements share a scale.
+        bounds: smallest and largest integer.
+    """
+
+    integers: Value
+    scale: float | Value
+    zero_point: int | Value | None
+    axis: int | None
+    bounds: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Numerics:
     """Where an f16 graph computes in f32 although PyTorch's own graph would not have to.
 
@@ -86,6 +104,7 @@ class NnefBuilder:
         numerics: f32 switches that translations honour.
         shared_parameters: names of parameters that more than one operator reads.
         result_shapes: what PyTorch computed for the operator being translated, as it writes its sizes.
+        quantised: by number, the integers that a dequantised value was made from (ops/quantised.py).
     """
 
     numerics: Numerics = field(default_factory=Numerics)
@@ -96,6 +115,7 @@ class NnefBuilder:
     result_shapes: tuple[Shape, ...] = ()
     labels: dict[int, str] = field(default_factory=dict)
     fragments: dict[str, NnefFragment] = field(default_factory=dict)
+    quantised: dict[int, QuantisedTensor] = field(default_factory=dict)
     _known: dict[tuple, tuple[Value, ...]] = field(default_factory=dict)
     _repeated: RepeatedAxes = field(default_factory=RepeatedAxes)
     _count: int = 0
@@ -477,6 +497,7 @@ __all__ = [
     "Emission",
     "NnefBuilder",
     "Numerics",
+    "QuantisedTensor",
     "Value",
     "broadcast_shape",
     "ints",

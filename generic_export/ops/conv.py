@@ -10,6 +10,7 @@ import torch
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
 from generic_export.ops.builder import NnefBuilder, Value, ints
+from generic_export.ops.integer_products import integer_convolution
 from generic_export.ops.registry import translates
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, simplify_dim
 
@@ -105,7 +106,9 @@ def _plain(
         for axis in range(count)
     ]
     shape = [input.shape[0], kernel[0], *spatial]
-    return _emit(b, "conv", [input, weight, bias], shape, _attributes(padding, strides, dilations, groups))
+    attributes = _attributes(padding, strides, dilations, groups)
+    in_integers = integer_convolution(b, input, weight, bias, shape, attributes)
+    return _emit(b, "conv", [input, weight, bias], shape, attributes) if in_integers is None else in_integers
 
 
 def _transposed(

@@ -10,6 +10,7 @@ from generic_export.errors import TranslationError
 from generic_export.ops.builder import NnefBuilder, Scalar, Value, broadcast_shape
 from generic_export.ops.complex import complex_of, real_and_imaginary
 from generic_export.ops.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
+from generic_export.ops.integer_products import integer_linear
 from generic_export.ops.operands import result_dtype
 from generic_export.ops.registry import translates
 from generic_export.torch_graph.dims import Dim, Shape, same_dim
@@ -94,6 +95,9 @@ def _complex_product(b: NnefBuilder, expression: str, values: Sequence[Value]) -
 @translates(aten.linear.default)
 def linear(b: NnefBuilder, input: Value, weight: Value, bias: Value | None = None) -> Value:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
+    in_integers = integer_linear(b, input, weight, bias)
+    if in_integers is not None:
+        return in_integers
     batch = _BATCH_LETTERS[: input.rank - 1]
     if weight.rank == 1:
         return _with_bias(b, product(b, f"{batch}k,k->{batch}", [input, weight]), bias)

@@ -67,7 +67,9 @@ def real_value(b: NnefBuilder, expr: sympy.Expr) -> Value:
     if expr.is_number:
         return b.scalar(float(expr), torch.float32)
     if not is_real(expr):
-        return b.emit("tract_core_cast", [DimLiteral(dim_text(expr))], shape=(), dtype=torch.float32, attributes={"to": "f32"})
+        return b.emit(
+            "tract_core_cast", [DimLiteral(dim_text(expr))], shape=(), dtype=torch.float32, attributes={"to": "f32"}
+        )
     if isinstance(expr, torch_sympy.ToFloat):
         return real_value(b, expr.args[0])
     operator = _unary_operator(expr)

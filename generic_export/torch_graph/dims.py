@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import TypeAlias
 
 import sympy
@@ -138,10 +139,28 @@ def same_dim(left: Dim, right: Dim) -> bool:
     """Say whether two sizes are equal for every value of their symbols."""
     if isinstance(left, int) and isinstance(right, int):
         return left == right
-    difference = sympy.expand(sympy.sympify(left) - sympy.sympify(right))
+    return left is right or _same_expressions(sympy.sympify(left), sympy.sympify(right))
+
+
+@lru_cache(maxsize=4096)
+def _same_expressions(left: sympy.Expr, right: sympy.Expr) -> bool:
+    if left == right:
+        return True
+    difference = sympy.expand(left - right)
+    if difference.is_number:
+        return bool(difference == 0)
+    # One size at which they differ settles it; sympy.simplify takes milliseconds.
+    symbols = sorted(difference.free_symbols, key=str)
+    trials = [dict(zip(symbols, sizes, strict=False)) for sizes in _TRIAL_SIZES if len(symbols) <= len(sizes)]
+    if any(difference.subs(sizes) != 0 for sizes in trials):
+        return False
     if difference.has(torch_sympy.FloorDiv):
         difference = sympy.expand(difference.replace(torch_sympy.FloorDiv, _reduced_floor_div))
     return bool(difference == 0) or bool(sympy.simplify(difference) == 0)
+
+
+# A size for each symbol, in their alphabetical order.
+_TRIAL_SIZES = ((101, 67, 43, 29, 19, 11), (240, 360, 120, 720, 840, 60))
 
 
 def _reduced_floor_div(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:

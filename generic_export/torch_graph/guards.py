@@ -28,7 +28,9 @@ def _equalities(program: ExportedProgram) -> list[sympy.Expr]:
         value = node.meta.get("val")
         if node.op == "placeholder" and isinstance(value, torch._subclasses.FakeTensor):
             environment = value.fake_mode.shape_env
-            return [guard.expr for guard in environment.guards if isinstance(guard.expr, sympy.Eq)] if environment else []
+            return (
+                [guard.expr for guard in environment.guards if isinstance(guard.expr, sympy.Eq)] if environment else []
+            )
     return []
 
 

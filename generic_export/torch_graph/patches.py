@@ -56,10 +56,7 @@ def _symbolic_math() -> Iterator[None]:
 
 # Those of PyTorch's symbolic functions that torch.export accepts in a graph.
 _SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
-    "sqrt": torch._sym_sqrt,
-    "sin": torch._sym_sin,
-    "cos": torch._sym_cos,
-    "tanh": torch._sym_tanh,
+    name: getattr(torch, f"_sym_{name}") for name in ("sqrt", "sin", "cos", "tanh")
 }
 
 

@@ -21,30 +21,24 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
-from torch.fx import GraphModule
 from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from generic_export.errors import CaptureError, OptionError, SpecializedAxisError, T2NError
 from generic_export.torch_graph.conversion import (
-    SCALAR_TYPES,
     Conversion,
     DynamicAxes,
     check_symbolic,
-    is_annotation,
     symbol_name,
 )
+from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import user_source
 from generic_export.torch_graph.nested import FlatCall, named_outputs
 from generic_export.torch_graph.patches import capture_patches
-from generic_export.torch_graph.rewrites import REWRITES
 from generic_export.torch_graph.units import kept_whole
-
-_MAX_DECOMPOSITION_ROUNDS = 8
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,6 @@ class _Strategy:
 
 _STRATEGIES = (
     _Strategy(),
-    _Strategy(oblivious=True),
     _Strategy(oblivious=True, lenient=True),
     _Strategy(lenient=True),
     _Strategy(bounded_below=True),
@@ -112,9 +105,9 @@ class TorchModuleTracer:
         names = self._checked_names(call)
         whole = kept_whole(self.module, self.whole)
         with capture_patches(), whole, _flat_forward(self.module, call) as result_names, _recorded_freezes() as freezes:
-            program = _functional(self._export(call, names, freezes))
+            program = functional(self._export(call, names, freezes))
             if self.keep is not None:
-                program = _decomposed(program, self.keep)
+                program = decomposed(program, self.keep)
         outputs = self.output_names if self.output_names is not None else tuple(result_names)
         named = replace(self, input_names=names, output_names=outputs)
         check_symbolic(named, program, freezes)
@@ -282,41 +275,6 @@ def _capture_error(module: nn.Module, error: Exception, names: Sequence[str], fr
         f"{name}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}",
         "Change that line so that it does not depend on values or on one size; the cause carries PyTorch's full account.",
     )
-
-
-def _overloads(program: ExportedProgram) -> set[OpOverload]:
-    return {
-        node.target
-        for graph_module in program.graph_module.modules()
-        if isinstance(graph_module, GraphModule)
-        for node in graph_module.graph.nodes
-        # Arithmetic on sizes is no operator of the graph: PyTorch has its result as an expression.
-        if isinstance(node.target, OpOverload) and not isinstance(node.meta.get("val"), SCALAR_TYPES)
-    }
-
-
-def _functional(program: ExportedProgram) -> ExportedProgram:
-    """Return the program without in-place operators (retraced by PyTorch only when it has some)."""
-    if any(overload._schema.is_mutable for overload in _overloads(program)):
-        return program.run_decompositions({})
-    return program
-
-
-def _decomposed(program: ExportedProgram, keep: Callable[[OpOverload], bool]) -> ExportedProgram:
-    """Rewrite the operators that cannot stay, one level of PyTorch's decompositions at a time."""
-    known = None
-    for _ in range(_MAX_DECOMPOSITION_ROUNDS):
-        unwanted = {op for op in _overloads(program) if not keep(op) and not is_annotation(op)}
-        if not unwanted:
-            return program
-        known = known if known is not None else torch.export.default_decompositions()
-        table = {op: REWRITES.get(op) or known[op] for op in unwanted if op in REWRITES or op in known}
-        # Operators that PyTorch writes with others, and that torch.export keeps whole: `expand_as`, `hsplit`, `mT`.
-        table |= {op: op.decompose for op in unwanted - table.keys() if op.has_kernel_for_dispatch_key(_COMPOSITE)}
-        if not table:
-            return program
-        program = program.run_decompositions(table)
-    return program
 
 
 def torch_version() -> str:

@@ -11,11 +11,13 @@ from pathlib import Path
 from generic_export.errors import MismatchError, OptionError
 from generic_export.inference_target.base import ExampleRun, InferenceTarget
 from generic_export.inference_target.tract.check import TractCheckTolerance, compare
+from generic_export.inference_target.tract.dialect import RELEASES, in_dialect, parse_version
 from generic_export.inference_target.tract.wheel import TractWheel
+from generic_export.inference_target.tract.wheels import wheel_python
+from generic_export.nnef.graph import NnefGraph
 from generic_export.ops.builder import Numerics
 
-LATEST_VERSION = "0.23.9"
-OLDEST_VERSION = (0, 23, 0)
+LATEST_VERSION = RELEASES[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,8 @@ class TractNNEF(InferenceTarget):
     """Export for tract.
 
     Args:
-        version: tract release that will read the archive; 0.23.0 or later (older dialects lack the operators used).
+        version: tract release that will read the archive, 0.21.14 or later; an operation that it does not have is written
+            with older ones, or refused with a `DialectError`.
         check_io_tolerance: how close the engine's outputs must be to PyTorch's.
         specific_properties: further key/value pairs for the document.
         dump_identity_properties: also record user and host name; off, since archives are shared.
@@ -44,20 +47,23 @@ class TractNNEF(InferenceTarget):
     force_norm_in_f32: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            parsed = tuple(int(part) for part in self.version.split("."))
-        except ValueError:
-            raise OptionError(f"tract version {self.version!r} is not of the form 0.23.9.") from None
-        if parsed < OLDEST_VERSION:
-            oldest = ".".join(map(str, OLDEST_VERSION))
+        if parse_version(self.version) < parse_version(RELEASES[0]):
             raise OptionError(
-                f"tract {self.version} does not know the operators written here.", f"Use {oldest} or later."
+                f"tract {self.version} does not know the operators written here.", f"Use {RELEASES[0]} or later."
             )
 
     @classmethod
     def latest(cls) -> TractNNEF:
         """Return the target for the newest tract release this project knows."""
         return cls()
+
+    def post_translate(self, graph: NnefGraph) -> NnefGraph:
+        """Return the document as the release reads it.
+
+        Raises:
+            DialectError: an operation is younger than the release and has no older form.
+        """
+        return in_dialect(graph, self.version)
 
     @property
     def numerics(self) -> Numerics:
@@ -75,8 +81,12 @@ class TractNNEF(InferenceTarget):
         return properties | dict(self.specific_properties)
 
     def post_export(self, archive: Path, example: ExampleRun) -> None:
-        """Run the archive in the pip-installed engine on the example inputs and compare every output."""
-        with TractWheel().load(archive) as model:
+        """Run the archive in the pip-installed engine on the example inputs and compare every output.
+
+        An archive for an older release is run in that release's own wheel.
+        """
+        python = None if self.version == LATEST_VERSION else wheel_python(self.version)
+        with TractWheel(python=python).load(archive) as model:
             answers = model.run(list(example.inputs))
         comparisons = [
             compare(name, answer, reference, self.check_io_tolerance.limits(reference.dtype))

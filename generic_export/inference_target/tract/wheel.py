@@ -59,12 +59,15 @@ class TractWheel:
 
     Args:
         timeout_seconds: how long one request (a load, a run) may take before the child is killed.
+        python: interpreter whose tract runs, for releases beside the installed one (scripts/install_tract_wheels);
+            None for this one.
     """
 
     name = "wheel"
 
-    def __init__(self, *, timeout_seconds: float = 600.0) -> None:
+    def __init__(self, *, timeout_seconds: float = 600.0, python: Path | None = None) -> None:
         self.timeout_seconds = timeout_seconds
+        self.python = python
 
     @property
     def version(self) -> str:
@@ -73,6 +76,8 @@ class TractWheel:
         Raises:
             EngineMissingError: the package is not installed.
         """
+        if self.python is not None:
+            return _version_in(self.python)
         try:
             return importlib.metadata.version("tract")
         except importlib.metadata.PackageNotFoundError:
@@ -98,7 +103,7 @@ class TractWheel:
         if not path.exists():
             raise EngineLoadError(f"{path}: no such archive.")
         _ = self.version  # EngineMissingError before a process is started
-        worker = _WorkerProcess(path.name, self.timeout_seconds)
+        worker = _WorkerProcess(path.name, self.timeout_seconds, self.python)
         try:
             facts = worker.request("load", str(path), list(transforms), refusal=EngineLoadError)
         except BaseException:
@@ -106,6 +111,18 @@ class TractWheel:
             raise
         inputs, outputs = (tuple(IoFact(*fact) for fact in side) for side in facts)
         return WheelModel(worker, inputs, outputs)
+
+
+def _version_in(python: Path) -> str:
+    """Return the version of the tract that another interpreter has."""
+    question = "import importlib.metadata as m; print(m.version('tract'))"
+    try:
+        run = subprocess.run([python, "-c", question], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as error:
+        raise EngineMissingError(f"{python}: {error.strerror or error}.", "Run scripts/install_tract_wheels.") from None
+    if run.returncode:
+        raise EngineMissingError(f"{python} has no package tract.", "Run scripts/install_tract_wheels.")
+    return run.stdout.strip()
 
 
 def _check_transforms(transforms: Sequence[str]) -> None:
@@ -212,7 +229,7 @@ class _OverdueError(Exception):
 class _WorkerProcess:
     """The child, and one request at a time to it. However it ends, it ends: no request leaves it half spoken to."""
 
-    def __init__(self, subject: str, timeout_seconds: float) -> None:
+    def __init__(self, subject: str, timeout_seconds: float, python: Path | None = None) -> None:
         self._subject = subject  # what error messages are about: the archive
         self.closed_sessions: deque[int] = deque()  # appended to by finalizers, at any moment
         self._timeout_seconds = timeout_seconds
@@ -220,7 +237,7 @@ class _WorkerProcess:
         self._end: tuple[type[EngineError], str, str | None] | None = None
         self._stderr = tempfile.TemporaryFile(prefix="tract-stderr-")  # noqa: SIM115 - lives as long as the child
         self._process = subprocess.Popen(
-            [sys.executable, "-u", wheel_worker.__file__, str(os.getpid())],
+            [python or sys.executable, "-u", wheel_worker.__file__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

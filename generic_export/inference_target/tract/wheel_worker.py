@@ -7,6 +7,7 @@ package: a worker costs ~50 MB, not a PyTorch. `wheel.py` imports the framing fr
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
@@ -80,19 +81,18 @@ class Worker:
 
     def load(self, archive: str, transforms: list[str]) -> tuple[list[Any], list[Any]]:
         """Load, transform and optimise; return (name, datum type, shape) of every input and output."""
-        nnef = self._tract.nnef().with_tract_transformers().with_tract_extra()
-        model = nnef.load(archive)
+        model = load_model(self._tract, archive)
         for transform in transforms:
             model.transform(transform)
         # Facts are read while the model is alive: symbols lose their names with it (facts/tract.md §5.3).
         inputs = [self._fact(model.input_name(i), model.input_fact(i)) for i in range(model.input_count())]
         outputs = [self._fact(model.output_name(i), model.output_fact(i)) for i in range(model.output_count())]
-        self._runnable = model.into_runnable()
+        self._runnable = runnable_of(model)
         return inputs, outputs
 
     def run(self, inputs: list[Any]) -> list[Any]:
         """Run once on a fresh state."""
-        return [tensor.into_numpy() for tensor in self._runnable.run(inputs)]
+        return [array_of(self._tract, tensor) for tensor in self._runnable.run(inputs)]
 
     def spawn(self) -> int:
         """Open a session."""
@@ -102,7 +102,7 @@ class Worker:
 
     def turn(self, session: int, inputs: list[Any]) -> list[Any]:
         """Run one turn of a session."""
-        return [tensor.into_numpy() for tensor in self._states[session].run(inputs)]
+        return [array_of(self._tract, tensor) for tensor in self._states[session].run(inputs)]
 
     def forget(self, sessions: list[int]) -> None:
         """Free the states of closed sessions."""
@@ -118,11 +118,58 @@ class Worker:
         return peak_rss_bytes()
 
     def _fact(self, name: str, fact: Any) -> tuple[str, str, tuple[str, ...]]:
+        if not hasattr(fact, "dims"):  # up to 0.22 a fact is only its text: "N,64,F32"
+            *dims, datum_type = str(fact).split(",")
+            return name, datum_type.strip().lower(), tuple(dim.strip() for dim in dims)
         try:
             datum_type = self._tract.DatumType(fact.datum_type()).name.lower()
         except (ValueError, self._tract.TractError):  # TDim, String: outside the public API
             datum_type = str(fact).rpartition(",")[2].strip().lower()
         return name, datum_type, tuple(str(dim) for dim in fact.dims())
+
+
+# --- what releases up to 0.22 call otherwise --------------------------------------------------------
+
+
+def load_model(tract: Any, archive: str) -> Any:
+    """Load an archive with the core, transformers and extra operators."""
+    nnef = tract.nnef().with_tract_transformers().with_tract_extra()
+    if hasattr(nnef, "load"):
+        return nnef.load(archive)
+    return nnef.with_tract_core().model_for_path(archive)
+
+
+def runnable_of(model: Any) -> Any:
+    """Return the optimised model, ready to run; up to 0.22 nothing is optimised unless it is asked for."""
+    return (model.into_optimized() if hasattr(model, "into_optimized") else model).into_runnable()
+
+
+def array_of(tract: Any, tensor: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return a result as an array; up to 0.22 the wheel's own conversion takes every element type for f32."""
+    if hasattr(tensor, "datum_type"):
+        array: np.ndarray[Any, np.dtype[Any]] = tensor.into_numpy()
+        return array
+    from tract.bindings import check, lib
+
+    kind, rank = ctypes.c_uint32(), ctypes.c_size_t()
+    shape, data = ctypes.POINTER(ctypes.c_size_t)(), ctypes.c_void_p()
+    references = [ctypes.byref(part) for part in (kind, rank, shape, data)]
+    check(lib.tract_value_as_bytes(tensor.ptr, *references))
+    dims = [int(shape[axis]) for axis in range(rank.value)]
+    dtype = _numpy_dtype(tract, kind.value)
+    size = int(np.prod(dims, dtype=np.int64)) * dtype.itemsize
+    buffer = ctypes.string_at(data, size) if size else b""
+    return np.frombuffer(buffer, dtype).reshape(dims).copy()
+
+
+def _numpy_dtype(tract: Any, code: int) -> np.dtype[Any]:
+    """Return the numpy type of a datum type's code: family in the high digit, bytes in the low one (tract.h)."""
+    if code == 1:
+        return np.dtype(np.bool_)
+    family = {1: "u", 2: "i", 3: "f"}.get(code >> 4)
+    if family is None:
+        raise tract.TractError(f"datum type 0x{code:x} has no array form")
+    return np.dtype(f"{family}{code & 15}")
 
 
 def peak_rss_bytes() -> int:

@@ -1,0 +1,138 @@
+"""Operators that cannot stay, written with others: PyTorch's own decompositions, one level at a time.
+
+In: an exported program and a predicate of operators that may stay. Out: a program of those. Only the nodes in question
+are traced anew; retracing a whole model takes longer than capturing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from generic_export.torch_graph.conversion import SCALAR_TYPES, is_annotation
+from generic_export.torch_graph.rewrites import REWRITES
+
+Decomposition = Callable[..., Any]
+
+_MAX_ROUNDS = 8
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+# What an inserted node takes over from the one it replaces: where the user wrote it.
+_ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """Return the program without in-place operators (retraced by PyTorch only when it has some)."""
+    if any(overload._schema.is_mutable for overload in _overloads(program)):
+        return program.run_decompositions({})
+    return program
+
+
+def decomposed(program: ExportedProgram, keep: Callable[[OpOverload], bool]) -> ExportedProgram:
+    """Rewrite the operators that cannot stay, one level at a time, until all can or nothing more can be done.
+
+    Args:
+        program: just exported; its graph is edited in place.
+        keep: says whether an operator can stay as it is.
+    """
+    known: Any = None  # a custom table of PyTorch's, made when it is needed: that takes a while
+    for _ in range(_MAX_ROUNDS):
+        unwanted = {op for op in _overloads(program) if not keep(op) and not is_annotation(op)}
+        if not unwanted:
+            return program
+        known = known if known is not None else torch.export.default_decompositions()
+        table = {op: REWRITES.get(op) or known[op] for op in unwanted if op in REWRITES or op in known}
+        # Operators that PyTorch writes with others, and that torch.export keeps whole: `expand_as`, `hsplit`, `mT`.
+        table |= {op: op.decompose for op in unwanted - table.keys() if op.has_kernel_for_dispatch_key(_COMPOSITE)}
+        if not table:
+            return program
+        left = {op for module in _graph_modules(program) for op in _rewrite_nodes(module, table)}
+        if left:
+            program = program.run_decompositions({op: table[op] for op in left})
+        program = functional(program)
+    return program
+
+
+def _graph_modules(program: ExportedProgram) -> list[GraphModule]:
+    return [module for module in program.graph_module.modules() if isinstance(module, GraphModule)]
+
+
+def _overloads(program: ExportedProgram) -> set[OpOverload]:
+    return {
+        node.target
+        for graph_module in _graph_modules(program)
+        for node in graph_module.graph.nodes
+        if _is_operator(node)
+    }
+
+
+def _is_operator(node: Node) -> bool:
+    # Arithmetic on sizes is no operator of the graph: PyTorch has its result as an expression.
+    return isinstance(node.target, OpOverload) and not isinstance(node.meta.get("val"), SCALAR_TYPES)
+
+
+def _rewrite_nodes(graph_module: GraphModule, table: Mapping[OpOverload, Decomposition]) -> set[OpOverload]:
+    """Rewrite the operators of a table where they stand; returns those that need the whole program retraced."""
+    left = set()
+    for node in list(graph_module.graph.nodes):
+        if _is_operator(node) and node.target in table and not _replaced(node, table[node.target]):
+            left.add(node.target)
+    graph_module.graph.eliminate_dead_code()
+    graph_module.recompile()
+    return left
+
+
+def _replaced(node: Node, decomposition: Decomposition) -> bool:
+    """Put what the decomposition does in the place of a node; False when it makes tensors that the program must store."""
+    arguments, layout = pytree.tree_flatten((node.args, dict(node.kwargs)), is_leaf=_is_symbolic)
+    inputs = [argument for argument in arguments if _is_symbolic(argument)]
+
+    def function(*values: Any) -> Any:
+        given = iter(values)
+        leaves = [next(given) if _is_symbolic(argument) else argument for argument in arguments]
+        args, kwargs = pytree.tree_unflatten(leaves, layout)
+        result = decomposition(*args, **kwargs)
+        return tuple(result) if isinstance(result, (tuple, list)) else result
+
+    examples = [argument.meta["val"] for argument in inputs]
+    with detect_fake_mode(examples) or nullcontext():  # tensors that the decomposition makes are fake too
+        body = make_fx(function)(*examples)
+    if any(inner.op == "get_attr" for inner in body.graph.nodes):
+        return False
+    with node.graph.inserting_before(node):
+        results = _inlined(body, inputs, node)
+    if isinstance(results, Node):
+        node.replace_all_uses_with(results)
+    else:
+        for user in list(node.users):  # getitem
+            user.replace_all_uses_with(results[user.args[1]])
+            node.graph.erase_node(user)
+    node.graph.erase_node(node)
+    return True
+
+
+def _is_symbolic(argument: object) -> bool:
+    return isinstance(argument, Node)
+
+
+def _inlined(body: GraphModule, inputs: list[Node], origin: Node) -> Any:
+    """Copy the nodes of a traced decomposition before `origin`; returns its result, or the sequence of them."""
+    copies: dict[Node, Node] = {}
+    given = iter(inputs)
+    for inner in body.graph.nodes:
+        if inner.op == "placeholder":
+            copies[inner] = next(given)
+        elif inner.op == "output":
+            return pytree.tree_map_only(Node, lambda result: copies[result], inner.args[0])
+        else:
+            copies[inner] = origin.graph.node_copy(inner, lambda argument: copies[argument])
+            copies[inner].meta |= {key: origin.meta[key] for key in _ORIGIN if key in origin.meta}
+    return None
