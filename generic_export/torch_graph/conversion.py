@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ from generic_export.torch_graph.ir import (
 )
 from generic_export.torch_graph.loops import SCAN
 from generic_export.torch_graph.naming import module_frame, user_source
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from generic_export.torch_graph.tracer import TorchModuleTracer
@@ -295,7 +298,13 @@ class Conversion:
         specs = self.program.graph_signature.output_specs
         for leaf, spec in zip(pytree.tree_leaves(node.args[0]), specs, strict=True):
             if spec.kind is not OutputKind.USER_OUTPUT:
-                continue  # what the forward writes into a buffer or an argument (running statistics) is no result
+                # The engine remembers nothing between runs: a state that matters has to be an input and an output.
+                logger.warning(
+                    "%s: the forward writes into %s, which the archive does not keep; return it to have it as an output.",
+                    type(self.tracer.module).__name__,
+                    spec.target or "an argument",
+                )
+                continue
             value = self._argument(leaf)
             if isinstance(value, TensorVariable):
                 outputs.append(value)

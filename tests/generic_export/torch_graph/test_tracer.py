@@ -177,3 +177,19 @@ def test_naming_schemes(scheme: str, expected: list[str]) -> None:
 def test_an_unknown_naming_scheme_is_refused() -> None:
     with pytest.raises(OptionError, match="natural_verbose"):
         IdentifierAllocator("pretty", [])
+
+
+def test_a_buffer_that_the_forward_writes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += 1
+            return x + self.seen
+
+    with caplog.at_level("WARNING", logger="generic_export"):
+        graph = TorchModuleTracer(Counter(), (torch.randn(2),)).trace()
+    assert len(graph.outputs) == 1
+    assert "Counter: the forward writes into seen" in caplog.text
