@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from generic_export.errors import T2NError
     from generic_export.export import export_model_to_nnef
     from generic_export.inference_target import InferenceTarget, KhronosNNEF, TractNNEF
+    from generic_export.weights.disk import (
+        export_tensors_from_disk_to_nnef,
+        export_tensors_to_nnef,
+        iter_torch_tensors_from_disk,
+    )
 
 _HOMES = {
     "InferenceTarget": "generic_export.inference_target",
@@ -19,9 +24,21 @@ _HOMES = {
     "T2NError": "generic_export.errors",
     "TractNNEF": "generic_export.inference_target",
     "export_model_to_nnef": "generic_export.export",
+    "export_tensors_from_disk_to_nnef": "generic_export.weights.disk",
+    "export_tensors_to_nnef": "generic_export.weights.disk",
+    "iter_torch_tensors_from_disk": "generic_export.weights.disk",
 }
 
-__all__ = ["InferenceTarget", "KhronosNNEF", "T2NError", "TractNNEF", "export_model_to_nnef"]
+__all__ = [
+    "InferenceTarget",
+    "KhronosNNEF",
+    "T2NError",
+    "TractNNEF",
+    "export_model_to_nnef",
+    "export_tensors_from_disk_to_nnef",
+    "export_tensors_to_nnef",
+    "iter_torch_tensors_from_disk",
+]
 
 
 def __getattr__(name: str) -> Any:

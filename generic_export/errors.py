@@ -103,6 +103,10 @@ class CorruptCheckpointError(WeightError):
     """A checkpoint file is missing, truncated, or disagrees with its index."""
 
 
+class AdapterError(WeightError):
+    """A fine-tuning adapter is of a type that cannot be merged, or does not belong to the model."""
+
+
 # --- 4. run and compare -----------------------------------------------------------------------
 
 

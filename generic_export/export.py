@@ -28,6 +28,7 @@ from generic_export.torch_graph.naming import identifier, name_results
 from generic_export.torch_graph.nested import FlatCall, named_outputs
 from generic_export.torch_graph.quantised_modules import spelled_out, without_zero_offsets
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
+from generic_export.weights.offload import OffloadedSource, OffloadedTensor, unread_parameters
 from generic_export.weights.source import InMemoryTensor, TensorSource
 
 PRODUCER = "t2n-llm"
@@ -91,7 +92,8 @@ def export_model_to_nnef(
             input_names = _completed(input_names, call.names)
             output_names = _completed(output_names, named_outputs(result)[0])
         with spelled_out(model):
-            graph = capture(model, arguments, inference_target, input_names, output_names, kwargs=keywords)
+            with unread_parameters(model):
+                graph = capture(model, arguments, inference_target, input_names, output_names, kwargs=keywords)
             graph = without_zero_offsets(
                 _with_distinct_names(graph, allow_same=allow_same_io_names), _stored_in(model, graph)
             )
@@ -110,7 +112,7 @@ def export_model_to_nnef(
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
         archive = write_document(
             Path(file_path_export), document, sources, compression_level=compression_level, overwrite=overwrite
-        )
+        ).path
         logger.info("wrote %s", archive)
         if example is not None:
             inference_target.post_export(archive, example)
@@ -189,7 +191,7 @@ def module_sources(model: nn.Module, graph: TorchModuleIRGraph) -> dict[str, Ten
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     sources: dict[str, TensorSource] = {}
     for variable in graph.parameters:
-        sources[variable.name] = InMemoryTensor(variable.name, _stored(tensors[variable.name]))
+        sources[variable.name] = _source(variable.name, tensors[variable.name])
     for name, value in graph.constants.items():
         sources[name] = InMemoryTensor(name, _stored(value))
     return sources
@@ -199,6 +201,14 @@ def _stored_in(model: nn.Module, graph: TorchModuleIRGraph) -> Callable[[str], t
     """Return a look-up of the tensors that a captured graph reads, by name."""
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     return (tensors | dict(graph.constants)).get
+
+
+def _source(name: str, tensor: torch.Tensor) -> TensorSource:
+    """Return where a tensor's bytes come from; one that lives on disk is streamed from there."""
+    if isinstance(tensor, OffloadedTensor) and not tensor.dtype.is_complex:
+        return OffloadedSource(name, tensor)
+    plain = tensor.load() if isinstance(tensor, OffloadedTensor) else tensor
+    return InMemoryTensor(name, _stored(plain))
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:

@@ -66,7 +66,7 @@ def make_bundles(reference: ReferenceRun, caches: Sequence[CacheTensor], num_log
         for cache, array in zip(caches, reference.text_caches, strict=True)
     }
     prompt = plan.text_ids[: plan.prompt_length]
-    fed = reference.greedy_ids[: GENERATION_TURNS - 1]
+    fed = reference.greedy_ids[: min(GENERATION_TURNS, len(reference.greedy_ids)) - 1]
     last_start, last_end = chunks[-1]
     return [
         Bundle(

@@ -47,6 +47,16 @@ _TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run Pyt
 _LowMemoryOption = Annotated[
     bool, typer.Option("--low-memory", help="Run PyTorch in a process that ends before the engine starts.")
 ]
+_AdapterOption = Annotated[
+    str | None, typer.Option("--adapter", metavar="PATH", help="LoRA or DoRA to merge: hub id or local folder.")
+]
+_DeviceMapOption = Annotated[
+    str,
+    typer.Option(help="Weights of the PyTorch reference: auto (on disk what does not fit), cpu, disk or cuda."),
+]
+_MaxMemoryOption = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Most memory for those weights: 8GB, or cpu=8GB,0=20GB by device.")
+]
 _StepsOption = Annotated[int, typer.Option(min=1, help="Tokens decoded by the check.")]
 
 
@@ -80,6 +90,12 @@ def export(
     archive: Annotated[str, typer.Option(help="tar, tgz or dir.")] = "tar",
     check: Annotated[bool, typer.Option("--check/--no-check", help="Validate token by token in tract.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export of that name.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written, how large and how long; write nothing.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an export that was killed or interrupted.")
+    ] = False,
     revision: _RevisionOption = None,
     token: _TokenOption = None,
     trust_remote_code: _TrustOption = False,
@@ -103,6 +119,12 @@ def export(
     ] = None,
     decode_steps: _StepsOption = 64,
     low_memory: _LowMemoryOption = False,
+    adapter: _AdapterOption = None,
+    adapter_only: Annotated[
+        bool, typer.Option("--adapter-only", help="Write just the adapter's tensors; they share a base archive.")
+    ] = False,
+    device_map: _DeviceMapOption = "auto",
+    max_memory: _MaxMemoryOption = None,
     tokenizer: Annotated[
         bool, typer.Option("--tokenizer/--no-tokenizer", help="Require a tokenizer in the source.")
     ] = True,
@@ -117,8 +139,57 @@ def export(
     """
     with _sink(as_json, quiet) as sink:
         _quiet_libraries(sink.mode)
-        from t2n_llm.export import export_llm
+        if adapter_only:
+            from t2n_llm.adapter_export import export_adapter
 
+            if adapter is None:
+                raise OptionError("--adapter-only is given without an adapter.", "Name it with --adapter.")
+            sink.adapted(
+                export_adapter(
+                    source,
+                    adapter,
+                    output,
+                    dtype=dtype,
+                    force=force,
+                    revision=revision,
+                    token=token,
+                    trust_remote_code=trust_remote_code,
+                )
+            )
+            return
+        from t2n_llm.export import ExportOptions, export_llm, plan_llm_export
+        from t2n_llm.reference_model import Placement
+
+        if dry_run:
+            options = ExportOptions(
+                dtype=dtype,
+                archive=archive,
+                check=check,
+                force=force,
+                num_logits_to_keep=num_logits_to_keep,
+                batch=batch,
+                f32_linear_accumulation=f32_linear_accumulation,
+                f32_attention=f32_attention,
+                f32_norm=f32_norm,
+                keep_f32=tuple(keep_f32 or ()),
+                low_memory=low_memory,
+                decode_steps=decode_steps,
+                require_tokenizer=tokenizer,
+                engine=engine,
+                placement=Placement.parse(device_map, max_memory),
+            )
+            plan = plan_llm_export(
+                source,
+                output,
+                options=options,
+                adapter=adapter,
+                revision=revision,
+                token=token,
+                trust_remote_code=trust_remote_code,
+                reporter=sink,
+            )
+            sink.planned(plan)
+            return
         result = export_llm(
             source,
             output,
@@ -126,6 +197,7 @@ def export(
             check=check,
             archive=archive,
             force=force,
+            resume=resume,
             revision=revision,
             token=token,
             trust_remote_code=trust_remote_code,
@@ -136,6 +208,9 @@ def export(
             f32_norm=f32_norm,
             keep_f32=keep_f32 or (),
             low_memory=low_memory,
+            adapter=adapter,
+            device_map=device_map,
+            max_memory=max_memory,
             decode_steps=decode_steps,
             require_tokenizer=tokenizer,
             engine=engine,
@@ -156,6 +231,9 @@ def validate(
     trust_remote_code: _TrustOption = False,
     decode_steps: _StepsOption = 64,
     low_memory: _LowMemoryOption = False,
+    adapter: _AdapterOption = None,
+    device_map: _DeviceMapOption = "auto",
+    max_memory: _MaxMemoryOption = None,
     engine: _EngineOption = "wheel",
     tract: _TractOption = None,
     as_json: _JsonOption = False,
@@ -177,6 +255,9 @@ def validate(
             trust_remote_code=trust_remote_code,
             decode_steps=decode_steps,
             low_memory=low_memory,
+            adapter=adapter,
+            device_map=device_map,
+            max_memory=max_memory,
             engine=engine,
             tract_binary=tract,
             reporter=sink,
@@ -187,6 +268,25 @@ def validate(
             hint = "Is the reference the model that was exported? Then export it again."
             raise FailedValidationError(str(folder), hint, report)
     sink.validated(report)
+    if not report.passed:
+        raise typer.Exit(EXIT_DISAGREES)
+
+
+@app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    as_json: _JsonOption = False,
+    quiet: _QuietOption = False,
+) -> None:
+    """Read an export again and compare every tensor with the SHA-256 recorded when it was written.
+
+    Exit code 0: as written. 1: damaged; each bad, missing or extra tensor is named. 2: bad input. 3: a bug.
+    """
+    with _sink(as_json, quiet) as sink:
+        from t2n_llm.verify import verify_export
+
+        report = verify_export(path, sink.progress)
+    sink.verified(report)
     if not report.passed:
         raise typer.Exit(EXIT_DISAGREES)
 
@@ -316,7 +416,9 @@ def _advice(error: BaseException) -> T2NError:
     if isinstance(error, T2NError):
         return error
     if isinstance(error, _Interrupted):
-        return InterruptError("interrupted.", "Nothing was left behind.")
+        kept = getattr(error, "kept", None)
+        hint = f"What was written is kept in {kept}: run the same command again to continue." if kept else None
+        return InterruptError("interrupted.", hint or "Nothing was left behind.")
     if isinstance(error, _UsageError):
         command = getattr(getattr(error, "ctx", None), "command_path", _COMMAND)
         return OptionError(error.format_message(), f"Run {command} --help.")  # type: ignore[attr-defined]

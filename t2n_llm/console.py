@@ -6,19 +6,36 @@ import enum
 import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from generic_export.errors import T2NError
 from t2n_llm.folder import json_text
 
 if TYPE_CHECKING:
+    from generic_export.nnef.archive import WriteProgress
+    from t2n_llm.adapter_export import AdapterExport
     from t2n_llm.export import ExportResult
+    from t2n_llm.plan import ExportPlan
     from t2n_llm.validate import ValidationReport
+    from t2n_llm.verify import IntegrityReport
+
+
+_LINE_SECONDS = 5.0
 
 
 class OutputMode(enum.Enum):
@@ -27,6 +44,15 @@ class OutputMode(enum.Enum):
     HUMAN = "human"
     JSON = "json"
     QUIET = "quiet"
+
+
+@dataclass
+class _Line:
+    """When progress was printed without a terminal: first, last, and how many bytes were written at first."""
+
+    first: float
+    last: float
+    first_bytes: int
 
 
 class Sink:
@@ -39,6 +65,7 @@ class Sink:
         self._started = time.monotonic()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._line: _Line | None = None
         self._warnings: list[str] = []
 
     def __enter__(self) -> Sink:
@@ -48,6 +75,8 @@ class Sink:
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 DownloadColumn(),
+                TextColumn("{task.fields[tensors]}", markup=False),
+                TransferSpeedColumn(),
                 TimeRemainingColumn(),
                 console=self._err,
                 transient=True,
@@ -69,15 +98,37 @@ class Sink:
         self._drop_task()
         self._err.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {escape(title)}")
 
-    def progress(self, label: str, done: int, total: int) -> None:
-        """Move the progress bar; it is drawn on terminals only."""
+    def progress(self, progress: WriteProgress) -> None:
+        """Move the progress bar; where there is no terminal, print a line every few seconds."""
+        if self.mode is not OutputMode.HUMAN:
+            return
         if self._progress is None:
+            self._progress_line(progress)
             return
         if self._task is None:
-            self._task = self._progress.add_task(label, total=total)
-        self._progress.update(self._task, description=label[-48:], completed=done)
-        if done >= total:
+            self._task = self._progress.add_task("", total=progress.total_bytes, tensors="")
+        self._progress.update(
+            self._task,
+            description=progress.label.removesuffix(".dat")[-40:],
+            completed=progress.done_bytes,
+            tensors=f"{progress.done_entries}/{progress.total_entries} tensors",
+        )
+        if progress.done_entries == progress.total_entries:
             self._drop_task()
+
+    def _progress_line(self, progress: WriteProgress) -> None:
+        now = time.monotonic()
+        if progress.done_bytes == 0 or self._line is None:
+            self._line = _Line(now, now, progress.done_bytes)
+        elif now - self._line.last >= _LINE_SECONDS and progress.done_bytes < progress.total_bytes:
+            self._line.last = now
+            speed = (progress.done_bytes - self._line.first_bytes) / (now - self._line.first)
+            rest = (progress.total_bytes - progress.done_bytes) / speed if speed else 0.0
+            self._err.print(
+                f"[dim]{now - self._started:6.1f} s[/dim]  {progress.done_bytes / 1e9:.2f} of "
+                f"{progress.total_bytes / 1e9:.2f} GB, {progress.done_entries} of {progress.total_entries} tensors, "
+                f"{speed / 1e6:.0f} MB/s, {rest:.0f} s to go"
+            )
 
     def warn(self, message: str) -> None:
         """Print a warning, in every mode: it goes to stderr."""
@@ -125,6 +176,19 @@ class Sink:
             folder = escape(shlex.quote(str(result.output_dir)))
             self._out.print(f'try it    t2n-llm generate {folder} "Once upon a time"')
 
+    def adapted(self, result: AdapterExport) -> None:
+        """Print the outcome of an export of an adapter alone."""
+        manifest = result.manifest
+        if self.mode is OutputMode.JSON:
+            self._json({**manifest, "output_dir": str(result.output_dir)})
+        elif self.mode is OutputMode.HUMAN:
+            size = sum(entry["bytes"] for entry in manifest["files"].values())
+            self._out.print(
+                f"[green]exported[/green] adapter {escape(manifest['adapter']['name'])}: {len(manifest['modules'])} "
+                f"modules, {manifest['dtype']}, {size / 1e6:.1f} MB"
+            )
+            self._out.print(f"folder    {escape(str(result.output_dir))}")
+
     def validated(self, report: ValidationReport) -> None:
         """Print the outcome of a validation."""
         if self.mode is OutputMode.JSON:
@@ -158,6 +222,46 @@ class Sink:
         for check in report.checks:
             if check.note:
                 self._out.print(f"{check.name}: {escape(check.note)}")
+
+    def planned(self, plan: ExportPlan) -> None:
+        """Print what an export would do; asked for it, so in quiet mode too."""
+        if self.mode is OutputMode.JSON:
+            self._json(plan.asdict())
+            return
+        table = Table(title=f"{plan.output_dir}: nothing is written")
+        table.add_column("tensors", overflow="fold")
+        for heading in ("count", "shape", "type", "MB"):
+            table.add_column(heading, justify="right")
+        for group in plan.groups:
+            shape = " x ".join(map(str, group.shape)) or "scalar"
+            table.add_row(escape(group.name), str(group.count), shape, group.dtype, f"{group.bytes / 1e6:.2f}")
+        self._out.print(table)
+        most = "" if plan.exact else " at most (uncompressed)"
+        seconds = "unknown (the disk cannot be tried)" if plan.seconds is None else f"about {plan.seconds:.0f} s"
+        check = f", of which {plan.check_bytes / 1e9:.2f} GB to check" if plan.check_bytes else ""
+        self._out.print(f"archive   {plan.archive_bytes} bytes{most}; free on that disk: {plan.free_bytes}")
+        self._out.print(f"memory    about {plan.peak_bytes / 1e9:.2f} GB at its peak (estimate{check})")
+        self._out.print(f"time      {seconds} to write the weights (estimate, from a small probe)")
+        self._out.print(f"{escape(str(plan.output_dir))}/")
+        for file in plan.files:
+            self._out.print(f"  {escape(file)}")
+
+    def verified(self, report: IntegrityReport) -> None:
+        """Print the outcome of a verification; damage is told in every mode."""
+        if self.mode is OutputMode.JSON:
+            self._json(report.asdict())
+            return
+        for finding in report.findings:
+            detail = f": {finding.detail}" if finding.detail else ""
+            self._err.print(f"[bold red]{finding.problem}:[/bold red] {_line(finding.name + detail)}")
+        if self.mode is OutputMode.QUIET:
+            return
+        outcome = (
+            "[green]as written[/green]" if report.passed else f"[bold red]{len(report.findings)} findings[/bold red]"
+        )
+        self._out.print(
+            f"{outcome}  {escape(str(report.path))}: {report.tensors} tensors, {report.bytes / 1e6:.1f} MB verified"
+        )
 
     def text(self, piece: str) -> None:
         """Print generated text as it comes, without a line end."""

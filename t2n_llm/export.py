@@ -18,18 +18,24 @@ import torch
 
 from generic_export.errors import ArchiveError, OptionError, ValidationError
 from generic_export.export import producer_version
-from generic_export.nnef.archive import DEFAULT_TGZ_LEVEL, check_free_space
-from generic_export.nnef.document import write_document
+from generic_export.nnef.archive import DEFAULT_TGZ_LEVEL, Resume, WriteProgress, check_free_space
+from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document, write_document
 from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.journal import journal_paths, occupied_bytes
+from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource
-from quant.half import CastReport
+from quant.half import CastReport, OverflowCount
+from t2n_llm.adapter import Adapter, open_adapter
 from t2n_llm.bundles import make_bundles
 from t2n_llm.checkpoint import graph_sources
 from t2n_llm.folder import (
     MANIFEST_FORMAT,
+    MANIFEST_NAME,
     TESTS_FOLDER,
     check_free,
+    clear_staging,
     file_digests,
+    json_text,
     keep_beside,
     put_in_place,
     staging_folder,
@@ -37,7 +43,9 @@ from t2n_llm.folder import (
 )
 from t2n_llm.graph import GraphOptions, build_graph
 from t2n_llm.model import Skeleton
-from t2n_llm.reference import DEFAULT_DECODE_STEPS, check_memory, plan_check, run_reference, run_reference_apart
+from t2n_llm.plan import ExportPlan, make_plan
+from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
+from t2n_llm.reference_model import Placement, Residency, plan_residency
 from t2n_llm.runner import ENGINES, open_runner
 from t2n_llm.source import ModelSource, open_source
 from t2n_llm.validate import ValidationReport, validate_archive
@@ -53,6 +61,12 @@ ARCHIVES: Mapping[str, tuple[str, int | None]] = {
     "tgz": ("model.nnef.tgz", DEFAULT_TGZ_LEVEL),
 }
 
+# Options that decide what happens around the archive, and nothing in it.
+_OUTSIDE_THE_ARCHIVE = (
+    *("check", "force", "resume", "low_memory", "decode_steps", "require_tokenizer", "engine", "tract_binary"),
+    "placement",
+)
+
 _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 
 
@@ -62,8 +76,8 @@ class Reporter(Protocol):
     def stage(self, title: str) -> None:
         """A new stage begins."""
 
-    def progress(self, label: str, done: int, total: int) -> None:
-        """`done` of `total` bytes are written; `label` is the tensor that comes next."""
+    def progress(self, progress: WriteProgress) -> None:
+        """So much of the archive is written; told several times a second, the last time when everything is."""
 
     def warn(self, message: str) -> None:
         """Something the user should know, though the export goes on."""
@@ -76,9 +90,9 @@ class LogReporter:
         """Log the stage."""
         logger.info("%s", title)
 
-    def progress(self, label: str, done: int, total: int) -> None:
-        """Log the tensor at debug level."""
-        logger.debug("%s (%d of %d bytes)", label, done, total)
+    def progress(self, progress: WriteProgress) -> None:
+        """Log at debug level."""
+        logger.debug("%s (%d of %d bytes)", progress.label, progress.done_bytes, progress.total_bytes)
 
     def warn(self, message: str) -> None:
         """Log a warning."""
@@ -93,6 +107,7 @@ class ExportOptions:
     archive: str = "tar"
     check: bool = True
     force: bool = False
+    resume: bool = False
     num_logits_to_keep: int = 1
     batch: bool = False
     f32_linear_accumulation: bool = False
@@ -104,6 +119,7 @@ class ExportOptions:
     require_tokenizer: bool = True
     engine: str = "wheel"
     tract_binary: Path | None = None
+    placement: Placement = field(default_factory=Placement)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -125,6 +141,10 @@ class ExportOptions:
     def recorded(self) -> dict[str, Any]:
         """Return the options as plain data; where a binary lies on this machine is nobody else's business."""
         return asdict(self) | {"tract_binary": self.tract_binary.name if self.tract_binary else None}
+
+    def identity(self) -> dict[str, Any]:
+        """Return those that may change a byte of the archive."""
+        return {name: value for name, value in self.recorded().items() if name not in _OUTSIDE_THE_ARCHIVE}
 
     def graph_options(self, trust_remote_code: bool) -> GraphOptions:
         """Return the part that decides the graph."""
@@ -166,6 +186,7 @@ def export_llm(
     check: bool = True,
     archive: str = "tar",
     force: bool = False,
+    resume: bool = False,
     revision: str | None = None,
     token: str | None = None,
     trust_remote_code: bool = False,
@@ -180,6 +201,9 @@ def export_llm(
     require_tokenizer: bool = True,
     engine: str = "wheel",
     tract_binary: str | Path | None = None,
+    adapter: str | None = None,
+    device_map: str = "auto",
+    max_memory: str | None = None,
     reporter: Reporter | None = None,
 ) -> ExportResult:
     """Export a Hugging Face causal language model for tract, and prove it token by token.
@@ -192,6 +216,8 @@ def export_llm(
         check: validate in the pip-installed engine, and write test bundles.
         archive: `tar`, `tgz` or `dir`.
         force: replace an earlier export of that name.
+        resume: continue an export to `output_dir` that was killed or interrupted; tensors that are there already are
+            verified and kept. What was left behind by an export with other weights or options is not used.
         revision, token, trust_remote_code: see `open_source`.
         num_logits_to_keep: positions whose logits are given, from the end; 0 for all (speculative decoding).
         batch: make the batch a symbol `B`.
@@ -202,6 +228,8 @@ def export_llm(
         require_tokenizer: refuse a source without tokenizer.
         engine: what checks: `wheel` (pip-installed tract) or `cli` (the `tract` command).
         tract_binary: the command to check with; implies `cli`.
+        adapter: hub id or folder of a LoRA or DoRA to merge into the weights.
+        device_map, max_memory: where the weights of the PyTorch reference may stay, see `Placement.parse`.
         reporter: told what happens; None logs.
 
     Returns:
@@ -218,6 +246,7 @@ def export_llm(
         archive=archive,
         check=check,
         force=force,
+        resume=resume,
         num_logits_to_keep=num_logits_to_keep,
         batch=batch,
         f32_linear_accumulation=f32_linear_accumulation,
@@ -229,23 +258,70 @@ def export_llm(
         require_tokenizer=require_tokenizer,
         engine=engine,
         tract_binary=Path(tract_binary) if tract_binary is not None else None,
+        placement=Placement.parse(device_map, max_memory),
     )
+    if check:
+        if output_dir is not None:
+            check_free(Path(output_dir), force)
+        _require_engine(options)
+    return _open_export(
+        source, output_dir, options, reporter, adapter, revision=revision, token=token, trust=trust_remote_code
+    ).run()
+
+
+def plan_llm_export(
+    source: str,
+    output_dir: str | Path | None = None,
+    *,
+    options: ExportOptions | None = None,
+    adapter: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    reporter: Reporter | None = None,
+) -> ExportPlan:
+    """Say what `export_llm` would write; the graph is captured, no weight is read and no file is made.
+
+    Args:
+        source, output_dir, adapter, revision, token, trust_remote_code, reporter: as for `export_llm`.
+        options: the other choices of `export_llm`; None takes the defaults.
+
+    Raises:
+        T2NError: what `export_llm` would refuse as well, as far as it does not depend on the weights' values.
+    """
+    options = options or ExportOptions()
+    return _open_export(
+        source, output_dir, options, reporter, adapter, revision=revision, token=token, trust=trust_remote_code
+    ).plan()
+
+
+def _open_export(
+    source: str,
+    output_dir: str | Path | None,
+    options: ExportOptions,
+    reporter: Reporter | None,
+    adapter: str | None,
+    *,
+    revision: str | None,
+    token: str | None,
+    trust: bool,
+) -> _Export:
+    """Resolve the source and the target."""
     reporter = reporter or LogReporter()
     if output_dir is not None:
-        check_free(Path(output_dir), force)
-    if check:
-        _require_engine(options)
+        check_free(Path(output_dir), options.force)
     reporter.stage(f"Reading {source}")
     model = open_source(
         source,
         revision=revision,
         token=token,
-        trust_remote_code=trust_remote_code,
-        require_tokenizer=require_tokenizer,
+        trust_remote_code=trust,
+        require_tokenizer=options.require_tokenizer,
     )
+    opened = open_adapter(adapter, token=token) if adapter is not None else None
     target = Path(output_dir) if output_dir is not None else Path(model.short_name)
-    check_free(target, force)
-    return _Export(model, target, options, reporter).run()
+    check_free(target, options.force)
+    return _Export(model, target, options, reporter, opened)
 
 
 def _require_engine(options: ExportOptions) -> None:
@@ -254,17 +330,38 @@ def _require_engine(options: ExportOptions) -> None:
         logger.info("%s %s will check", runner.engine_name, runner.engine_version)
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """Everything that is known of an export before a weight is read."""
+
+    checkpoint: Checkpoint
+    skeleton: Skeleton
+    graph: NnefGraph
+    sources: Mapping[str, TensorSource]
+    plan: ArchivePlan
+
+
 class _Export:
     """One export, stage by stage; each stage reads what the one before made."""
 
-    def __init__(self, source: ModelSource, target: Path, options: ExportOptions, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        target: Path,
+        options: ExportOptions,
+        reporter: Reporter,
+        adapter: Adapter | None = None,
+    ) -> None:
         self.source = source
+        self.adapter = adapter
         self.target = target
         self.options = options
         self.reporter = reporter
         self.casts = CastReport()
+        self.residency = Residency()
 
-    def run(self) -> ExportResult:
+    def prepare(self) -> _Prepared:
+        """Capture the graph and find its weights; no weight is read."""
         checkpoint = self.source.checkpoint()
         self.reporter.stage("Capturing the graph")
         skeleton, graph = build_graph(
@@ -273,36 +370,102 @@ class _Export:
             name=self.source.public_name,
             revision=self.source.revision,
         )
-        sources = graph_sources(graph, skeleton, checkpoint, self.casts)
-        self._check_disk(sources, skeleton)
+        updates = self.adapter.updates(skeleton.module.causal_lm) if self.adapter is not None else None
+        sources = graph_sources(graph, skeleton, checkpoint, self.casts, updates)
         if self.options.check:
-            check_memory(sum(_volume(variable.shape) for variable in graph.variables))
-        with staging_folder(self.target) as staging:
-            archive = self._write_archive(staging, graph, sources)
+            self.residency = plan_residency(skeleton.module.causal_lm, self.options.placement)
+        return _Prepared(checkpoint, skeleton, graph, sources, plan_document(graph, sources))
+
+    def plan(self) -> ExportPlan:
+        """Say what `run` would do."""
+        ready = self.prepare()
+        name, level = ARCHIVES[self.options.archive]
+        names = [file.name for file in self._companions()]
+        parameters = sum(_volume(variable.shape) for variable in ready.graph.variables)
+        reference, engine = 4 * parameters - self.residency.disk_bytes, ready.plan.total_bytes
+        checking = max(reference, engine) if self.options.low_memory else reference + engine
+        return make_plan(
+            ready.plan,
+            self.target,
+            name,
+            [*names, *([f"{TESTS_FOLDER}/*.npz"] if self.options.check else []), MANIFEST_NAME],
+            compression_level=level,
+            check_bytes=checking if self.options.check else 0,
+        )
+
+    def run(self) -> ExportResult:
+        """Export."""
+        ready = self.prepare()
+        skeleton, graph = ready.skeleton, ready.graph
+        with staging_folder(self.target, resume=self.options.resume) as staging:
+            self._check_disk(ready, staging)
+            archive = self._write_archive(staging, ready)
             self._report_overflows()
             copied = self._copy_companions(staging)
-            validation = self._validate(staging, archive, skeleton) if self.options.check else None
+            validation = self._validate(staging, archive.path, skeleton) if self.options.check else None
             self.reporter.stage("Recording checksums")
+            for journal in journal_paths(archive.path):
+                journal.unlink()
             manifest = self._manifest(staging, archive, skeleton, graph, copied, validation)
             write_manifest(staging, manifest)
             if validation is not None and not validation.passed:
                 self._keep_failed(staging, validation)
             put_in_place(staging, self.target, self.options.force)
-        return ExportResult(self.target, self.target / archive.name, manifest, validation)
+        return ExportResult(self.target, self.target / archive.path.name, manifest, validation)
 
-    def _check_disk(self, sources: Mapping[str, TensorSource], skeleton: Skeleton) -> None:
+    def _check_disk(self, ready: _Prepared, staging: Path) -> None:
         # How far a .tgz shrinks is not known before it is written.
-        weights = 0 if self.options.archive == "tgz" else sum(source.nbytes for source in sources.values())
+        skeleton = ready.skeleton
+        weights = 0 if self.options.archive == "tgz" else ready.plan.tar_bytes - occupied_bytes(staging)
         beside = sum(file.stat().st_size for file in self._companions())
         if self.options.check:
-            plan = plan_check(skeleton.config, None, self.options.decode_steps)
+            # At its longest: whether weights stay on disk is not known yet.
+            plan = plan_check(skeleton.config, None, self.options.decode_steps, teacher_forced=True)
             beside += _bundles_size(skeleton, len(plan.text_ids), self.options.num_logits_to_keep)
-        check_free_space(self.target, weights + beside + _MANIFEST_ALLOWANCE)
+        check_free_space(self.target, max(weights, 0) + beside + _MANIFEST_ALLOWANCE)
 
-    def _write_archive(self, staging: Path, graph: NnefGraph, sources: Mapping[str, TensorSource]) -> Path:
+    def _write_archive(self, staging: Path, ready: _Prepared) -> WrittenArchive:
         name, level = ARCHIVES[self.options.archive]
+        clear_staging(staging, name)
         self.reporter.stage(f"Writing {name}")
-        return write_document(staging / name, graph, sources, compression_level=level, progress=self.reporter.progress)
+        resume = Resume(
+            self._identity(ready.checkpoint),
+            wanted=self.options.resume,
+            on_found=self.reporter.stage,
+            on_lost=self.reporter.warn,
+            note=self._overflow_of,
+            recall=self._recall_overflow,
+            keep_journal=True,
+        )
+        return write_document(
+            staging / name,
+            ready.graph,
+            ready.sources,
+            compression_level=level,
+            overwrite=True,  # a whole archive that an earlier run left here, see `Resume.keep_journal`
+            progress=self.reporter.progress,
+            resume=resume,
+        )
+
+    def _identity(self, checkpoint: Checkpoint) -> str:
+        """Return text that two exports share when the same weights and options go in, by the same version."""
+        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
+        return json_text(
+            {
+                "files": files,
+                "adapter": self.adapter.recorded() if self.adapter is not None else None,
+                "options": self.options.identity(),
+                "versions": [producer_version(), torch.__version__],
+            }
+        )
+
+    def _overflow_of(self, entry: str) -> Any:
+        overflow = self.casts.overflows.get(entry.removesuffix(".dat"))
+        return asdict(overflow) if overflow is not None else None
+
+    def _recall_overflow(self, entry: str, note: Any) -> None:
+        if note is not None:
+            self.casts.overflows[entry.removesuffix(".dat")] = OverflowCount(**note)
 
     def _report_overflows(self) -> None:
         for name, overflow in self.casts.overflows.items():
@@ -323,11 +486,19 @@ class _Export:
         return [file.name for file in companions]
 
     def _validate(self, staging: Path, archive: Path, skeleton: Skeleton) -> ValidationReport:
-        self.reporter.stage("Running PyTorch in f32 for reference")
         tokenizer = self.source.tokenizer() if self.options.require_tokenizer else None
-        plan = plan_check(skeleton.config, tokenizer, self.options.decode_steps)
+        offloaded = self.residency.offloaded
+        plan = plan_check(skeleton.config, tokenizer, self.options.decode_steps, teacher_forced=offloaded)
+        about = f": {self.residency.summary(self.source.folder, plan.passes)}" if offloaded else ""
+        self.reporter.stage(f"Running PyTorch in f32 for reference{about}")
         run = run_reference_apart if self.options.low_memory else run_reference
-        reference = run(self.source.folder, plan, trust_remote_code=self.source.trust_remote_code)
+        reference = run(
+            self.source.folder,
+            plan,
+            trust_remote_code=self.source.trust_remote_code,
+            residency=self.residency,
+            adapter=self.adapter,
+        )
         tests = staging / TESTS_FOLDER
         tests.mkdir()
         caches = {cache.input_name: cache.output_name for cache in skeleton.caches}
@@ -355,7 +526,7 @@ class _Export:
     def _manifest(
         self,
         staging: Path,
-        archive: Path,
+        archive: WrittenArchive,
         skeleton: Skeleton,
         graph: NnefGraph,
         copied: Sequence[str],
@@ -371,12 +542,13 @@ class _Export:
                 "architecture": type(skeleton.module.causal_lm).__name__,
                 "model_type": skeleton.config.model_type,
             },
+            "adapter": self.adapter.recorded() if self.adapter is not None else None,
             "versions": {
                 "t2n-llm": producer_version(),
                 **{name: version(name) for name in ("torch", "transformers", "safetensors", "tract")},
             },
             "options": self.options.recorded(),
-            "archive": archive.name,
+            "archive": archive.path.name,
             "graph": {
                 "inputs": list(graph.inputs),
                 "outputs": list(graph.outputs),
@@ -393,7 +565,8 @@ class _Export:
             "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
             "companions": list(copied),
             "validation": validation.asdict() if validation is not None else None,
-            "files": file_digests(staging),
+            "tensors": {label: asdict(digest) for label, digest in archive.tensors.items()},
+            "files": {archive.path.name: {"bytes": archive.nbytes}} | file_digests(staging, archive.path.name),
         }
 
 

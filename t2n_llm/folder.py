@@ -8,7 +8,6 @@ import json
 import math
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, T2NError
+from generic_export.nnef.journal import OwnedFile, claim_abandoned, create_owned
 
 MANIFEST_NAME = "export.json"
+ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter's tensors
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
 _MANIFEST_KEYS = ("source", "graph", "model", "archive")  # what reading an export relies on
 _READ_BYTES = 1 << 22
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+_OWNER_SUFFIX = ".owner"  # a locked file beside a staging folder: whoever holds it is still at work
 
 
 def check_free(target: Path, force: bool) -> None:
@@ -41,7 +43,8 @@ def check_free(target: Path, force: bool) -> None:
         raise OutputExistsError(
             f"{target} exists already.", "Pass --force to replace it, or choose another folder with -o."
         )
-    replaceable = target.is_dir() and ((target / MANIFEST_NAME).is_file() or not any(target.iterdir()))
+    manifests = (target / MANIFEST_NAME, target / ADAPTER_MANIFEST_NAME)
+    replaceable = target.is_dir() and (any(map(Path.is_file, manifests)) or not any(target.iterdir()))
     if not replaceable:
         raise OutputExistsError(
             f"{target} exists and is no earlier export (no {MANIFEST_NAME} in it).",
@@ -50,10 +53,16 @@ def check_free(target: Path, force: bool) -> None:
 
 
 @contextmanager
-def staging_folder(target: Path) -> Iterator[Path]:
+def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
     """Yield an empty folder beside `target`; what is still there when the block ends is removed.
 
-    Parent folders that were missing are made, and removed again when nothing came to lie in them.
+    Parent folders that were missing are made, and removed again when nothing came to lie in them. Folders that killed
+    exports of the same target left behind are removed, unless `resume` is set.
+
+    Args:
+        target: the final place.
+        resume: yield the folder that a killed export of that target left behind, if there is one, with what is in it;
+            and keep it when the block is interrupted (Ctrl-C). Then the interrupt gets an attribute `kept`, the folder.
 
     Raises:
         ArchiveError: the parent folder cannot be written.
@@ -61,12 +70,12 @@ def staging_folder(target: Path) -> Iterator[Path]:
     """
     parent = target.absolute().parent
     made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
-    staging = None
+    staging, owner, keep = None, None, False
     try:
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=parent))
-            staging.chmod(0o755)
+            staging, owner = _open_staging(parent / target.name, resume)
+            staging.mkdir(exist_ok=True)
         except OSError as error:
             if is_disk_full(error):
                 raise
@@ -81,13 +90,44 @@ def staging_folder(target: Path) -> Iterator[Path]:
         if not is_disk_full(error):
             raise
         raise disk_full(target) from error
+    except BaseException as interrupt:
+        keep = resume and staging is not None and not isinstance(interrupt, Exception)
+        if keep:
+            interrupt.kept = staging  # type: ignore[attr-defined]
+        raise
     finally:
         with undisturbed():
-            if staging is not None:
-                _remove(staging)
+            if staging is not None and owner is not None:
+                _leave(staging, owner, keep)
             for folder in made:
                 with suppress(OSError):  # not empty: the export is there
                     folder.rmdir()
+
+
+def _open_staging(target: Path, resume: bool) -> tuple[Path, OwnedFile]:
+    """Take over what a killed export left, or choose a new name; remove whatever else is dead."""
+    found: tuple[Path, OwnedFile] | None = None
+    for staging, owner in claim_abandoned(target, _OWNER_SUFFIX):
+        if resume and found is None and staging.is_dir():
+            found = staging, owner
+        else:
+            _leave(staging, owner, keep=False)
+    return found or create_owned(target, _OWNER_SUFFIX)
+
+
+def _leave(staging: Path, owner: OwnedFile, keep: bool) -> None:
+    if keep:
+        owner.release()
+    else:
+        _remove(staging)
+        owner.remove()
+
+
+def clear_staging(staging: Path, archive: str) -> None:
+    """Remove everything from a staging folder but an archive, its partials and their journals."""
+    for path in staging.iterdir():
+        if path.name != archive and not path.name.startswith(f".{archive}.partial-"):
+            _remove(path)
 
 
 def put_in_place(staging: Path, target: Path, force: bool) -> None:
@@ -140,7 +180,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def _remove(path: Path) -> None:
-    if path.is_symlink():
+    if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
@@ -159,11 +199,14 @@ def disk_full(path: Path) -> DiskFullError:
     )
 
 
-def file_digests(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of every file of a folder, by its relative path."""
+def file_digests(folder: Path, archive: str | None = None) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of every file of a folder, by its relative path; an archive in it is left out."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST_NAME)
+    named = {path.relative_to(folder).as_posix(): path for path in files}
     return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
+        name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for name, path in named.items()
+        if name.split("/")[0] != archive
     }
 
 

@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from generic_export.errors import CorruptCheckpointError, NotEnoughMemoryError, OptionError, ReferenceDiedError
+from generic_export.errors import OptionError, ReferenceDiedError
+from t2n_llm.reference_model import Residency, reference_model
+
+if TYPE_CHECKING:
+    from t2n_llm.adapter import Adapter
 
 # Public domain (Melville, Moby-Dick, 1851): something a tokenizer of any language model can chew on.
 CHECK_TEXT = (
@@ -29,6 +33,7 @@ CHECK_TEXT = (
 
 PROMPT_LENGTH = 12
 DEFAULT_DECODE_STEPS = 64
+OFFLOADED_GREEDY_STEPS = 4  # each one reads every weight that is on disk
 _SHORTEST_TEXT = 29  # longer than the traced length, not a multiple of the chunk sizes
 _LONGEST_WINDOW = 256  # sliding windows up to this size are crossed by the check
 
@@ -42,16 +47,35 @@ class CheckPlan:
         chunk_ends: positions where the chunks end; the last is L.
         prompt_length: how many of `text_ids` start the decoding.
         decode_steps: tokens decoded after the prompt.
+        teacher_forced: the decoded tokens are the text's own, whose logits one pass gives; greedy generation is cut to
+            `OFFLOADED_GREEDY_STEPS`. For models whose weights are read from disk in every pass.
     """
 
     text_ids: tuple[int, ...]
     chunk_ends: tuple[int, ...]
     prompt_length: int
     decode_steps: int
+    teacher_forced: bool = False
+
+    @property
+    def greedy_steps(self) -> int:
+        """How many tokens are generated greedily."""
+        return min(self.decode_steps, OFFLOADED_GREEDY_STEPS) if self.teacher_forced else self.decode_steps
+
+    @property
+    def passes(self) -> int:
+        """How often the whole model runs."""
+        # Teacher-forced, the pass over the text gives the first greedy token as well.
+        return self.greedy_steps if self.teacher_forced else self.greedy_steps + 1
 
 
 def plan_check(
-    config: Any, tokenizer: Any | None, decode_steps: int = DEFAULT_DECODE_STEPS, seed: int = 0
+    config: Any,
+    tokenizer: Any | None,
+    decode_steps: int = DEFAULT_DECODE_STEPS,
+    seed: int = 0,
+    *,
+    teacher_forced: bool = False,
 ) -> CheckPlan:
     """Choose the tokens: text when there is a tokenizer, else random ids; long enough to leave a sliding window.
 
@@ -60,11 +84,14 @@ def plan_check(
         tokenizer: turns `CHECK_TEXT` into ids; None draws random ones.
         decode_steps: tokens to decode, cut to what the model's positions allow.
         seed: for random ids.
+        teacher_forced: see `CheckPlan`; the text is then long enough to be decoded.
     """
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     limit = int(getattr(text, "max_position_embeddings", 0) or 1 << 20)
     window = int(getattr(text, "sliding_window", 0) or 0)
     wanted = 3 * window + 5 if 0 < window <= _LONGEST_WINDOW else _SHORTEST_TEXT
+    if teacher_forced:
+        wanted = max(wanted, PROMPT_LENGTH + decode_steps)
     length = max(2, min(wanted, limit))
     if tokenizer is not None:
         ids = list(tokenizer(CHECK_TEXT)["input_ids"])
@@ -76,7 +103,8 @@ def plan_check(
     prompt = min(PROMPT_LENGTH, max(1, length // 2))
     first = max(1, length // 3)
     ends = sorted({first, min(first + 1, length), length})
-    return CheckPlan(tuple(int(i) for i in ids[:length]), tuple(ends), prompt, min(decode_steps, limit - prompt))
+    steps = min(decode_steps, (length if teacher_forced else limit) - prompt)
+    return CheckPlan(tuple(int(i) for i in ids[:length]), tuple(ends), prompt, steps, teacher_forced)
 
 
 @dataclass(frozen=True)
@@ -86,8 +114,8 @@ class ReferenceRun:
     Attributes:
         plan: the tokens.
         text_logits: [L, vocab], the logits after each token of the text.
-        greedy_ids: the greedy continuation of the prompt, `decode_steps` ids.
-        greedy_logits: [decode_steps, vocab]; row i chose `greedy_ids[i]`.
+        greedy_ids: the greedy continuation of the prompt, `greedy_steps` ids.
+        greedy_logits: [greedy_steps, vocab]; row i chose `greedy_ids[i]`.
         text_caches: key and value of each layer over the whole text, [1, Hkv, L, D].
     """
 
@@ -97,34 +125,67 @@ class ReferenceRun:
     greedy_logits: np.ndarray
     text_caches: tuple[np.ndarray, ...]
 
+    @property
+    def decode_ids(self) -> tuple[int, ...]:
+        """The tokens of the decode check, one after the other: the text's own, or the greedy ones."""
+        start, steps = self.plan.prompt_length, self.plan.decode_steps
+        return self.plan.text_ids[start : start + steps] if self.plan.teacher_forced else self.greedy_ids
 
-def run_reference(folder: Path, plan: CheckPlan, *, trust_remote_code: bool = False) -> ReferenceRun:
+    @property
+    def decode_logits(self) -> np.ndarray:
+        """[decode_steps, vocab]; row i are the logits at the position before `decode_ids[i]`."""
+        start, steps = self.plan.prompt_length - 1, self.plan.decode_steps
+        return self.text_logits[start : start + steps] if self.plan.teacher_forced else self.greedy_logits
+
+
+def run_reference(
+    folder: Path,
+    plan: CheckPlan,
+    *,
+    trust_remote_code: bool = False,
+    residency: Residency | None = None,
+    adapter: Adapter | None = None,
+) -> ReferenceRun:
     """Load the checkpoint in f32 and run the plan; the model is released before this returns.
 
     Args:
         folder: config and safetensors.
         plan: the tokens.
         trust_remote_code: allow code that comes with the model.
+        residency: where the weights stay; None keeps them in memory.
+        adapter: merged into the weights.
 
     Raises:
         CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.
     """
-    model = _load(folder, trust_remote_code)
-    with torch.no_grad():
+    loaded = reference_model(folder, residency, adapter=adapter, trust_remote_code=trust_remote_code)
+    with torch.no_grad(), loaded as model:
         text_logits, caches = _run_text(model, plan.text_ids)
-        ids, greedy_logits = _run_greedy(model, plan.text_ids[: plan.prompt_length], plan.decode_steps)
+        prompt = plan.text_ids[: plan.prompt_length]
+        if plan.teacher_forced:
+            ids, greedy_logits = _continue(model, prompt, plan.greedy_steps, text_logits[plan.prompt_length - 1])
+        else:
+            ids, greedy_logits = _run_greedy(model, prompt, plan.greedy_steps)
     return ReferenceRun(plan, text_logits, ids, greedy_logits, caches)
 
 
-def run_reference_apart(folder: Path, plan: CheckPlan, *, trust_remote_code: bool = False) -> ReferenceRun:
+def run_reference_apart(
+    folder: Path,
+    plan: CheckPlan,
+    *,
+    trust_remote_code: bool = False,
+    residency: Residency | None = None,
+    adapter: Adapter | None = None,
+) -> ReferenceRun:
     """Do `run_reference` in a process of its own, so that all its memory is given back before the engine starts.
 
     Raises:
         ReferenceDiedError: that process ended without an answer.
     """
+    options = {"trust_remote_code": trust_remote_code, "residency": residency, "adapter": adapter}
     context = multiprocessing.get_context("spawn")  # a fork would share the memory that is to be given back
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, folder, plan, trust_remote_code), daemon=True)
+    process = context.Process(target=_answer, args=(sender, folder, plan, options), daemon=True)
     try:
         process.start()
         sender.close()
@@ -145,60 +206,13 @@ def run_reference_apart(folder: Path, plan: CheckPlan, *, trust_remote_code: boo
     return answer
 
 
-def _answer(sender: Connection, folder: Path, plan: CheckPlan, trust_remote_code: bool) -> None:
+def _answer(sender: Connection, folder: Path, plan: CheckPlan, options: dict[str, Any]) -> None:
     """Run in the other process: send what `run_reference` returns or raises."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     try:
-        sender.send(run_reference(folder, plan, trust_remote_code=trust_remote_code))
+        sender.send(run_reference(folder, plan, **options))
     except Exception as error:
         sender.send(error)
-
-
-def check_memory(parameters: int) -> None:
-    """Refuse a reference run that the machine has no memory for, before hours of work end in a killed process.
-
-    Args:
-        parameters: of the model; each takes 4 bytes in f32, and a tenth more is needed around them.
-
-    Raises:
-        NotEnoughMemoryError: says how much is needed and how much is free.
-    """
-    needed, free = int(parameters * 4 * 1.1), available_memory()
-    if free is not None and needed > free:
-        raise NotEnoughMemoryError(
-            f"the check runs the PyTorch model in f32, which needs {needed / 1e9:.1f} GB of memory; "
-            f"{free / 1e9:.1f} GB are free.",
-            "Pass --no-check, and run t2n-llm validate on a larger machine.",
-        )
-
-
-def available_memory() -> int | None:
-    """Return the bytes that can be allocated without swapping (Linux: MemAvailable of proc(5)), or None if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kilobytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return int(kilobytes) * 1024 if kilobytes is not None else None
-
-
-def _load(folder: Path, trust_remote_code: bool) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model, report = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        local_files_only=True,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-    )
-    missing = sorted(report.get("missing_keys", ()))
-    if missing:
-        raise CorruptCheckpointError(
-            f"{folder}: transformers finds no weights for {missing[0]} ({len(missing)} missing)."
-        )
-    return model.eval()
 
 
 def _run_text(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
@@ -206,9 +220,9 @@ def _run_text(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, tuple[np.ndar
 
     # Without a config every layer keeps all positions, which is the form of the exported caches.
     cache = DynamicCache()
-    logits = model(input_ids=torch.tensor([list(ids)]), past_key_values=cache, use_cache=True).logits
-    caches = tuple(tensor.numpy() for layer in cache.layers for tensor in (layer.keys, layer.values))
-    return logits[0].float().numpy(), caches
+    logits = model(input_ids=_tokens(model, ids), past_key_values=cache, use_cache=True).logits
+    caches = tuple(tensor.cpu().numpy() for layer in cache.layers for tensor in (layer.keys, layer.values))
+    return logits[0].float().cpu().numpy(), caches
 
 
 def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[int, ...], np.ndarray]:
@@ -216,16 +230,33 @@ def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[in
 
     # With the config: sliding layers drop what they no longer see, as generate() has it.
     cache = DynamicCache(config=model.config)
-    pending = torch.tensor([list(prompt)])
+    pending = _tokens(model, prompt)
     ids: list[int] = []
     rows: list[np.ndarray] = []
     for _ in range(steps):
         logits = model(input_ids=pending, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
-        rows.append(logits.float().numpy())
+        rows.append(logits.float().cpu().numpy())
         ids.append(int(logits.argmax()))
-        pending = torch.tensor([[ids[-1]]])
+        pending = _tokens(model, ids[-1:])
     if not rows:
         raise OptionError(
             "the check decodes no token: the model has no position left after the prompt.", "Pass --no-check."
         )
     return tuple(ids), np.stack(rows)
+
+
+def _continue(model: Any, prompt: Sequence[int], steps: int, first: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+    """Generate greedily from logits that are known already: one pass less, without a cache."""
+    rows, ids = [first], [int(first.argmax())]
+    while len(rows) < steps:
+        tokens = _tokens(model, [*prompt, *ids])
+        logits = model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1]
+        rows.append(logits.float().cpu().numpy())
+        ids.append(int(logits.argmax()))
+    return tuple(ids), np.stack(rows)
+
+
+def _tokens(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Return ids [1, S] where the model takes them; one with weights in several places moves them itself."""
+    first = next(model.parameters()).device
+    return torch.tensor([list(ids)], device="cpu" if first.type == "meta" else first)

@@ -9,9 +9,11 @@ from typing import Any
 
 from generic_export.errors import OptionError, SourceError
 from kvcache.cache import CacheTensor
+from t2n_llm.adapter import Adapter, open_adapter
 from t2n_llm.export import LogReporter, Reporter, archive_in
 from t2n_llm.folder import read_manifest
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
+from t2n_llm.reference_model import Placement, meta_model, plan_residency
 from t2n_llm.runner import open_runner
 from t2n_llm.source import ModelSource, open_source
 from t2n_llm.validate import ValidationReport, validate_archive
@@ -30,6 +32,9 @@ def validate_folder(
     low_memory: bool = False,
     engine: str = "wheel",
     tract_binary: Path | None = None,
+    adapter: str | None = None,
+    device_map: str = "auto",
+    max_memory: str | None = None,
     reporter: Reporter | None = None,
 ) -> ValidationReport:
     """Run the four checks on an export folder.
@@ -42,6 +47,8 @@ def validate_folder(
         decode_steps: tokens to decode.
         low_memory: run PyTorch in a process that ends before the engine starts.
         engine, tract_binary: see `open_runner`.
+        adapter: the adapter that was merged, by hub id or folder; None takes the hub id recorded in the folder.
+        device_map, max_memory: where the weights of the PyTorch reference may stay, see `Placement.parse`.
         reporter: told what happens; None logs.
 
     Raises:
@@ -50,23 +57,48 @@ def validate_folder(
         EngineError: the engine refused the archive, or died.
     """
     reporter = reporter or LogReporter()
+    placement = Placement.parse(device_map, max_memory)
     manifest = read_manifest(folder)
     archive = archive_in(folder, manifest)
     source = _open_reference(manifest["source"], reference, revision, token, trust_remote_code)
     _check_same_model(folder, manifest, source)
+    opened = _open_adapter(manifest.get("adapter"), adapter, token)
     caches = [CacheTensor(**cache) for cache in manifest["graph"]["caches"]]
     dtype = manifest["graph"]["dtype"]
     with open_runner(archive, caches, dtype, engine=engine, tract_binary=tract_binary) as runner:
         logger.info("%s %s will check", runner.engine_name, runner.engine_version)  # or is not there
-        reporter.stage("Running PyTorch in f32 for reference")
         with_text = manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer()
         tokenizer = source.tokenizer() if with_text else None
-        plan = plan_check(source.config, tokenizer, decode_steps)
+        residency = plan_residency(meta_model(source.config, trust_remote_code=trust_remote_code), placement)
+        plan = plan_check(source.config, tokenizer, decode_steps, teacher_forced=residency.offloaded)
+        about = f": {residency.summary(source.folder, plan.passes)}" if residency.offloaded else ""
+        reporter.stage(f"Running PyTorch in f32 for reference{about}")
         run = run_reference_apart if low_memory else run_reference
-        expected = run(source.folder, plan, trust_remote_code=trust_remote_code)
+        expected = run(source.folder, plan, trust_remote_code=trust_remote_code, residency=residency, adapter=opened)
         return validate_archive(
             runner, expected, dtype, on_check=lambda name: reporter.stage(f"Checking in tract: {name}")
         )
+
+
+def _open_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: str | None) -> Adapter | None:
+    """Open the adapter that an export was made with; it must be the very same."""
+    if recorded is None:
+        if given is not None:
+            raise OptionError(f"--adapter {given}: this export was made without an adapter.", "Leave --adapter out.")
+        return None
+    if given is None and recorded["revision"] is None:
+        raise SourceError(
+            f"this export was made with a local adapter ({recorded['name']}), whose place is not recorded.",
+            "Name it: t2n-llm validate FOLDER --adapter PATH.",
+        )
+    revision = recorded["revision"] if given is None else None
+    adapter = open_adapter(given or str(recorded["name"]), revision=revision, token=token)
+    if adapter.digest != recorded["sha256"]:
+        raise OptionError(
+            f"{adapter.name} is not the adapter of this export ({recorded['name']}): its checksum differs.",
+            "Give the adapter that was merged with --adapter.",
+        )
+    return adapter
 
 
 def _check_same_model(folder: Path, manifest: Mapping[str, Any], source: ModelSource) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import DiskFullError, MissingTokenizerError, SourceError, UnknownArchitectureError
-from generic_export.weights.safetensors_index import Checkpoint, open_checkpoint
+from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from t2n_llm.folder import is_disk_full
 
-# What an export reads of a repository; no .bin, .gguf, .onnx or image is ever downloaded.
+# What an export reads of a repository; no .gguf, .onnx or image is ever downloaded.
 _REPOSITORY_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
+# Its weights where it has no safetensors (before 2023); not what a trainer left beside them.
+_PYTORCH_PATTERNS = ("pytorch_model*.bin",)
 # The same weights once more, in the vendor's own layout.
 _DUPLICATE_PATTERNS = ("consolidated*", "original/*")
 
@@ -67,9 +69,10 @@ class ModelSource:
         return self.short_name if self.is_local else self.name
 
     def checkpoint(self) -> Checkpoint:
-        """Open the safetensors files (headers only).
+        """Open the weight files, safetensors or PyTorch (headers only).
 
         Raises:
+            WeightError: there are none, or unpickling one would run code.
             CorruptCheckpointError: a file is missing, truncated, or disagrees with the index.
         """
         return open_checkpoint(self.folder)
@@ -143,12 +146,22 @@ def open_source(
         raise SourceError(f"{name} is a local folder: --revision has no meaning there.", "Leave --revision out.")
     if not (folder / "config.json").is_file():
         raise SourceError(
-            f"{name}: no config.json in {folder}.", "Give the folder that holds config.json and *.safetensors."
+            f"{name}: no config.json in {folder}.", "Give the folder that holds config.json and the weights."
         )
     source = ModelSource(name, folder, commit, _load_config(name, folder, trust_remote_code), trust_remote_code)
     if require_tokenizer:
         source.tokenizer()
     return source
+
+
+def fetch_folder(name: str, *, revision: str | None = None, token: str | None = None) -> tuple[Path, str | None]:
+    """Return the folder that a hub id or a path stands for, downloaded if need be, and the commit of a hub snapshot.
+
+    Raises:
+        SourceError: the id or folder cannot be found or read.
+    """
+    folder = _local_folder(name)
+    return _download(name, revision, token) if folder is None else (folder, None)
 
 
 def _local_folder(name: str) -> Path | None:
@@ -174,17 +187,22 @@ def _local_folder(name: str) -> Path | None:
 def _download(repository: str, revision: str | None, token: str | None) -> tuple[Path, str]:
     from huggingface_hub import snapshot_download
 
-    try:
+    def fetch(patterns: tuple[str, ...]) -> Path:
         folder = snapshot_download(
             repository,
             revision=revision,
             token=token,
-            allow_patterns=list(_REPOSITORY_PATTERNS),
+            allow_patterns=list(patterns),
             ignore_patterns=list(_DUPLICATE_PATTERNS),
         )
+        return Path(folder)
+
+    try:
+        path = fetch(_REPOSITORY_PATTERNS)
+        if not any(path.glob("*.safetensors")):
+            path = fetch((*_REPOSITORY_PATTERNS, *_PYTORCH_PATTERNS))
     except Exception as error:  # besides its own errors, those of whichever HTTP library it uses
         raise _download_error(repository, revision, error) from error
-    path = Path(folder)
     return path, path.name
 
 

@@ -164,20 +164,25 @@ def read_dat(path: str | os.PathLike[str]) -> torch.Tensor:
     """Read a plain `.dat` file into a CPU tensor.
 
     Raises:
-        TensorFormatError: the file is truncated, longer than its header says, malformed, or block-quantised.
+        TensorFormatError: the file cannot be read, is truncated, longer than its header says, malformed, or
+            block-quantised.
     """
     path = Path(path)
-    with path.open("rb") as file:
-        header = parse_header(file.read(HEADER_BYTES), name=str(path))
-        dtype = header.element_type(str(path)).dtype
-        expected, found = HEADER_BYTES + header.data_size, path.stat().st_size
-        if found != expected:
-            raise TensorFormatError(
-                f"{path}: {found} bytes long, its header announces {expected}.", "The file is damaged: write it again."
-            )
-        data = bytearray(header.data_size)
-        if file.readinto(data) != header.data_size:
-            raise TensorFormatError(f"{path}: the file shrank while it was read.")
+    try:
+        with path.open("rb") as file:
+            header = parse_header(file.read(HEADER_BYTES), name=str(path))
+            dtype = header.element_type(str(path)).dtype
+            expected, found = HEADER_BYTES + header.data_size, path.stat().st_size
+            if found != expected:  # known before any memory is asked for
+                raise TensorFormatError(
+                    f"{path}: {found} bytes long, its header announces {expected}.",
+                    "The file is damaged: write it again.",
+                )
+            data = bytearray(header.data_size)
+            if file.readinto(data) != header.data_size:
+                raise TensorFormatError(f"{path}: the file shrank while it was read.")
+    except OSError as error:
+        raise TensorFormatError(f"{path}: cannot be read: {error.strerror}.") from error
     values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     return values.reshape(header.shape)
 

@@ -1,6 +1,6 @@
-"""A safetensors checkpoint, opened without reading a weight: tensor name -> region of a file.
+"""One safetensors file, opened without reading a weight: tensor name -> region of the file.
 
-In: a folder or a file. Out: `Checkpoint`, a mapping of `FileTensor`; every length is checked before it is believed.
+In: a file. Out: a `FileTensor` for each tensor; every length is checked before it is believed.
 Format: https://huggingface.co/docs/safetensors (8-byte header length, JSON header, then the data).
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
@@ -51,11 +51,6 @@ _UNREADABLE = {
 }
 
 _DOWNLOAD_AGAIN = "Download the file again."
-_CONVERT = (
-    "Only safetensors checkpoints are read for now. Convert it with transformers: "
-    "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
-)
-_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -85,46 +80,6 @@ class UnreadableTensor(FileTensor):
             f"tensor {self.name} in {self.path}: stored as {self.stored_as}, which cannot be read.",
             f"Convert the checkpoint to one of: {', '.join(DTYPES)} (for example load it in bfloat16 and save it).",
         )
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """An opened checkpoint.
-
-    Args:
-        tensors: name -> where the tensor lies.
-        files: the safetensors files, in the order they were opened.
-        total_bytes: bytes of all tensors as stored (headers not counted).
-    """
-
-    tensors: Mapping[str, FileTensor]
-    files: tuple[Path, ...]
-    total_bytes: int
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint folder or a single safetensors file; no weight is read.
-
-    Args:
-        path: a `.safetensors` file, or a folder with `model.safetensors`, with a `*.safetensors.index.json` and its
-            shards, or with one `.safetensors` file of another name (looked for in this order).
-
-    Raises:
-        WeightError: nothing there, or only other formats.
-        CorruptCheckpointError: a file is truncated, missing, or contradicts the index.
-    """
-    path = Path(path)
-    if path.is_dir():
-        single = _find_single_file(path)
-        if single is None:
-            return _open_sharded(_find_index(path))
-        path = single
-    elif path.name.endswith(".safetensors.index.json"):
-        return _open_sharded(path)
-    elif path.suffix in _OTHER_FORMATS and path.exists():
-        raise WeightError(f"{path}: not a safetensors file.", _CONVERT)
-    tensors = open_safetensors(path)
-    return _checkpoint(tensors, (path,))
 
 
 def open_safetensors(path: Path) -> dict[str, FileTensor]:
@@ -157,103 +112,8 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def _checkpoint(tensors: Mapping[str, FileTensor], files: tuple[Path, ...]) -> Checkpoint:
-    return Checkpoint(tensors, files, sum(tensor.nbytes for tensor in tensors.values()))
-
-
 def _corrupt(path: Path, reason: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"{path}: damaged safetensors file: {reason}.", _DOWNLOAD_AGAIN)
-
-
-# --- folders ----------------------------------------------------------------------------------
-
-
-def _find_single_file(folder: Path) -> Path | None:
-    """The one file that is the whole checkpoint; None when the folder has an index instead."""
-    if (folder / "model.safetensors").exists():
-        return folder / "model.safetensors"
-    if any(folder.glob("*.safetensors.index.json")):
-        return None
-    found = sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(file.name for file in found[:4]) + (", ..." if len(found) > 4 else "")
-        raise WeightError(
-            f"{folder}: {len(found)} safetensors files ({names}) and no model.safetensors.index.json to order them.",
-            "Download the index as well, or give the path of one file.",
-        )
-    others = sorted(file.name for file in folder.iterdir() if file.suffix in _OTHER_FORMATS)
-    if others:
-        raise WeightError(f"{folder}: no safetensors file, only {', '.join(others[:4])}.", _CONVERT)
-    raise WeightError(f"{folder}: no safetensors file in this folder.", "Check the path of the checkpoint.")
-
-
-def _find_index(folder: Path) -> Path:
-    if (folder / "model.safetensors.index.json").exists():
-        return folder / "model.safetensors.index.json"
-    found = sorted(folder.glob("*.safetensors.index.json"))
-    if len(found) > 1:
-        raise WeightError(
-            f"{folder}: several index files ({', '.join(file.name for file in found)}).",
-            "Give the path of one of them.",
-        )
-    return found[0]
-
-
-def _open_sharded(index: Path) -> Checkpoint:
-    """Open every shard an index names; what the index says and what the shards hold must agree."""
-    weight_map = _read_weight_map(index)
-    shards: dict[str, dict[str, FileTensor]] = {}
-    for shard in sorted(set(weight_map.values())):
-        if not (index.parent / shard).exists():
-            raise CorruptCheckpointError(
-                f"{index.parent / shard}: this shard is missing, {index.name} expects "
-                f"{sum(where == shard for where in weight_map.values())} tensors in it.",
-                "Download the missing file into the same folder.",
-            )
-        shards[shard] = open_safetensors(index.parent / shard)
-    holders: dict[str, list[str]] = {}
-    for shard, held in shards.items():
-        for name in held:
-            holders.setdefault(name, []).append(shard)
-    for name, shard in weight_map.items():
-        if name not in shards[shard]:
-            where = f"it is in {holders[name][0]}" if name in holders else "no shard holds it"
-            raise CorruptCheckpointError(
-                f"tensor {name}: {index} places it in {shard}, but {where}.",
-                "The index and the shards come from different downloads: download the checkpoint again.",
-            )
-    tensors = {name: shards[shard][name] for name, shard in weight_map.items()}
-    for name, candidates in holders.items():  # tensors the index does not list count too, as in transformers
-        if name not in weight_map and len(candidates) > 1:
-            raise CorruptCheckpointError(
-                f"tensor {name}: not listed in {index} and held by several shards ({', '.join(candidates)}).",
-                "Download the checkpoint again.",
-            )
-        tensors.setdefault(name, shards[candidates[0]][name])
-    return _checkpoint(tensors, tuple(index.parent / shard for shard in shards))
-
-
-def _read_weight_map(index: Path) -> dict[str, str]:
-    """The `weight_map` of an index file: tensor name -> shard path relative to the index, checked."""
-    try:
-        weight_map: Any = json.loads(index.read_bytes())["weight_map"]
-        valid = isinstance(weight_map, dict) and all(isinstance(shard, str) for shard in weight_map.values())
-    except OSError as error:
-        raise WeightError(f"{index}: cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{index}: not a safetensors index ({error!r}).", _DOWNLOAD_AGAIN) from error
-    if not valid:
-        raise CorruptCheckpointError(f"{index}: its weight_map is not a table of file names.", _DOWNLOAD_AGAIN)
-    for shard in set(weight_map.values()):
-        relative = PurePosixPath(shard)
-        if not shard or "\0" in shard or relative.is_absolute() or ".." in relative.parts:
-            raise CorruptCheckpointError(f"{index}: shard {shard!r} lies outside the checkpoint folder.")
-    return dict(weight_map)
-
-
-# --- one file ---------------------------------------------------------------------------------
 
 
 def _read_header(path: Path) -> tuple[int, bytes]:
@@ -287,7 +147,9 @@ def _parse_entries(path: Path, header: bytes, data_start: int) -> list[FileTenso
         raise _corrupt(path, f"its header is not valid JSON ({error})") from error
     if not isinstance(table, dict):
         raise _corrupt(path, "its header is not a JSON object")
-    table.pop("__metadata__", None)
+    metadata = table.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _corrupt(path, "its metadata is not a table of strings")
     tensors = [_parse_entry(path, name, entry, data_start) for name, entry in table.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
     position = data_start

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from generic_export.weights.safetensors_index import open_checkpoint
+from generic_export.weights.checkpoint import open_checkpoint
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_export.py"
 
@@ -37,13 +37,24 @@ TINY = bench.SHAPES["tiny"]
 def outcome(**changes: Any) -> Any:
     """Return an invented outcome of two repeats."""
     runs = tuple(
-        bench.ChildRun(seconds, 8.0, 2.0, peak, (bench.Stage("Capturing the graph", seconds / 2, peak),))
+        bench.ChildRun(
+            seconds,
+            8.0,
+            2.0,
+            peak,
+            (
+                bench.Stage("Capturing the graph", seconds / 2, peak),
+                bench.Stage("Translating the graph", 1.0, peak),
+                bench.Stage("Writing model.nnef.tar", seconds / 10, peak),
+                bench.Stage("Flushing to the disk", 0.5, peak),
+            ),
+        )
         for seconds, peak in ((10.0, 900.0), (20.0, 1100.0))
     )
     copies = (bench.Copy(1.0, 0.5), bench.Copy(3.0, 1.5))
     return bench.Outcome(
         **(
-            {"size": "1B", "dtype": "f16", "archive": "tar", "checkpoint_bytes": 2_471_000_000}
+            {"size": "1B", "dtype": "f16", "archive": "tar", "compress": None, "checkpoint_bytes": 2_471_000_000}
             | {"baseline_mib": 400.0, "copies": copies, "exports": runs}
             | changes
         )
@@ -101,31 +112,36 @@ def test_random_values_are_sane_and_come_in_chunks(nbytes: int) -> None:
 def test_medians_and_budgets() -> None:
     record = outcome().asdict()
     assert (record["cp_seconds"], record["sync_seconds"], record["export_seconds"]) == (2.0, 1.0, 15.0)
-    assert record["ratio"] == 7.5
-    assert record["allowed_seconds"] == 19.0 and record["time_within_budget"]
+    assert (record["graph_seconds"], record["weights_seconds"], record["weights_ratio"]) == (8.5, 2.0, 1.0)
+    assert record["graph_within_budget"] and record["weights_within_budget"]
     assert record["extra_mib"] == 600.0 and record["memory_within_budget"]
-    late = outcome(copies=(bench.Copy(0.0, 0.0),), baseline_mib=-100.0)
-    assert late.allowed_seconds == 15.0
-    assert not late.extra_mib <= bench.BUDGET_MIB
+    late = outcome(copies=(bench.Copy(1.0, 0.0),), baseline_mib=-100.0).asdict()
+    assert not late["weights_within_budget"] and not late["memory_within_budget"]
 
 
 def test_the_table_says_whether_the_budgets_hold() -> None:
     text = bench.table(outcome())
-    assert "time <= 2.0 x cp + 15 s  yes (15.0 of 19.0 s)" in text
+    assert "2.0 s, 1.00 x cp" in text
+    assert "weights <= 1.5 x cp      yes" in text
+    assert "<= 15 s                  yes" in text
     assert "600 MiB (1000 - 400)" in text
     assert "Capturing the graph" in text
     over = bench.table(outcome(baseline_mib=-100.0))
-    assert "<= 1.0 GiB               no" in over
+    assert "<= 0.8 GiB               no" in over
 
 
 def test_tiny_end_to_end_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--size", "tiny", "--work", str(tmp_path), "--json"]
+    work = tmp_path / "made" / "when missing"
+    command = [sys.executable, str(SCRIPT), "--size", "tiny", "--archive", "dir,tar", "--work", str(work), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    record = json.loads(done.stdout)
+    folder, record = map(json.loads, done.stdout.splitlines())
+    assert (folder["archive"], record["archive"]) == ("dir", "tar")
+    assert record["weights_seconds"] > 0 and record["graph_seconds"] > 0
     assert record["export_seconds"] > record["exports"][0]["user"] * 0.1 > 0
     assert 0 < record["extra_mib"] < 1024
     titles = [stage["title"] for stage in record["exports"][0]["stages"]]
-    assert titles[2:5] == ["Capturing the graph", "Writing model.nnef.tar", "Flushing to the disk"]
+    assert titles[2:5] == ["Capturing the graph", "Translating the graph", "Writing model.nnef.tar"]
+    assert "Flushing to the disk" in titles
     assert not list(tmp_path.iterdir())
 
 
@@ -145,14 +161,22 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_work_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["--size", "tiny", "--work", str(tmp_path / "none")]) == 1
+def test_a_work_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert bench.main(["--size", "tiny", "--work", str(tmp_path / "file" / "below")]) == 1
     errors = capsys.readouterr().err
     assert errors.startswith("error: ") and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("archives", ["zip", "tar,", ""])
+def test_unknown_forms_are_refused(archives: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["--size", "tiny", "--archive", archives])
+    assert "expected some of tar, dir, tgz" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_found_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10**9})())
     with pytest.raises(bench.BenchError, match="GB are needed"):
-        bench.measure("1B", "f16", "tar", tmp_path, 1)
+        bench.measure("1B", "f16", ["tar"], tmp_path, 1)
     assert not list(tmp_path.iterdir())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.families import save_tiny_model
@@ -30,6 +32,51 @@ def parent(tmp_path: Path) -> Path:
     """The folder that exports go to; it is empty."""
     folder = tmp_path / "exports"
     folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 1 GB that takes no space: every weight is zero, in a file with a hole."""
+    vocab, hidden = 500_000, 256
+    folder = tmp_path_factory.mktemp("models") / "large"
+    folder.mkdir()
+    config = {
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 64,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    layer, kv = "model.layers.0", hidden // 2
+    shapes = {
+        "model.embed_tokens.weight": [vocab, hidden],
+        "lm_head.weight": [vocab, hidden],
+        "model.norm.weight": [hidden],
+        f"{layer}.input_layernorm.weight": [hidden],
+        f"{layer}.post_attention_layernorm.weight": [hidden],
+        f"{layer}.self_attn.q_proj.weight": [hidden, hidden],
+        f"{layer}.self_attn.k_proj.weight": [kv, hidden],
+        f"{layer}.self_attn.v_proj.weight": [kv, hidden],
+        f"{layer}.self_attn.o_proj.weight": [hidden, hidden],
+        f"{layer}.mlp.gate_proj.weight": [64, hidden],
+        f"{layer}.mlp.up_proj.weight": [64, hidden],
+        f"{layer}.mlp.down_proj.weight": [hidden, 64],
+    }
+    header, position = {}, 0
+    for name, shape in shapes.items():
+        nbytes = 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [position, position + nbytes]}
+        position += nbytes
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + position)
     return folder
 
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from generic_export.errors import DiskFullError
+from generic_export.nnef.archive import WriteProgress
 from t2n_llm.export import LogReporter, export_llm
 from tests.t2n_llm.command_line import call, fill, refused, small_disk, unchanged
 
@@ -103,6 +104,11 @@ def only_pickles(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
 
 
+def unsafe_pickle(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    torch.save(torch.nn.Linear(2, 2), model / "pytorch_model.bin")
+
+
 def no_weights(model: Path) -> None:
     (model / "model.safetensors").unlink()
 
@@ -172,7 +178,8 @@ SOURCES: dict[Callable[[Path], object], tuple[str, ...]] = {
     no_heads: ("config.json",),
     own_code: ("Python code",),
     gptq: ("gptq",),
-    only_pickles: ("pytorch_model.bin",),
+    only_pickles: ("pytorch_model.bin", "damaged"),
+    unsafe_pickle: ("pytorch_model.bin", "refused", "torch.nn.modules.linear.Linear"),
     no_weights: ("no safetensors file",),
     truncated_file: ("model.safetensors", "truncated"),
     missing_shard: ("model-00002-of-00003.safetensors", "missing"),
@@ -354,9 +361,9 @@ class FillAt(LogReporter):
         if title.startswith(self.moment):
             fill(self.disk)
 
-    def progress(self, label: str, done: int, total: int) -> None:
-        del total
-        if label == self.moment and done:
+    def progress(self, progress: WriteProgress) -> None:
+        done = progress.done_bytes
+        if (self.moment == "weights" and done > 0) or (self.moment == "end" and done == progress.total_bytes):
             fill(self.disk)
 
 
@@ -364,9 +371,9 @@ class FillAt(LogReporter):
     ("archive", "moment"),
     [
         pytest.param("tar", "Writing", id="before the weights"),
-        pytest.param("tar", "model.layers.1.self_attn.q_proj.weight", id="in the weights"),
-        pytest.param("dir", "model.layers.1.self_attn.q_proj.weight", id="in the weights of a folder"),
-        pytest.param("tar", "", id="at the end of the weights"),
+        pytest.param("dir", "Writing", id="before the weights of a folder"),
+        pytest.param("tgz", "weights", id="in the weights"),
+        pytest.param("tar", "end", id="at the end of the weights"),
         pytest.param("tar", "Running PyTorch", id="in the test bundles"),
         pytest.param("tar", "Recording", id="in export.json"),
     ],

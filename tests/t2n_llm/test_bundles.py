@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from generic_export.errors import EngineMissingError, NotEnoughMemoryError
+from generic_export.errors import EngineMissingError
 from generic_export.inference_target.tract.cli import TractCli
 from t2n_llm import export_llm
 from t2n_llm.folder import read_manifest
-from t2n_llm.reference import available_memory, check_memory, run_reference, run_reference_apart
+from t2n_llm.reference import run_reference, run_reference_apart
 from t2n_llm.revalidate import validate_folder
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama-real"
@@ -95,12 +95,3 @@ def test_the_reference_is_the_same_in_a_process_of_its_own() -> None:
     here, apart = run_reference(EXAMPLE, plan), run_reference_apart(EXAMPLE, plan)
     assert here.greedy_ids == apart.greedy_ids
     np.testing.assert_allclose(here.text_logits, apart.text_logits, atol=1e-4)
-
-
-@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="free memory is read from /proc/meminfo")
-def test_a_reference_that_cannot_fit_is_refused_with_figures() -> None:
-    free = available_memory()
-    assert free is not None
-    check_memory(free // 8)
-    with pytest.raises(NotEnoughMemoryError, match=r"needs [\d.]+ GB of memory; [\d.]+ GB are free"):
-        check_memory(free)

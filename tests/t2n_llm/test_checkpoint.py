@@ -16,7 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.dat import read_dat
+from quant.half import CastReport
+from t2n_llm.checkpoint import graph_sources
 from t2n_llm.export import LogReporter, export_llm
+from t2n_llm.graph import GraphOptions, build_graph
+from t2n_llm.source import open_source
 from tests.families import FAMILIES, save_tiny_model
 from tests.t2n_llm.command_line import call, strict_json
 
@@ -84,6 +88,26 @@ def test_the_order_of_a_file_does_not_matter(model: Path, tmp_path: Path) -> Non
     assert export(model, tmp_path / "b").read_bytes() == first.read_bytes()
 
 
+@pytest.mark.parametrize("form", ["zip", "legacy", "nested", "sharded"])
+def test_a_pytorch_checkpoint_is_the_safetensors_one(form: str, model: Path, tmp_path: Path) -> None:
+    expected = export(model, tmp_path / "a").read_bytes()
+    tensors = stored(model)
+    (model / "model.safetensors").unlink()
+    if form == "sharded":
+        names = list(tensors)
+        shards = {f"pytorch_model-0000{number}-of-00002.bin": names[number - 1 :: 2] for number in (1, 2)}
+        for shard, held in shards.items():
+            torch.save({name: tensors[name] for name in held}, model / shard)
+        weight_map = {name: shard for shard, held in shards.items() for name in held}
+        (model / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    else:
+        content = {"state_dict": tensors, "epoch": 3} if form == "nested" else tensors
+        torch.save(content, model / "pytorch_model.bin", _use_new_zipfile_serialization=form != "legacy")
+    # The check loads the same folder with transformers, which knows no nested files.
+    check = form in ("zip", "sharded")
+    assert export(model, tmp_path / "b", check=check, decode_steps=4).read_bytes() == expected
+
+
 # --- names ------------------------------------------------------------------------------------
 
 
@@ -149,6 +173,26 @@ def test_buffers_of_old_checkpoints_are_left_alone(model: Path, tmp_path: Path) 
     first = export(model, tmp_path / "a")
     extra = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.zeros(8) for layer in range(3)}
     rewrite(model, stored(model) | extra)
+    assert export(model, tmp_path / "b").read_bytes() == first.read_bytes()
+
+
+def test_tensors_that_no_parameter_uses_are_told(model: Path) -> None:
+    tensors = stored(model)
+    extra = {"model.layers.7.norm.weight": torch.ones(2), "head.extra": torch.ones(3)}
+    known = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    rewrite(model, {**tensors, **extra, **known, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
+    source = open_source(str(model), require_tokenizer=False)
+    skeleton, graph = build_graph(source.config, GraphOptions(), name="x")
+    found = graph_sources(graph, skeleton, source.checkpoint(), CastReport())
+    assert found.unused == tuple(sorted(extra))
+    assert {*found} == {variable.label for variable in graph.variables}
+    assert len(found) == len(graph.variables)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
+def test_a_checkpoint_saved_from_a_wrapped_model(prefix: str, model: Path, tmp_path: Path) -> None:
+    first = export(model, tmp_path / "a")
+    rewrite(model, {prefix + name: value for name, value in stored(model).items()})
     assert export(model, tmp_path / "b").read_bytes() == first.read_bytes()
 
 

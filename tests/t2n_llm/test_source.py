@@ -196,6 +196,30 @@ def test_what_the_hub_refuses_and_what_it_gives(hub: Hub, parent: Path, tmp_path
     assert TOKEN not in (parent / "x" / "export.json").read_text()
 
 
+def test_a_repository_without_safetensors_gives_its_pytorch_file(
+    tiny_llama: Path, parent: Path, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    torch.save(load_file(tiny_llama / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    files = {path.name: path.read_bytes() for path in tiny_llama.glob("*.json")}
+    files |= {"pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes(), "training_args.bin": b"not wanted"}
+    server = Hub(files)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        (given,) = calls(
+            [export("org/private", parent, "--token", TOKEN)],
+            HF_ENDPOINT=server.endpoint,
+            HF_HUB_CACHE=tmp_path / "hub",
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert given.code == 0, given
+    assert set(server.asked) == {"config.json", "generation_config.json", "pytorch_model.bin"}
+
+
 def test_a_download_that_breaks_off_or_does_not_fit(hub: Hub, parent: Path, tmp_path: Path) -> None:
     """The token comes from the environment here."""
     with small_disk(tmp_path / "hub", "128k") as disk, unchanged(parent):

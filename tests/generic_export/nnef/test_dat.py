@@ -138,3 +138,82 @@ def test_any_bytes_either_parse_or_raise_the_format_error(data, with_magic):
     except TensorFormatError:
         return
     assert math.prod(header.shape) * header.bits == header.data_size * 8
+
+
+# --- damaged files ----------------------------------------------------------------------------
+
+ITEM_CODES = st.sampled_from([0, 1, 2, 3, 4, 5, 6, 0x3040, 0x1000, 0xFFFF]) | st.integers(0, 0xFFFF)
+SIZES = st.integers(0, 9) | st.sampled_from([2**16, 2**31, 2**32 - 1])
+
+
+def read_or_refuse(path) -> torch.Tensor | None:
+    """What a file says, or None for the one error that a damaged file may raise."""
+    try:
+        return dat.read_dat(path)
+    except TensorFormatError as error:
+        assert str(path) in str(error)
+        return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), tensors())
+def test_flipped_bytes_give_those_very_bytes_or_the_format_error(tmp_path_factory, data, tensor):
+    path = tmp_path_factory.mktemp("dat") / "w.dat"
+    dat.write_dat(path, tensor)
+    content = bytearray(path.read_bytes())
+    for position in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=3)):
+        content[position] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    found = read_or_refuse(path)
+    if found is not None:  # the payload is what it is; the header still describes exactly that many bytes
+        assert as_bytes(found) == bytes(content[128:])
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    dims=st.lists(SIZES, max_size=8),
+    data_size=SIZES,
+    rank=st.integers(0, 10),
+    bits=st.sampled_from([0, 1, 8, 16, 32, 64, 128, dat.BLOCK_BITS]) | st.integers(0, 2**32 - 1),
+    item_type=ITEM_CODES,
+    vendor=st.sampled_from([0, dat.TRACT_VENDOR, 7]),
+    payload=st.binary(max_size=80),
+)
+def test_lying_headers_give_the_payload_or_the_format_error(
+    tmp_path_factory, dims, data_size, rank, bits, item_type, vendor, payload
+):
+    fields = struct.pack(
+        "<2sBBII8IIHH76x", b"\x4e\xef", 1, 0, data_size, rank, *dims, *[0] * (8 - len(dims)), bits, item_type, vendor
+    )
+    path = tmp_path_factory.mktemp("dat") / "w.dat"
+    path.write_bytes(fields + payload)
+    found = read_or_refuse(path)
+    if found is not None:
+        assert as_bytes(found) == payload
+        assert (len(payload), found.dim()) == (data_size, rank)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), tensors())
+def test_truncation_and_growth_are_always_noticed(tmp_path_factory, data, tensor):
+    path = tmp_path_factory.mktemp("dat") / "w.dat"
+    dat.write_dat(path, tensor)
+    content = path.read_bytes()
+    length = data.draw(st.integers(0, len(content) - 1))
+    for damaged in (content[:length], content + bytes(1 + length)):
+        path.write_bytes(damaged)
+        assert read_or_refuse(path) is None
+
+
+def test_a_header_that_announces_4_gib_allocates_nothing(tmp_path):
+    """The length of the file is compared before any memory is asked for."""
+    (tmp_path / "w.dat").write_bytes(dat.header_bytes((2**32 - 1,), torch.uint8) + bytes(10))
+    with pytest.raises(TensorFormatError, match="138 bytes long, its header announces 4294967423"):
+        dat.read_dat(tmp_path / "w.dat")
+
+
+@pytest.mark.parametrize("path", ["absent.dat", "folder.dat"])
+def test_what_is_no_file_is_named(tmp_path, path):
+    (tmp_path / "folder.dat").mkdir()
+    with pytest.raises(TensorFormatError, match=rf"{path}: cannot be read"):
+        dat.read_dat(tmp_path / path)
