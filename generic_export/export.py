@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import CaptureError, OptionError
+from generic_export.errors import CaptureError, GraphError, OptionError
 from generic_export.inference_target.base import ExampleRun, InferenceTarget
+from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.document import write_document
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.layout import group_by_module
@@ -27,7 +28,7 @@ from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import identifier, name_results
 from generic_export.torch_graph.nested import FlatCall, named_outputs
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
-from generic_export.weights.source import InMemoryTensor, TensorSource
+from generic_export.weights.source import BlockTensorSource, InMemoryTensor, SelfStored, TensorSource
 
 PRODUCER = "t2n-llm"
 
@@ -89,7 +90,8 @@ def export_model_to_nnef(
             call, result = _example(model, arguments, keywords)
             input_names = _completed(input_names, call.names)
             output_names = _completed(output_names, named_outputs(result)[0])
-        graph = capture(model, arguments, inference_target, input_names, output_names, kwargs=keywords)
+        with _plain_parameters(model):
+            graph = capture(model, arguments, inference_target, input_names, output_names, kwargs=keywords)
         graph = _with_distinct_names(graph, allow_same=allow_same_io_names)
         logger.info("captured %s: %d operators", type(model).__name__, len(graph.ops))
         example = _example_run(model, arguments, keywords, graph) if inference_target.check_io else None
@@ -103,7 +105,7 @@ def export_model_to_nnef(
             ),
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
-        sources = module_sources(model, graph)
+        document, sources = _in_blocks(document, module_sources(model, graph))
         archive = write_document(
             Path(file_path_export), document, sources, compression_level=compression_level, overwrite=overwrite
         )
@@ -185,10 +187,36 @@ def module_sources(model: nn.Module, graph: TorchModuleIRGraph) -> dict[str, Ten
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     sources: dict[str, TensorSource] = {}
     for variable in graph.parameters:
-        sources[variable.name] = InMemoryTensor(variable.name, _stored(tensors[variable.name]))
+        sources[variable.name] = _source_of(variable.name, tensors[variable.name])
     for name, value in graph.constants.items():
         sources[name] = InMemoryTensor(name, _stored(value))
     return sources
+
+
+def _source_of(name: str, tensor: torch.Tensor) -> TensorSource:
+    return tensor.stored_source(name) if isinstance(tensor, SelfStored) else InMemoryTensor(name, _stored(tensor))
+
+
+def _in_blocks(
+    document: NnefGraph, sources: Mapping[str, TensorSource]
+) -> tuple[NnefGraph, Mapping[str, TensorSource]]:
+    """Return the document that reads from blocks the tensors whose sources are blocks.
+
+    Raises:
+        GraphError: an operation cannot read such a tensor.
+    """
+    formats = {
+        variable.label: source.block_format
+        for variable in document.variables
+        if isinstance(source := sources[variable.label], BlockTensorSource)
+    }
+    turned = {label for label, use in storage_uses(document).items() if label in formats and use.axes is not None}
+    for label in turned:
+        raise GraphError(
+            f"tensor {label!r}: its blocks do not lie along the axis that the model sums over.",
+            "Store the transposed weight, as nn.Linear has it, or leave this tensor plain.",
+        )
+    return (store_in_blocks(document, formats) if formats else document), sources
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
@@ -256,6 +284,31 @@ def _logging_at(level: int | str | None) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextmanager
+def _plain_parameters(model: nn.Module) -> Iterator[None]:
+    """Put plain tensors in the place of parameters and buffers that store themselves; only shapes and dtypes matter.
+
+    Memory that nobody writes to costs nothing, so the stand-ins are empty.
+    """
+    stand_ins: dict[int, torch.Tensor] = {}
+    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    for module in model.modules():
+        tables: tuple[dict[str, Any], dict[str, Any]] = (module._parameters, module._buffers)
+        for table in tables:
+            for name, tensor in list(table.items()):
+                if not (isinstance(tensor, torch.Tensor) and isinstance(tensor, SelfStored)):
+                    continue
+                empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                plain = nn.Parameter(empty, requires_grad=False) if table is module._parameters else empty
+                replaced.append((table, name, tensor))
+                table[name] = stand_ins.setdefault(id(tensor), plain)
+    try:
+        yield
+    finally:
+        for table, name, tensor in replaced:
+            table[name] = tensor
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 """Measure what an export costs, in time against `cp` of the same checkpoint and in memory.
 
 usage: scripts/bench_export.py --size tiny|1B|3B|8B [--dtype f16|f32] [--archive tar|tgz|dir] [--work DIR]
-                               [--repeat N] [--json]
+                               [--compress NAME] [--repeat N] [--json]
 
 Makes a checkpoint of random bf16 weights in the shape of Llama 3 (sharded as on the hub), then, `--repeat` times in
 turn, copies it with `cp` and exports it without check in a process of its own. Printed are medians:
@@ -270,6 +270,7 @@ def _child(order: Mapping[str, Any]) -> None:
             order["target"],
             dtype=order["dtype"],
             archive=order["archive"],
+            compress=order.get("compress"),
             check=False,
             require_tokenizer=False,
             reporter=clock,
@@ -373,7 +374,7 @@ class Outcome:
         }
 
 
-def measure(size: str, dtype: str, archive: str, work: Path, repeat: int) -> Outcome:
+def measure(size: str, dtype: str, archive: str, work: Path, repeat: int, compress: str | None = None) -> Outcome:
     """Make the checkpoint and measure.
 
     Args:
@@ -382,6 +383,7 @@ def measure(size: str, dtype: str, archive: str, work: Path, repeat: int) -> Out
         archive: `tar`, `tgz` or `dir`.
         work: an empty folder; what is made in it is left to the caller to delete.
         repeat: how many times to copy and to export, in turn.
+        compress: a recipe by name, or None.
 
     Raises:
         BenchError: no space, or the export failed.
@@ -392,6 +394,7 @@ def measure(size: str, dtype: str, archive: str, work: Path, repeat: int) -> Out
     checkpoint = work / "checkpoint"
     checkpoint_bytes = write_checkpoint(checkpoint, shape)
     order = {"checkpoint": str(checkpoint), "target": str(work / "export"), "dtype": dtype, "archive": archive}
+    order |= {"compress": compress} if compress else {}
     baseline = run_child(work, order | {"checkpoint": None})
     copies, exports = [], []
     for turn in range(1, repeat + 1):
@@ -501,6 +504,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", choices=SHAPES, help="shape of the model")
     parser.add_argument("--dtype", choices=("f16", "f32"), default="f16", help="of the archive (default f16)")
     parser.add_argument("--archive", choices=("tar", "tgz", "dir"), default="tar", help="form (default tar)")
+    parser.add_argument("--compress", metavar="NAME", help="recipe, such as q4_0 (default: none)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="where the files go (default: the temporary folder)")
     parser.add_argument("--repeat", type=int, metavar="N", default=1, help="how often (default 1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -519,7 +523,9 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with tempfile.TemporaryDirectory(prefix="t2n-bench-", dir=options.work) as work:
-            outcome = measure(options.size, options.dtype, options.archive, Path(work), options.repeat)
+            outcome = measure(
+                options.size, options.dtype, options.archive, Path(work), options.repeat, options.compress
+            )
     except (BenchError, OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

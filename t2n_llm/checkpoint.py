@@ -34,7 +34,7 @@ def graph_sources(
     """
     aliases = _aliases(skeleton.tied)
     causal_lm = skeleton.module.causal_lm
-    tensors = _by_parameter_name(causal_lm, checkpoint.tensors)
+    tensors = by_parameter_name(causal_lm, checkpoint.tensors)
     sources: dict[str, TensorSource] = {}
     for variable in graph.variables:
         names = (variable.label, *aliases.get(variable.label, ()))
@@ -56,7 +56,7 @@ def _aliases(tied: Mapping[str, str]) -> dict[str, list[str]]:
     return aliases
 
 
-def _by_parameter_name(model: nn.Module, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+def by_parameter_name(model: nn.Module, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
     """Return the checkpoint's tensors under the names of the model's parameters, by transformers' own renaming tables.
 
     A key that only a conversion of several tensors makes (stacked experts) keeps its own name.

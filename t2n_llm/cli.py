@@ -77,6 +77,26 @@ def export(
         typer.Option("--output", "-o", metavar="DIR", help="Folder to make; by default named after the model."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="f16 or f32: weights, activations and caches.")] = "f16",
+    compress: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:ALGORITHM]",
+            help="Recipe: q4_0, q4_0+embeddings, q4_0-mixed (with --target-size), f16, f32. "
+            "Algorithms: search (default), min_max; with calibration imatrix, gptq, awq, best.",
+        ),
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Recipe in YAML (docs/quantization.md), instead of --compress.")
+    ] = None,
+    target_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What all weights may take, such as 900MB, for q4_0-mixed.")
+    ] = None,
+    quantizers: Annotated[
+        str | None, typer.Option(metavar="MODULE:DICT", help="A dict of your own algorithms, by name.")
+    ] = None,
+    calibration: Annotated[
+        str, typer.Option(help="Text for imatrix, gptq, awq and best: a file, auto (the model writes it) or builtin.")
+    ] = "builtin",
     archive: Annotated[str, typer.Option(help="tar, tgz or dir.")] = "tar",
     check: Annotated[bool, typer.Option("--check/--no-check", help="Validate token by token in tract.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export of that name.")] = False,
@@ -123,6 +143,11 @@ def export(
             source,
             output,
             dtype=dtype,
+            compress=compress,
+            recipe=recipe,
+            target_size=target_size,
+            quantizers=quantizers,
+            calibration=calibration,
             check=check,
             archive=archive,
             force=force,

@@ -23,8 +23,11 @@ from generic_export.nnef.document import write_document
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.source import TensorSource
 from quant.half import CastReport
+from quant.recipe import RECIPE_FILE, recipe_text
 from t2n_llm.bundles import make_bundles
 from t2n_llm.checkpoint import graph_sources
+from t2n_llm.compression import Compression
+from t2n_llm.compression_options import DEFAULT_CALIBRATION, CompressionOptions, compressed
 from t2n_llm.folder import (
     MANIFEST_FORMAT,
     TESTS_FOLDER,
@@ -104,6 +107,7 @@ class ExportOptions:
     require_tokenizer: bool = True
     engine: str = "wheel"
     tract_binary: Path | None = None
+    compression: CompressionOptions = field(default_factory=CompressionOptions)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -124,7 +128,8 @@ class ExportOptions:
 
     def recorded(self) -> dict[str, Any]:
         """Return the options as plain data; where a binary lies on this machine is nobody else's business."""
-        return asdict(self) | {"tract_binary": self.tract_binary.name if self.tract_binary else None}
+        binary = self.tract_binary.name if self.tract_binary else None
+        return asdict(self) | {"tract_binary": binary, "compression": self.compression.recorded()}
 
     def graph_options(self, trust_remote_code: bool) -> GraphOptions:
         """Return the part that decides the graph."""
@@ -163,6 +168,10 @@ def export_llm(
     *,
     dtype: str = "f16",
     compress: str | None = None,
+    recipe: str | Path | None = None,
+    target_size: str | int | None = None,
+    quantizers: str | None = None,
+    calibration: str = DEFAULT_CALIBRATION,
     check: bool = True,
     archive: str = "tar",
     force: bool = False,
@@ -188,7 +197,12 @@ def export_llm(
         source: hub id (`meta-llama/Llama-3.1-8B`) or local folder with config and safetensors.
         output_dir: folder to make; None takes the model's name, in the current folder.
         dtype: `f16` or `f32`: weights, activations and caches.
-        compress: weight compression; only None so far.
+        compress: a recipe by name, `NAME` or `NAME:ALGORITHM`, such as `q4_0` or `q4_0+embeddings:gptq`; see
+            docs/quantization.md.
+        recipe: a recipe file (YAML), instead of a name.
+        target_size: bytes that the weights may take (`900MB`), for recipes that fill a size.
+        quantizers: `module:attribute` of a dict of further algorithms.
+        calibration: text for the calibrated algorithms; see `CompressionOptions`.
         check: validate in the pip-installed engine, and write test bundles.
         archive: `tar`, `tgz` or `dir`.
         force: replace an earlier export of that name.
@@ -211,10 +225,10 @@ def export_llm(
         T2NError: see `generic_export.errors`; nothing is left behind, except that an archive which fails its
             validation is kept beside the target as `<output_dir>.failed`, with its report.
     """
-    if compress is not None:
-        raise OptionError(f"compress={compress!r}: no compression is available yet.", "Leave it None.")
+    compression = CompressionOptions(compress, Path(recipe) if recipe else None, target_size, quantizers, calibration)
     options = ExportOptions(
-        dtype=dtype,
+        dtype=compression.dtype() or dtype,
+        compression=compression,
         archive=archive,
         check=check,
         force=force,
@@ -263,6 +277,7 @@ class _Export:
         self.options = options
         self.reporter = reporter
         self.casts = CastReport()
+        self.compression: Compression | None = None
 
     def run(self) -> ExportResult:
         checkpoint = self.source.checkpoint()
@@ -273,7 +288,15 @@ class _Export:
             name=self.source.public_name,
             revision=self.source.revision,
         )
-        sources = graph_sources(graph, skeleton, checkpoint, self.casts)
+        sources: Mapping[str, TensorSource] = graph_sources(graph, skeleton, checkpoint, self.casts)
+        with compressed(self.options.compression, self.source, skeleton, graph, sources, self.reporter) as compression:
+            self.compression = compression
+            if compression is not None:
+                graph, sources = compression.graph, compression.sources
+            return self._make(skeleton, graph, sources)
+
+    def _make(self, skeleton: Skeleton, graph: NnefGraph, sources: Mapping[str, TensorSource]) -> ExportResult:
+        """Write, check and put in place."""
         self._check_disk(sources, skeleton)
         if self.options.check:
             check_memory(sum(_volume(variable.shape) for variable in graph.variables))
@@ -281,6 +304,8 @@ class _Export:
             archive = self._write_archive(staging, graph, sources)
             self._report_overflows()
             copied = self._copy_companions(staging)
+            if self.compression is not None:
+                (staging / RECIPE_FILE).write_text(recipe_text(self.compression.recipe), encoding="utf-8")
             validation = self._validate(staging, archive, skeleton) if self.options.check else None
             self.reporter.stage("Recording checksums")
             manifest = self._manifest(staging, archive, skeleton, graph, copied, validation)
@@ -327,7 +352,8 @@ class _Export:
         tokenizer = self.source.tokenizer() if self.options.require_tokenizer else None
         plan = plan_check(skeleton.config, tokenizer, self.options.decode_steps)
         run = run_reference_apart if self.options.low_memory else run_reference
-        reference = run(self.source.folder, plan, trust_remote_code=self.source.trust_remote_code)
+        overrides = self.compression.weights_in(archive) if self.compression is not None else None
+        reference = run(self.source.folder, plan, trust_remote_code=self.source.trust_remote_code, overrides=overrides)
         tests = staging / TESTS_FOLDER
         tests.mkdir()
         caches = {cache.input_name: cache.output_name for cache in skeleton.caches}
@@ -392,6 +418,7 @@ class _Export:
             },
             "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
             "companions": list(copied),
+            "compression": self.compression.summary() if self.compression is not None else None,
             "validation": validation.asdict() if validation is not None else None,
             "files": file_digests(staging),
         }

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from generic_export.errors import CorruptCheckpointError, NotEnoughMemoryError, OptionError, ReferenceDiedError
+from t2n_llm.archive_weights import ArchiveWeights
 
 # Public domain (Melville, Moby-Dick, 1851): something a tokenizer of any language model can chew on.
 CHECK_TEXT = (
@@ -89,6 +90,7 @@ class ReferenceRun:
         greedy_ids: the greedy continuation of the prompt, `decode_steps` ids.
         greedy_logits: [decode_steps, vocab]; row i chose `greedy_ids[i]`.
         text_caches: key and value of each layer over the whole text, [1, Hkv, L, D].
+        original_logits: [L, vocab] of the model as its checkpoint has it, when `text_logits` come from other weights.
     """
 
     plan: CheckPlan
@@ -96,27 +98,38 @@ class ReferenceRun:
     greedy_ids: tuple[int, ...]
     greedy_logits: np.ndarray
     text_caches: tuple[np.ndarray, ...]
+    original_logits: np.ndarray | None = None
 
 
-def run_reference(folder: Path, plan: CheckPlan, *, trust_remote_code: bool = False) -> ReferenceRun:
+def run_reference(
+    folder: Path, plan: CheckPlan, *, trust_remote_code: bool = False, overrides: ArchiveWeights | None = None
+) -> ReferenceRun:
     """Load the checkpoint in f32 and run the plan; the model is released before this returns.
 
     Args:
         folder: config and safetensors.
         plan: the tokens.
         trust_remote_code: allow code that comes with the model.
+        overrides: the weights of a compressed archive, to run the plan with; the original's text logits are kept too.
 
     Raises:
         CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.
+        ArchiveError, ValidationError: the overrides cannot be read, or belong to another model.
     """
     model = _load(folder, trust_remote_code)
+    original = None
     with torch.no_grad():
+        if overrides is not None:
+            original, _ = _run_text(model, plan.text_ids)
+            overrides.apply(model)
         text_logits, caches = _run_text(model, plan.text_ids)
         ids, greedy_logits = _run_greedy(model, plan.text_ids[: plan.prompt_length], plan.decode_steps)
-    return ReferenceRun(plan, text_logits, ids, greedy_logits, caches)
+    return ReferenceRun(plan, text_logits, ids, greedy_logits, caches, original)
 
 
-def run_reference_apart(folder: Path, plan: CheckPlan, *, trust_remote_code: bool = False) -> ReferenceRun:
+def run_reference_apart(
+    folder: Path, plan: CheckPlan, *, trust_remote_code: bool = False, overrides: ArchiveWeights | None = None
+) -> ReferenceRun:
     """Do `run_reference` in a process of its own, so that all its memory is given back before the engine starts.
 
     Raises:
@@ -124,7 +137,7 @@ def run_reference_apart(folder: Path, plan: CheckPlan, *, trust_remote_code: boo
     """
     context = multiprocessing.get_context("spawn")  # a fork would share the memory that is to be given back
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, folder, plan, trust_remote_code), daemon=True)
+    process = context.Process(target=_answer, args=(sender, folder, plan, trust_remote_code, overrides), daemon=True)
     try:
         process.start()
         sender.close()
@@ -145,11 +158,13 @@ def run_reference_apart(folder: Path, plan: CheckPlan, *, trust_remote_code: boo
     return answer
 
 
-def _answer(sender: Connection, folder: Path, plan: CheckPlan, trust_remote_code: bool) -> None:
+def _answer(
+    sender: Connection, folder: Path, plan: CheckPlan, trust_remote_code: bool, overrides: ArchiveWeights | None
+) -> None:
     """Run in the other process: send what `run_reference` returns or raises."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     try:
-        sender.send(run_reference(folder, plan, trust_remote_code=trust_remote_code))
+        sender.send(run_reference(folder, plan, trust_remote_code=trust_remote_code, overrides=overrides))
     except Exception as error:
         sender.send(error)
 

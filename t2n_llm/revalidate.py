@@ -9,6 +9,7 @@ from typing import Any
 
 from generic_export.errors import OptionError, SourceError
 from kvcache.cache import CacheTensor
+from t2n_llm.archive_weights import ArchiveWeights
 from t2n_llm.export import LogReporter, Reporter, archive_in
 from t2n_llm.folder import read_manifest
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
@@ -63,7 +64,9 @@ def validate_folder(
         tokenizer = source.tokenizer() if with_text else None
         plan = plan_check(source.config, tokenizer, decode_steps)
         run = run_reference_apart if low_memory else run_reference
-        expected = run(source.folder, plan, trust_remote_code=trust_remote_code)
+        records = (manifest.get("compression") or {}).get("tensors", ())
+        overrides = ArchiveWeights.of_records(archive, records) if records else None
+        expected = run(source.folder, plan, trust_remote_code=trust_remote_code, overrides=overrides)
         return validate_archive(
             runner, expected, dtype, on_check=lambda name: reporter.stage(f"Checking in tract: {name}")
         )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.archive import GRAPH_FILE, ArchiveWriter
-from generic_export.nnef.dat import dat_size, header_bytes
+from generic_export.nnef.dat import HEADER_BYTES, block_header_bytes, header_bytes
 from generic_export.nnef.graph import NnefGraph, NnefVariable
 from generic_export.nnef.text import graph_text
 from generic_export.ops.builder import TRACT_DTYPES
-from generic_export.weights.source import TensorSource
+from generic_export.weights.source import BlockTensorSource, TensorSource
 
 Progress = Callable[[str, int, int], None]
 """Called before each tensor with its label, the bytes written so far and the bytes in all."""
-
-_TORCH_DTYPES = {name: dtype for dtype, name in TRACT_DTYPES.items()}
 
 
 def write_document(
@@ -48,16 +47,17 @@ def write_document(
     """
     text = graph_text(graph).encode()
     matched = [(variable, _matching_source(variable, sources)) for variable in graph.variables]
-    sizes = [dat_size(source.shape, source.dtype, name=source.name) for _, source in matched]
+    headers = [_header(source) for _, source in matched]
+    sizes = [HEADER_BYTES + source.nbytes for _, source in matched]
     total = len(text) + sum(sizes)
     needed = None if compression_level else total + 1024 * (len(sizes) + 8)
     with ArchiveWriter(path, compression_level, overwrite=overwrite, needed_bytes=needed) as writer:
         writer.add_bytes(GRAPH_FILE, text)
         done = len(text)
-        for (variable, source), size in zip(matched, sizes, strict=True):
+        for (variable, source), header, size in zip(matched, headers, sizes, strict=True):
             if progress is not None:
                 progress(variable.label, done, total)
-            writer.add_stream(f"{variable.label}.dat", size, _dat_chunks(source))
+            writer.add_stream(f"{variable.label}.dat", size, chain((header,), source.chunks()))
             done += size
         if progress is not None:
             progress("", total, total)
@@ -75,13 +75,20 @@ def _matching_source(variable: NnefVariable, sources: Mapping[str, TensorSource]
             f"its source has {list(source.shape)}.",
             "The checkpoint does not belong to this config.",
         )
-    if source.dtype is not _TORCH_DTYPES[variable.dtype]:
-        raise WeightError(
-            f"tensor {variable.label!r}: the graph reads {variable.dtype}, its source has {source.dtype}."
-        )
+    stored = _stored_type(source)
+    if stored != variable.dtype:
+        raise WeightError(f"tensor {variable.label!r}: the graph reads {variable.dtype}, its source has {stored}.")
     return source
 
 
-def _dat_chunks(source: TensorSource) -> Iterator[bytes | memoryview]:
-    yield header_bytes(source.shape, source.dtype, name=source.name)
-    yield from source.chunks()
+def _stored_type(source: TensorSource) -> str:
+    """Return the graph's name for how a source stores its values: an element type or a block format."""
+    if isinstance(source, BlockTensorSource):
+        return source.block_format
+    return TRACT_DTYPES.get(source.dtype, str(source.dtype))
+
+
+def _header(source: TensorSource) -> bytes:
+    if isinstance(source, BlockTensorSource):
+        return block_header_bytes(source.shape, source.block_format, name=source.name)
+    return header_bytes(source.shape, source.dtype, name=source.name)
