@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import CaptureError, OptionError
+from generic_export.errors import CaptureError, GraphError, OptionError
 from generic_export.inference_target.base import ExampleRun, InferenceTarget
+from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.document import write_document
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.layout import group_by_module
@@ -28,8 +29,8 @@ from generic_export.torch_graph.naming import identifier, name_results
 from generic_export.torch_graph.nested import FlatCall, named_outputs
 from generic_export.torch_graph.quantised_modules import spelled_out, without_zero_offsets
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
-from generic_export.weights.offload import OffloadedSource, OffloadedTensor, unread_parameters
-from generic_export.weights.source import InMemoryTensor, TensorSource
+from generic_export.weights.offload import OffloadedTensor, unread_parameters
+from generic_export.weights.source import BlockTensorSource, InMemoryTensor, SelfStored, TensorSource
 
 PRODUCER = "t2n-llm"
 
@@ -110,8 +111,9 @@ def export_model_to_nnef(
             ),
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
+        document, stored = _in_blocks(document, sources)
         archive = write_document(
-            Path(file_path_export), document, sources, compression_level=compression_level, overwrite=overwrite
+            Path(file_path_export), document, stored, compression_level=compression_level, overwrite=overwrite
         ).path
         logger.info("wrote %s", archive)
         if example is not None:
@@ -191,7 +193,7 @@ def module_sources(model: nn.Module, graph: TorchModuleIRGraph) -> dict[str, Ten
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     sources: dict[str, TensorSource] = {}
     for variable in graph.parameters:
-        sources[variable.name] = _source(variable.name, tensors[variable.name])
+        sources[variable.name] = _source_of(variable.name, tensors[variable.name])
     for name, value in graph.constants.items():
         sources[name] = InMemoryTensor(name, _stored(value))
     return sources
@@ -203,12 +205,34 @@ def _stored_in(model: nn.Module, graph: TorchModuleIRGraph) -> Callable[[str], t
     return (tensors | dict(graph.constants)).get
 
 
-def _source(name: str, tensor: torch.Tensor) -> TensorSource:
-    """Return where a tensor's bytes come from; one that lives on disk is streamed from there."""
-    if isinstance(tensor, OffloadedTensor) and not tensor.dtype.is_complex:
-        return OffloadedSource(name, tensor)
+def _source_of(name: str, tensor: torch.Tensor) -> TensorSource:
+    """Return where a tensor's bytes come from; one that lives on disk, or in blocks, is streamed as it lies there."""
+    if isinstance(tensor, SelfStored) and not tensor.dtype.is_complex:
+        return tensor.stored_source(name)
     plain = tensor.load() if isinstance(tensor, OffloadedTensor) else tensor
     return InMemoryTensor(name, _stored(plain))
+
+
+def _in_blocks(
+    document: NnefGraph, sources: Mapping[str, TensorSource]
+) -> tuple[NnefGraph, Mapping[str, TensorSource]]:
+    """Return the document that reads from blocks the tensors whose sources are blocks.
+
+    Raises:
+        GraphError: an operation cannot read such a tensor.
+    """
+    formats = {
+        variable.label: source.block_format
+        for variable in document.variables
+        if isinstance(source := sources[variable.label], BlockTensorSource)
+    }
+    turned = {label for label, use in storage_uses(document).items() if label in formats and use.axes is not None}
+    for label in turned:
+        raise GraphError(
+            f"tensor {label!r}: its blocks do not lie along the axis that the model sums over.",
+            "Store the transposed weight, as nn.Linear has it, or leave this tensor plain.",
+        )
+    return (store_in_blocks(document, formats) if formats else document), sources
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:

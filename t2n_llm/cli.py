@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -87,6 +87,26 @@ def export(
         typer.Option("--output", "-o", metavar="DIR", help="Folder to make; by default named after the model."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="f16 or f32: weights, activations and caches.")] = "f16",
+    compress: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:ALGORITHM]",
+            help="Recipe: q4_0, q4_0+embeddings, q4_0-mixed (with --target-size), f16, f32. "
+            "Algorithms: search (default), min_max; with calibration imatrix, gptq, awq, best.",
+        ),
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Recipe in YAML (docs/quantization.md), instead of --compress.")
+    ] = None,
+    target_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What all weights may take, such as 900MB, for q4_0-mixed.")
+    ] = None,
+    quantizers: Annotated[
+        str | None, typer.Option(metavar="MODULE:DICT", help="A dict of your own algorithms, by name.")
+    ] = None,
+    calibration: Annotated[
+        str, typer.Option(help="Text for imatrix, gptq, awq and best: a file, auto (the model writes it) or builtin.")
+    ] = "builtin",
     archive: Annotated[str, typer.Option(help="tar, tgz or dir.")] = "tar",
     check: Annotated[bool, typer.Option("--check/--no-check", help="Validate token by token in tract.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export of that name.")] = False,
@@ -157,66 +177,45 @@ def export(
                 )
             )
             return
-        from t2n_llm.export import ExportOptions, export_llm, plan_llm_export
-        from t2n_llm.reference_model import Placement
+        from t2n_llm.export import export_llm, plan_llm_export
+        from t2n_llm.options import parse_options
 
+        origin: dict[str, Any] = {
+            "adapter": adapter,
+            "revision": revision,
+            "token": token,
+            "trust_remote_code": trust_remote_code,
+            "reporter": sink,
+        }
+        choices: dict[str, Any] = {
+            "dtype": dtype,
+            "compress": compress,
+            "recipe": recipe,
+            "target_size": target_size,
+            "quantizers": quantizers,
+            "calibration": calibration,
+            "check": check,
+            "archive": archive,
+            "force": force,
+            "resume": resume,
+            "num_logits_to_keep": num_logits_to_keep,
+            "batch": batch,
+            "f32_linear_accumulation": f32_linear_accumulation,
+            "f32_attention": f32_attention,
+            "f32_norm": f32_norm,
+            "keep_f32": keep_f32 or (),
+            "low_memory": low_memory,
+            "device_map": device_map,
+            "max_memory": max_memory,
+            "decode_steps": decode_steps,
+            "require_tokenizer": tokenizer,
+            "engine": engine,
+            "tract_binary": tract,
+        }
         if dry_run:
-            options = ExportOptions(
-                dtype=dtype,
-                archive=archive,
-                check=check,
-                force=force,
-                num_logits_to_keep=num_logits_to_keep,
-                batch=batch,
-                f32_linear_accumulation=f32_linear_accumulation,
-                f32_attention=f32_attention,
-                f32_norm=f32_norm,
-                keep_f32=tuple(keep_f32 or ()),
-                low_memory=low_memory,
-                decode_steps=decode_steps,
-                require_tokenizer=tokenizer,
-                engine=engine,
-                placement=Placement.parse(device_map, max_memory),
-            )
-            plan = plan_llm_export(
-                source,
-                output,
-                options=options,
-                adapter=adapter,
-                revision=revision,
-                token=token,
-                trust_remote_code=trust_remote_code,
-                reporter=sink,
-            )
-            sink.planned(plan)
+            sink.planned(plan_llm_export(source, output, options=parse_options(**choices), **origin))
             return
-        result = export_llm(
-            source,
-            output,
-            dtype=dtype,
-            check=check,
-            archive=archive,
-            force=force,
-            resume=resume,
-            revision=revision,
-            token=token,
-            trust_remote_code=trust_remote_code,
-            num_logits_to_keep=num_logits_to_keep,
-            batch=batch,
-            f32_linear_accumulation=f32_linear_accumulation,
-            f32_attention=f32_attention,
-            f32_norm=f32_norm,
-            keep_f32=keep_f32 or (),
-            low_memory=low_memory,
-            adapter=adapter,
-            device_map=device_map,
-            max_memory=max_memory,
-            decode_steps=decode_steps,
-            require_tokenizer=tokenizer,
-            engine=engine,
-            tract_binary=tract,
-            reporter=sink,
-        )
+        result = export_llm(source, output, **choices, **origin)
     sink.exported(result)
 
 

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 _LINE_SECONDS = 5.0
 
 
+_PLAIN = ("f16", "f32")
+_NAMED = 3  # tensors that are named before the rest is counted
+
+
 class OutputMode(enum.Enum):
     """How a command speaks."""
 
@@ -169,6 +173,8 @@ class Sink:
             f"[green]exported[/green] {escape(result.manifest['source']['name'])}: {model['parameters'] / 1e6:.1f} M parameters, "
             f"{graph['dtype']}, {size / 1e6:.1f} MB, {time.monotonic() - self._started:.1f} s"
         )
+        if result.manifest.get("compression"):
+            self._compression(result.manifest["compression"])
         if result.validation is None:
             self._out.print("[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it")
         self._out.print(f"archive   {escape(str(result.archive))}")
@@ -189,6 +195,26 @@ class Sink:
             )
             self._out.print(f"folder    {escape(str(result.output_dir))}")
 
+    def _compression(self, record: Mapping[str, Any]) -> None:
+        """Print the size, how much of it is quantised, and what is not and why."""
+        tensors = record["tensors"]
+        quantized = [tensor for tensor in tensors if tensor["scheme"] not in _PLAIN]
+        errors = [tensor["relative_error"] for tensor in quantized if tensor["relative_error"] is not None]
+        detail = f", relative squared error {sum(errors) / len(errors):.2e} on average" if errors else ""
+        self._out.print(
+            f"recipe    {escape(record['recipe']['name'])}: weights {record['bytes'] / 1e6:.1f} MB, "
+            f"{record['bits_per_weight']:.2f} bits per weight; {len(quantized)} tensors quantised{detail}"
+        )
+        reasons: dict[str, list[Mapping[str, Any]]] = {}
+        for tensor in tensors:
+            if tensor["kept"]:
+                reasons.setdefault(f"{tensor['scheme']}, {tensor['kept']}", []).append(tensor)
+        for reason, kept in reasons.items():
+            size = sum(tensor["bytes"] for tensor in kept) / 1e6
+            names = ", ".join(tensor["label"] for tensor in kept[:_NAMED])
+            more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
+            self._out.print(f"kept      {escape(names)}{more} ({size:.1f} MB): {escape(reason)}")
+
     def validated(self, report: ValidationReport) -> None:
         """Print the outcome of a validation."""
         if self.mode is OutputMode.JSON:
@@ -197,8 +223,9 @@ class Sink:
             self._checks(report)
 
     def _checks(self, report: ValidationReport) -> None:
+        weights = ", on the compressed weights" if report.original is not None else ""
         table = Table(
-            title=f"PyTorch f32 against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
+            title=f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
         )
         for heading, justify in (
             ("check", "left"),
@@ -222,6 +249,13 @@ class Sink:
         for check in report.checks:
             if check.note:
                 self._out.print(f"{check.name}: {escape(check.note)}")
+        if report.original is not None:
+            original = report.original
+            self._out.print(
+                f"against the uncompressed model, over {original.positions} positions: mean KL "
+                f"{original.mean_kl_divergence:.3g}, worst {original.max_kl_divergence:.3g}, "
+                f"same token {original.same_top1}/{original.positions}"
+            )
 
     def planned(self, plan: ExportPlan) -> None:
         """Print what an export would do; asked for it, so in quiet mode too."""

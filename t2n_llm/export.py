@@ -6,28 +6,34 @@ source -> graph (no weights) -> weights streamed into the archive -> validated i
 from __future__ import annotations
 
 import logging
+import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from generic_export.errors import ArchiveError, OptionError, ValidationError
+from generic_export.errors import ArchiveError, NotEnoughMemoryError, OptionError, ValidationError
 from generic_export.export import producer_version
-from generic_export.nnef.archive import DEFAULT_TGZ_LEVEL, Resume, WriteProgress, check_free_space
+from generic_export.nnef.archive import Resume, check_free_space
 from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document, write_document
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.journal import journal_paths, occupied_bytes
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource
 from quant.half import CastReport, OverflowCount
+from quant.recipe import RECIPE_FILE, recipe_text
+from quant.stream import QuantizationError
 from t2n_llm.adapter import Adapter, open_adapter
 from t2n_llm.bundles import make_bundles
 from t2n_llm.checkpoint import graph_sources
+from t2n_llm.compression import Compression
+from t2n_llm.compression_options import DEFAULT_CALIBRATION, compressed
 from t2n_llm.folder import (
     MANIFEST_FORMAT,
     MANIFEST_NAME,
@@ -41,123 +47,20 @@ from t2n_llm.folder import (
     staging_folder,
     write_manifest,
 )
-from t2n_llm.graph import GraphOptions, build_graph
+from t2n_llm.graph import build_graph
 from t2n_llm.model import Skeleton
+from t2n_llm.options import ARCHIVES, ExportOptions, LogReporter, Reporter, parse_options
 from t2n_llm.plan import ExportPlan, make_plan
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
-from t2n_llm.reference_model import Placement, Residency, plan_residency
-from t2n_llm.runner import ENGINES, open_runner
+from t2n_llm.reference_model import Residency, plan_residency
+from t2n_llm.runner import open_runner
 from t2n_llm.source import ModelSource, open_source
 from t2n_llm.validate import ValidationReport, validate_archive
 
 logger = logging.getLogger(__name__)
 
-DTYPES: Mapping[str, torch.dtype] = {"f32": torch.float32, "f16": torch.float16}
-
-# archive form -> (file name, compression level)
-ARCHIVES: Mapping[str, tuple[str, int | None]] = {
-    "dir": ("model.nnef", None),
-    "tar": ("model.nnef.tar", 0),
-    "tgz": ("model.nnef.tgz", DEFAULT_TGZ_LEVEL),
-}
-
-# Options that decide what happens around the archive, and nothing in it.
-_OUTSIDE_THE_ARCHIVE = (
-    *("check", "force", "resume", "low_memory", "decode_steps", "require_tokenizer", "engine", "tract_binary"),
-    "placement",
-)
-
+_DAT = ".dat"
 _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
-
-
-class Reporter(Protocol):
-    """What an export tells while it works; the command line draws it, a library caller may ignore it."""
-
-    def stage(self, title: str) -> None:
-        """A new stage begins."""
-
-    def progress(self, progress: WriteProgress) -> None:
-        """So much of the archive is written; told several times a second, the last time when everything is."""
-
-    def warn(self, message: str) -> None:
-        """Something the user should know, though the export goes on."""
-
-
-class LogReporter:
-    """Reports through `logging`: the default of the Python interface."""
-
-    def stage(self, title: str) -> None:
-        """Log the stage."""
-        logger.info("%s", title)
-
-    def progress(self, progress: WriteProgress) -> None:
-        """Log at debug level."""
-        logger.debug("%s (%d of %d bytes)", progress.label, progress.done_bytes, progress.total_bytes)
-
-    def warn(self, message: str) -> None:
-        """Log a warning."""
-        logger.warning("%s", message)
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Every choice of an export, parsed; see `export_llm` for their meaning."""
-
-    dtype: str = "f16"
-    archive: str = "tar"
-    check: bool = True
-    force: bool = False
-    resume: bool = False
-    num_logits_to_keep: int = 1
-    batch: bool = False
-    f32_linear_accumulation: bool = False
-    f32_attention: bool = False
-    f32_norm: bool = False
-    keep_f32: tuple[str, ...] = ()
-    low_memory: bool = False
-    decode_steps: int = DEFAULT_DECODE_STEPS
-    require_tokenizer: bool = True
-    engine: str = "wheel"
-    tract_binary: Path | None = None
-    placement: Placement = field(default_factory=Placement)
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise OptionError(
-                f"element type {self.dtype!r} is not supported: tract runs {' and '.join(DTYPES)} models.",
-                f"Use --dtype {' or --dtype '.join(DTYPES)}.",
-            )
-        if self.archive not in ARCHIVES:
-            raise OptionError(f"archive form {self.archive!r} is unknown.", f"Use one of {', '.join(ARCHIVES)}.")
-        if self.engine not in ENGINES:
-            raise OptionError(f"engine {self.engine!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")
-        if self.num_logits_to_keep < 0:
-            raise OptionError(
-                f"num_logits_to_keep is {self.num_logits_to_keep}.", "Use 1 (last token), 0 (all), or more."
-            )
-        if self.decode_steps < 1:
-            raise OptionError(f"decode_steps is {self.decode_steps}.", "Decode at least one token, or skip the check.")
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the options as plain data; where a binary lies on this machine is nobody else's business."""
-        return asdict(self) | {"tract_binary": self.tract_binary.name if self.tract_binary else None}
-
-    def identity(self) -> dict[str, Any]:
-        """Return those that may change a byte of the archive."""
-        return {name: value for name, value in self.recorded().items() if name not in _OUTSIDE_THE_ARCHIVE}
-
-    def graph_options(self, trust_remote_code: bool) -> GraphOptions:
-        """Return the part that decides the graph."""
-        return GraphOptions(
-            dtype=DTYPES[self.dtype],
-            num_logits_to_keep=self.num_logits_to_keep,
-            batched=self.batch,
-            f32_linear_accumulation=self.f32_linear_accumulation,
-            f32_attention=self.f32_attention,
-            f32_norm=self.f32_norm,
-            keep_f32=self.keep_f32,
-            trust_remote_code=trust_remote_code,
-        )
 
 
 @dataclass(frozen=True)
@@ -183,6 +86,10 @@ def export_llm(
     *,
     dtype: str = "f16",
     compress: str | None = None,
+    recipe: str | Path | None = None,
+    target_size: str | int | None = None,
+    quantizers: str | None = None,
+    calibration: str = DEFAULT_CALIBRATION,
     check: bool = True,
     archive: str = "tar",
     force: bool = False,
@@ -212,7 +119,12 @@ def export_llm(
         source: hub id (`meta-llama/Llama-3.1-8B`) or local folder with config and safetensors.
         output_dir: folder to make; None takes the model's name, in the current folder.
         dtype: `f16` or `f32`: weights, activations and caches.
-        compress: weight compression; only None so far.
+        compress: a recipe by name, `NAME` or `NAME:ALGORITHM`, such as `q4_0` or `q4_0+embeddings:gptq`; see
+            docs/quantization.md.
+        recipe: a recipe file (YAML), instead of a name.
+        target_size: bytes that the weights may take (`900MB`), for recipes that fill a size.
+        quantizers: `module:attribute` of a dict of further algorithms.
+        calibration: text for the calibrated algorithms; see `CompressionOptions`.
         check: validate in the pip-installed engine, and write test bundles.
         archive: `tar`, `tgz` or `dir`.
         force: replace an earlier export of that name.
@@ -239,10 +151,13 @@ def export_llm(
         T2NError: see `generic_export.errors`; nothing is left behind, except that an archive which fails its
             validation is kept beside the target as `<output_dir>.failed`, with its report.
     """
-    if compress is not None:
-        raise OptionError(f"compress={compress!r}: no compression is available yet.", "Leave it None.")
-    options = ExportOptions(
+    options = parse_options(
         dtype=dtype,
+        compress=compress,
+        recipe=recipe,
+        target_size=target_size,
+        quantizers=quantizers,
+        calibration=calibration,
         archive=archive,
         check=check,
         force=force,
@@ -252,13 +167,14 @@ def export_llm(
         f32_linear_accumulation=f32_linear_accumulation,
         f32_attention=f32_attention,
         f32_norm=f32_norm,
-        keep_f32=tuple(keep_f32),
+        keep_f32=keep_f32,
         low_memory=low_memory,
         decode_steps=decode_steps,
         require_tokenizer=require_tokenizer,
         engine=engine,
-        tract_binary=Path(tract_binary) if tract_binary is not None else None,
-        placement=Placement.parse(device_map, max_memory),
+        tract_binary=tract_binary,
+        device_map=device_map,
+        max_memory=max_memory,
     )
     if check:
         if output_dir is not None:
@@ -359,9 +275,16 @@ class _Export:
         self.reporter = reporter
         self.casts = CastReport()
         self.residency = Residency()
+        self.unused: tuple[str, ...] = ()
+        self.compression: Compression | None = None
 
-    def prepare(self) -> _Prepared:
-        """Capture the graph and find its weights; no weight is read."""
+    @contextmanager
+    def prepared(self, *, dry: bool = False) -> Iterator[_Prepared]:
+        """Capture the graph and find its weights; unless a recipe calibrates, no weight is read.
+
+        Args:
+            dry: calibrate nothing; sizes are the same.
+        """
         checkpoint = self.source.checkpoint()
         self.reporter.stage("Capturing the graph")
         skeleton, graph = build_graph(
@@ -372,13 +295,41 @@ class _Export:
         )
         updates = self.adapter.updates(skeleton.module.causal_lm) if self.adapter is not None else None
         sources = graph_sources(graph, skeleton, checkpoint, self.casts, updates)
+        self.unused = sources.unused
         if self.options.check:
             self.residency = plan_residency(skeleton.module.causal_lm, self.options.placement)
-        return _Prepared(checkpoint, skeleton, graph, sources, plan_document(graph, sources))
+        self._check_combination()
+        with compressed(
+            self.options.compression, self.source, skeleton, graph, sources, self.reporter, dry=dry
+        ) as compression:
+            self.compression = compression
+            if compression is not None:
+                graph, stored = compression.graph, compression.sources
+            else:
+                stored = sources
+            yield _Prepared(checkpoint, skeleton, graph, stored, plan_document(graph, stored))
+
+    def _check_combination(self) -> None:
+        """Refuse what compression cannot be combined with."""
+        if self.options.compression.recipe() is None:
+            return
+        if self.options.check and self.residency.offloaded:
+            raise NotEnoughMemoryError(
+                "the check of a compressed export needs the PyTorch model in memory in f32, and it does not fit.",
+                "Pass --no-check, and run t2n-llm validate on a larger machine.",
+            )
+        if self.adapter is not None and self.options.compression.calibrates():
+            raise OptionError(
+                "calibrated algorithms run the base model, without its adapter.",
+                "Use an algorithm without calibration (--compress q4_0), or merge the adapter with peft first.",
+            )
 
     def plan(self) -> ExportPlan:
         """Say what `run` would do."""
-        ready = self.prepare()
+        with self.prepared(dry=True) as ready:
+            return self._plan(ready)
+
+    def _plan(self, ready: _Prepared) -> ExportPlan:
         name, level = ARCHIVES[self.options.archive]
         names = [file.name for file in self._companions()]
         parameters = sum(_volume(variable.shape) for variable in ready.graph.variables)
@@ -395,13 +346,20 @@ class _Export:
 
     def run(self) -> ExportResult:
         """Export."""
-        ready = self.prepare()
+        with self.prepared() as ready:
+            return self._make(ready)
+
+    def _make(self, ready: _Prepared) -> ExportResult:
+        """Write, check and put in place."""
+        self._warn_of_unused()
         skeleton, graph = ready.skeleton, ready.graph
         with staging_folder(self.target, resume=self.options.resume) as staging:
             self._check_disk(ready, staging)
             archive = self._write_archive(staging, ready)
             self._report_overflows()
             copied = self._copy_companions(staging)
+            if self.compression is not None:
+                (staging / RECIPE_FILE).write_text(recipe_text(self.compression.recipe), encoding="utf-8")
             validation = self._validate(staging, archive.path, skeleton) if self.options.check else None
             self.reporter.stage("Recording checksums")
             for journal in journal_paths(archive.path):
@@ -433,8 +391,8 @@ class _Export:
             wanted=self.options.resume,
             on_found=self.reporter.stage,
             on_lost=self.reporter.warn,
-            note=self._overflow_of,
-            recall=self._recall_overflow,
+            note=self._note_of,
+            recall=self._recall,
             keep_journal=True,
         )
         return write_document(
@@ -455,17 +413,38 @@ class _Export:
                 "files": files,
                 "adapter": self.adapter.recorded() if self.adapter is not None else None,
                 "options": self.options.identity(),
+                # Two calibrations need not agree to the last bit: what one made is not mixed with the other's.
+                "calibration": secrets.token_hex(8) if self.options.compression.calibrates() else None,
                 "versions": [producer_version(), torch.__version__],
             }
         )
 
-    def _overflow_of(self, entry: str) -> Any:
-        overflow = self.casts.overflows.get(entry.removesuffix(".dat"))
-        return asdict(overflow) if overflow is not None else None
+    def _note_of(self, entry: str) -> Any:
+        """Return what was learnt of a tensor while it was streamed; kept in the journal for an export that is continued."""
+        label = entry.removesuffix(_DAT)
+        overflow, error = self.casts.overflows.get(label), self._quantization_errors().get(label)
+        noted = {
+            "overflow": asdict(overflow) if overflow is not None else None,
+            "error": asdict(error) if error is not None else None,
+        }
+        return noted if any(noted.values()) else None
 
-    def _recall_overflow(self, entry: str, note: Any) -> None:
-        if note is not None:
-            self.casts.overflows[entry.removesuffix(".dat")] = OverflowCount(**note)
+    def _recall(self, entry: str, note: Any) -> None:
+        label = entry.removesuffix(_DAT)
+        if note and note["overflow"]:
+            self.casts.overflows[label] = OverflowCount(**note["overflow"])
+        if note and note["error"]:
+            self._quantization_errors()[label] = QuantizationError(**note["error"])
+
+    def _quantization_errors(self) -> dict[str, QuantizationError]:
+        return self.compression.errors.errors if self.compression is not None else {}
+
+    def _warn_of_unused(self) -> None:
+        if self.unused:
+            more = f" and {len(self.unused) - 3} more" if len(self.unused) > 3 else ""
+            self.reporter.warn(
+                f"the checkpoint holds tensors that the model does not use: {', '.join(self.unused[:3])}{more}."
+            )
 
     def _report_overflows(self) -> None:
         for name, overflow in self.casts.overflows.items():
@@ -498,6 +477,7 @@ class _Export:
             trust_remote_code=self.source.trust_remote_code,
             residency=self.residency,
             adapter=self.adapter,
+            overrides=self.compression.weights_in(archive) if self.compression is not None else None,
         )
         tests = staging / TESTS_FOLDER
         tests.mkdir()
@@ -564,6 +544,8 @@ class _Export:
             },
             "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
             "companions": list(copied),
+            "unused_tensors": list(self.unused),
+            "compression": self.compression.summary() if self.compression is not None else None,
             "validation": validation.asdict() if validation is not None else None,
             "tensors": {label: asdict(digest) for label, digest in archive.tensors.items()},
             "files": {archive.path.name: {"bytes": archive.nbytes}} | file_digests(staging, archive.path.name),

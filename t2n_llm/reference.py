@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from generic_export.errors import OptionError, ReferenceDiedError
+from t2n_llm.archive_weights import ArchiveWeights
 from t2n_llm.reference_model import Residency, reference_model
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class ReferenceRun:
         greedy_ids: the greedy continuation of the prompt, `greedy_steps` ids.
         greedy_logits: [greedy_steps, vocab]; row i chose `greedy_ids[i]`.
         text_caches: key and value of each layer over the whole text, [1, Hkv, L, D].
+        original_logits: [L, vocab] of the model as its checkpoint has it, when `text_logits` come from other weights.
     """
 
     plan: CheckPlan
@@ -124,6 +126,7 @@ class ReferenceRun:
     greedy_ids: tuple[int, ...]
     greedy_logits: np.ndarray
     text_caches: tuple[np.ndarray, ...]
+    original_logits: np.ndarray | None = None
 
     @property
     def decode_ids(self) -> tuple[int, ...]:
@@ -145,6 +148,7 @@ def run_reference(
     trust_remote_code: bool = False,
     residency: Residency | None = None,
     adapter: Adapter | None = None,
+    overrides: ArchiveWeights | None = None,
 ) -> ReferenceRun:
     """Load the checkpoint in f32 and run the plan; the model is released before this returns.
 
@@ -154,19 +158,25 @@ def run_reference(
         trust_remote_code: allow code that comes with the model.
         residency: where the weights stay; None keeps them in memory.
         adapter: merged into the weights.
+        overrides: the weights of a compressed archive, to run the plan with; the original's text logits are kept too.
 
     Raises:
         CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.
+        ArchiveError, ValidationError: the overrides cannot be read, or belong to another model.
     """
     loaded = reference_model(folder, residency, adapter=adapter, trust_remote_code=trust_remote_code)
+    original = None
     with torch.no_grad(), loaded as model:
+        if overrides is not None:
+            original, _ = _run_text(model, plan.text_ids)
+            overrides.apply(model)
         text_logits, caches = _run_text(model, plan.text_ids)
         prompt = plan.text_ids[: plan.prompt_length]
         if plan.teacher_forced:
             ids, greedy_logits = _continue(model, prompt, plan.greedy_steps, text_logits[plan.prompt_length - 1])
         else:
             ids, greedy_logits = _run_greedy(model, prompt, plan.greedy_steps)
-    return ReferenceRun(plan, text_logits, ids, greedy_logits, caches)
+    return ReferenceRun(plan, text_logits, ids, greedy_logits, caches, original)
 
 
 def run_reference_apart(
@@ -176,13 +186,19 @@ def run_reference_apart(
     trust_remote_code: bool = False,
     residency: Residency | None = None,
     adapter: Adapter | None = None,
+    overrides: ArchiveWeights | None = None,
 ) -> ReferenceRun:
     """Do `run_reference` in a process of its own, so that all its memory is given back before the engine starts.
 
     Raises:
         ReferenceDiedError: that process ended without an answer.
     """
-    options = {"trust_remote_code": trust_remote_code, "residency": residency, "adapter": adapter}
+    options = {
+        "trust_remote_code": trust_remote_code,
+        "residency": residency,
+        "adapter": adapter,
+        "overrides": overrides,
+    }
     context = multiprocessing.get_context("spawn")  # a fork would share the memory that is to be given back
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, folder, plan, options), daemon=True)

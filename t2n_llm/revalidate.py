@@ -10,8 +10,10 @@ from typing import Any
 from generic_export.errors import OptionError, SourceError
 from kvcache.cache import CacheTensor
 from t2n_llm.adapter import Adapter, open_adapter
-from t2n_llm.export import LogReporter, Reporter, archive_in
+from t2n_llm.archive_weights import ArchiveWeights
+from t2n_llm.export import archive_in
 from t2n_llm.folder import read_manifest
+from t2n_llm.options import LogReporter, Reporter
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
 from t2n_llm.reference_model import Placement, meta_model, plan_residency
 from t2n_llm.runner import open_runner
@@ -74,7 +76,16 @@ def validate_folder(
         about = f": {residency.summary(source.folder, plan.passes)}" if residency.offloaded else ""
         reporter.stage(f"Running PyTorch in f32 for reference{about}")
         run = run_reference_apart if low_memory else run_reference
-        expected = run(source.folder, plan, trust_remote_code=trust_remote_code, residency=residency, adapter=opened)
+        records = (manifest.get("compression") or {}).get("tensors", ())
+        overrides = ArchiveWeights.of_records(archive, records) if records else None
+        expected = run(
+            source.folder,
+            plan,
+            trust_remote_code=trust_remote_code,
+            residency=residency,
+            adapter=opened,
+            overrides=overrides,
+        )
         return validate_archive(
             runner, expected, dtype, on_check=lambda name: reporter.stage(f"Checking in tract: {name}")
         )

@@ -106,14 +106,50 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """How a compressed model's next-token distributions relate to the original's; information, not a check.
+
+    Attributes:
+        positions: of the check's text.
+        mean_kl_divergence, max_kl_divergence: of the compressed model from the original, nats.
+        same_top1: positions where both prefer the same token.
+    """
+
+    positions: int
+    mean_kl_divergence: float
+    max_kl_divergence: float
+    same_top1: int
+
+    @staticmethod
+    def of(reference: ReferenceRun) -> Agreement | None:
+        """Return the agreement that a reference run recorded; None when the model is not compressed."""
+        if reference.original_logits is None:
+            return None
+        rows = zip(reference.text_logits, reference.original_logits, strict=True)
+        steps = [compare_step(index, row, original) for index, (row, original) in enumerate(rows)]
+        divergences = [step.kl_divergence for step in steps]
+        same = sum(step.same_top1 for step in steps)
+        return Agreement(len(steps), float(np.mean(divergences)), max(divergences), same)
+
+
+@dataclass(frozen=True)
 class ValidationReport:
-    """The four checks of one archive with one engine."""
+    """The four checks of one archive with one engine.
+
+    Attributes:
+        engine, engine_version: what ran the archive.
+        dtype: element type of its graph.
+        tolerance: what counts as agreement.
+        checks: their results.
+        original: how a compressed model agrees with the one it was made from, or None.
+    """
 
     engine: str
     engine_version: str
     dtype: str
     tolerance: Tolerance
     checks: tuple[CheckResult, ...]
+    original: Agreement | None = None
 
     @property
     def passed(self) -> bool:
@@ -138,6 +174,7 @@ class ValidationReport:
             "dtype": self.dtype,
             "tolerance": asdict(self.tolerance),
             "checks": checks,
+            "original": asdict(self.original) if self.original is not None else None,
         }
 
 
@@ -190,7 +227,8 @@ def validate_archive(
     for name, check in _CHECKS.items():
         announce(name)
         checks.append(check(name, runner, reference, tolerance))
-    return ValidationReport(runner.engine_name, runner.engine_version, dtype, tolerance, tuple(checks))
+    original = Agreement.of(reference)
+    return ValidationReport(runner.engine_name, runner.engine_version, dtype, tolerance, tuple(checks), original)
 
 
 def _prefill(name: str, runner: Runner, reference: ReferenceRun, tolerance: Tolerance) -> CheckResult:

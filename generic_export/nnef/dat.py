@@ -57,6 +57,34 @@ _BY_DTYPE = {element.dtype: element for element in ELEMENT_TYPES}
 _BY_CODE = {(element.vendor, element.item_type, element.bits): element for element in ELEMENT_TYPES}
 _PLAIN_ITEM_TYPE = {2: 1, 4: 3}  # "quantised" unsigned and signed integers hold plain integers
 
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """How a block-quantised tensor is written: groups of values along the last axis, each a block of bytes.
+
+    Attributes:
+        name: what graphs and sources call it.
+        item_type: code under tract's vendor number.
+        group: values in a block.
+        block_bytes: bytes of a block.
+    """
+
+    name: str
+    item_type: int
+    group: int
+    block_bytes: int
+
+    def data_size(self, shape: Sequence[int]) -> int:
+        """Return the bytes of a tensor of that many values."""
+        return math.prod(shape) // self.group * self.block_bytes
+
+
+# Both in GGUF's byte order (tract 0.23.9, nnef/src/tensors.rs; tract itself writes Q8_1 as 0x3081, and cannot read that).
+BLOCK_FORMATS = {
+    block.name: block for block in (BlockFormat("q4_0", 0x3040, 32, 18), BlockFormat("q8_1", 0x3080, 32, 36))
+}
+_BLOCKS_BY_CODE = {block.item_type: block for block in BLOCK_FORMATS.values()}
+
 _ACCEPTED = ", ".join(str(element.dtype).removeprefix("torch.") for element in ELEMENT_TYPES)
 _REMEDIES = {
     torch.bfloat16: "tract has no bf16: cast it to float16 or float32.",
@@ -88,6 +116,12 @@ class DatHeader:
         return _LAYOUT.pack(
             _MAGIC, *_VERSION, self.data_size, len(self.shape), *dims, self.bits, self.item_type, self.vendor
         )
+
+    @property
+    def block_format(self) -> BlockFormat | None:
+        """The block format, or None for a plain tensor."""
+        is_block = self.vendor == TRACT_VENDOR and self.bits == BLOCK_BITS
+        return _BLOCKS_BY_CODE.get(self.item_type) if is_block else None
 
     def element_type(self, name: str = "tensor") -> ElementType:
         """The torch form of the element code.
@@ -128,6 +162,43 @@ def header_bytes(shape: Sequence[int], dtype: torch.dtype, *, name: str = "tenso
     return _checked_header(shape, dtype, name).pack()
 
 
+def block_header_bytes(shape: Sequence[int], block_format: str, *, name: str = "tensor") -> bytes:
+    """The 128-byte header of a block-quantised tensor.
+
+    Args:
+        shape: of its values; rank 2 to 8, the product of all dimensions but the first a multiple of the group.
+        block_format: a name of `BLOCK_FORMATS`.
+        name: what to call the tensor in an error.
+
+    Raises:
+        TensorFormatError: tract would refuse such a tensor, or the payload reaches 4 GiB.
+    """
+    return _checked_block_header(shape, block_format, name).pack()
+
+
+def _checked_block_header(shape: Sequence[int], block_format: str, name: str) -> DatHeader:
+    block = BLOCK_FORMATS.get(block_format)
+    if block is None:
+        raise TensorFormatError(
+            f"{name}: block format {block_format!r} is unknown.", f"Known: {', '.join(BLOCK_FORMATS)}."
+        )
+    dims = tuple(shape)
+    if not 2 <= len(dims) <= MAX_RANK or math.prod(dims[1:]) % block.group or not math.prod(dims):
+        raise TensorFormatError(
+            f"{name}: shape {list(dims)} has no {block_format} form, which wants 2 to {MAX_RANK} dimensions and rows of "
+            f"whole groups of {block.group} values.",
+            "Store it as f16 or f32.",
+        )
+    data_size = block.data_size(dims)
+    if data_size > MAX_DATA_BYTES:
+        raise TensorFormatError(
+            f"{name}: shape {list(dims)} in {block_format} takes {data_size} bytes, a .dat file holds at most "
+            f"{MAX_DATA_BYTES}.",
+            "Split it along its first axis.",
+        )
+    return DatHeader(dims, data_size, block.item_type, BLOCK_BITS, TRACT_VENDOR)
+
+
 def parse_header(data: bytes | bytearray | memoryview, *, name: str = "tensor") -> DatHeader:
     """Read a header and check that its own fields agree.
 
@@ -157,7 +228,31 @@ def parse_header(data: bytes | bytearray | memoryview, *, name: str = "tensor") 
             f"takes {math.prod(header.shape) * bits // 8}.",
             "The file is damaged: write it again.",
         )
+    block = header.block_format
+    if block is not None and (
+        len(header.shape) < 2
+        or math.prod(header.shape[1:]) % block.group
+        or block.data_size(header.shape) != header.data_size
+    ):
+        raise TensorFormatError(
+            f"{name}: .dat header says {data_size} bytes of {block.name} for shape {list(header.shape)}, which wants "
+            f"rows of whole groups of {block.group} values and {block.data_size(header.shape)} bytes.",
+            "The file is damaged: write it again.",
+        )
     return header
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """A block-quantised tensor as read: what its header says, and its blocks.
+
+    Attributes:
+        header: shape of the values, and `header.block_format`.
+        data: uint8 [bytes], the blocks in row order.
+    """
+
+    header: DatHeader
+    data: torch.Tensor
 
 
 def read_dat(path: str | os.PathLike[str]) -> torch.Tensor:
@@ -167,11 +262,33 @@ def read_dat(path: str | os.PathLike[str]) -> torch.Tensor:
         TensorFormatError: the file cannot be read, is truncated, longer than its header says, malformed, or
             block-quantised.
     """
-    path = Path(path)
+    header, data = _read_whole(Path(path))
+    dtype = header.element_type(str(path)).dtype
+    values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return values.reshape(header.shape)
+
+
+def read_block_dat(path: str | os.PathLike[str]) -> StoredBlocks:
+    """Read a block-quantised `.dat` file; its blocks are not interpreted.
+
+    Raises:
+        TensorFormatError: the file cannot be read, is truncated, longer than its header says, malformed, or not
+            block-quantised.
+    """
+    header, data = _read_whole(Path(path))
+    if header.block_format is None:
+        raise TensorFormatError(
+            f"{path}: .dat item type {header.item_type:#x} (vendor {header.vendor:#x}) is none of the block formats "
+            f"{', '.join(BLOCK_FORMATS)}.",
+            "Read it with read_dat.",
+        )
+    return StoredBlocks(header, torch.frombuffer(data, dtype=torch.uint8))
+
+
+def _read_whole(path: Path) -> tuple[DatHeader, bytearray]:
     try:
         with path.open("rb") as file:
             header = parse_header(file.read(HEADER_BYTES), name=str(path))
-            dtype = header.element_type(str(path)).dtype
             expected, found = HEADER_BYTES + header.data_size, path.stat().st_size
             if found != expected:  # known before any memory is asked for
                 raise TensorFormatError(
@@ -183,8 +300,7 @@ def read_dat(path: str | os.PathLike[str]) -> torch.Tensor:
                 raise TensorFormatError(f"{path}: the file shrank while it was read.")
     except OSError as error:
         raise TensorFormatError(f"{path}: cannot be read: {error.strerror}.") from error
-    values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    return values.reshape(header.shape)
+    return header, data
 
 
 def write_dat(path: str | os.PathLike[str], tensor: torch.Tensor) -> None:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.archive import GRAPH_FILE, ArchiveWriter, Entry, EntryDigest, Resume, WriteProgress
-from generic_export.nnef.dat import dat_size, header_bytes
+from generic_export.nnef.dat import block_header_bytes, header_bytes
 from generic_export.nnef.direct_file import Buffer
 from generic_export.nnef.graph import NnefGraph, NnefVariable
 from generic_export.nnef.sinks import tar_size
 from generic_export.nnef.text import graph_text
 from generic_export.ops.builder import TRACT_DTYPES
-from generic_export.weights.source import TensorSource
+from generic_export.weights.source import BlockTensorSource, TensorSource
 
 _SUFFIX = ".dat"
-_TORCH_DTYPES = {name: dtype for dtype, name in TRACT_DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ArchivePlan:
     def entries(self) -> list[Entry]:
         """What the archive writer takes."""
         sources: list[Callable[[], Iterable[Buffer]]] = [lambda: (self.text,)]
-        sources += [partial(_dat_chunks, source) for _, source in self.tensors]
+        sources += [partial(_dat_chunks, label, source) for label, source in self.tensors]
         return [Entry(name, size, chunks) for (name, size), chunks in zip(self.sizes.items(), sources, strict=True)]
 
     def digest(self) -> str:
@@ -87,7 +87,7 @@ def plan_document(graph: NnefGraph, sources: Mapping[str, TensorSource]) -> Arch
     """
     text = graph_text(graph).encode()
     matched = tuple((variable.label, _matching_source(variable, sources)) for variable in graph.variables)
-    sizes = {f"{label}{_SUFFIX}": dat_size(source.shape, source.dtype, name=label) for label, source in matched}
+    sizes = {f"{label}{_SUFFIX}": len(_header(source, label)) + source.nbytes for label, source in matched}
     return ArchivePlan(text, matched, {GRAPH_FILE: len(text)} | sizes)
 
 
@@ -138,13 +138,24 @@ def _matching_source(variable: NnefVariable, sources: Mapping[str, TensorSource]
             f"its source has {list(source.shape)}.",
             "The checkpoint does not belong to this config.",
         )
-    if source.dtype is not _TORCH_DTYPES[variable.dtype]:
-        raise WeightError(
-            f"tensor {variable.label!r}: the graph reads {variable.dtype}, its source has {source.dtype}."
-        )
+    stored = _stored_type(source)
+    if stored != variable.dtype:
+        raise WeightError(f"tensor {variable.label!r}: the graph reads {variable.dtype}, its source has {stored}.")
     return source
 
 
-def _dat_chunks(source: TensorSource) -> Iterator[bytes | memoryview]:
-    yield header_bytes(source.shape, source.dtype, name=source.name)
-    yield from source.chunks()
+def _stored_type(source: TensorSource) -> str:
+    """Return the graph's name for how a source stores its values: an element type or a block format."""
+    if isinstance(source, BlockTensorSource):
+        return source.block_format
+    return TRACT_DTYPES.get(source.dtype, str(source.dtype))
+
+
+def _header(source: TensorSource, label: str) -> bytes:
+    if isinstance(source, BlockTensorSource):
+        return block_header_bytes(source.shape, source.block_format, name=label)
+    return header_bytes(source.shape, source.dtype, name=label)
+
+
+def _dat_chunks(label: str, source: TensorSource) -> Iterable[Buffer]:
+    return chain((_header(source, label),), source.chunks())

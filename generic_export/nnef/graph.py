@@ -74,7 +74,13 @@ class NnefOperation:
 
 @dataclass(frozen=True)
 class NnefVariable:
-    """A tensor that lies in `<label>.dat` beside the graph; `shape` is concrete, `dtype` a tract name (`f16`)."""
+    """A tensor that lies in `<label>.dat` beside the graph.
+
+    Attributes:
+        label: path in the archive, without `.dat`.
+        shape: concrete.
+        dtype: a tract name (`f16`), or a block format of `nnef.dat` (`q4_0`).
+    """
 
     label: str
     shape: tuple[int, ...]

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from generic_export.errors import OptionError, WeightError
-from generic_export.weights.source import CHUNK_BYTES, TensorSource
+from generic_export.weights.source import CHUNK_BYTES, SelfStored, TensorSource
 
 _aten = torch.ops.aten
 _OWN_PAGES_BYTES = 1 << 20  # tensors from here on get memory pages of their own
@@ -226,6 +226,10 @@ class OffloadedTensor(torch.Tensor):
         # The tensor's own dtype, not the source's: module.float() changes it through `.data`.
         return self._store.fetch(self._source, self.dtype, self.device)
 
+    def stored_source(self, name: str) -> TensorSource:
+        """The source of the bytes, under that name."""
+        return OffloadedSource(name, self)
+
     @classmethod
     def __torch_function__(
         cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
@@ -347,14 +351,17 @@ def _offloaded_parameter(name: str, parameter: nn.Parameter, source: TensorSourc
 
 @contextmanager
 def unread_parameters(module: nn.Module) -> Iterator[None]:
-    """Let a module have plain tensors of no value in place of those on disk, for a capture that needs shapes only."""
+    """Let a module have plain tensors of no value in place of those that store themselves (on disk, in blocks).
+
+    A capture needs shapes and dtypes only.
+    """
     stand_ins: dict[int, torch.Tensor] = {}
     held: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     for owner in module.modules():
         tables: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
         for table in tables:
             for name, tensor in table.items():
-                if isinstance(tensor, OffloadedTensor):
+                if isinstance(tensor, torch.Tensor) and isinstance(tensor, SelfStored):
                     held.append((table, name, tensor))
                     stand_ins.setdefault(id(tensor), _stand_in(tensor))
     try:
@@ -366,7 +373,7 @@ def unread_parameters(module: nn.Module) -> Iterator[None]:
             table[name] = tensor
 
 
-def _stand_in(tensor: OffloadedTensor) -> torch.Tensor:
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     # Memory that is never touched is never given by the operating system.
     empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty

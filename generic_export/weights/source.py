@@ -48,6 +48,53 @@ class TensorSource(Protocol):
         ...
 
 
+@runtime_checkable
+class BlockTensorSource(TensorSource, Protocol):
+    """A tensor in a block format: `shape` is of its values, `dtype` float32 as the engine sees it, `chunks()` blocks."""
+
+    @property
+    def block_format(self) -> str:
+        """Name of one of `nnef.dat.BLOCK_FORMATS`, such as `q4_0`."""
+        ...
+
+
+@runtime_checkable
+class SelfStored(Protocol):
+    """A tensor subclass that says itself how its values are stored, such as `quant.QTensor`."""
+
+    def stored_source(self, name: str) -> TensorSource:
+        """The source of the bytes, under that name."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class InMemoryBlocks:
+    """A tensor whose blocks are already in memory.
+
+    Args:
+        name: the tensor's name.
+        shape: of its values.
+        block_format: such as `q4_0`.
+        blob: uint8, contiguous; the blocks in row order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    block_format: str
+    blob: torch.Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def nbytes(self) -> int:
+        return self.blob.numel()
+
+    def chunks(self) -> Iterator[memoryview]:
+        return InMemoryTensor(self.name, self.blob).chunks()
+
+
 @dataclass(frozen=True, eq=False)
 class InMemoryTensor:
     """A torch tensor that is already in memory, of any dtype (bf16 included) and any strides.

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from generic_export.errors import DiskFullError
 from generic_export.nnef.archive import WriteProgress
-from t2n_llm.export import LogReporter, export_llm
+from t2n_llm.export import export_llm
+from t2n_llm.options import LogReporter
 from tests.t2n_llm.command_line import call, fill, refused, small_disk, unchanged
 
 UP_PROJ = "model.layers.1.mlp.up_proj.weight"

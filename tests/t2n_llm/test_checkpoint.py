@@ -18,8 +18,9 @@ from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.dat import read_dat
 from quant.half import CastReport
 from t2n_llm.checkpoint import graph_sources
-from t2n_llm.export import LogReporter, export_llm
+from t2n_llm.export import export_llm
 from t2n_llm.graph import GraphOptions, build_graph
+from t2n_llm.options import LogReporter
 from t2n_llm.source import open_source
 from tests.families import FAMILIES, save_tiny_model
 from tests.t2n_llm.command_line import call, strict_json

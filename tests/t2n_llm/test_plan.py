@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from t2n_llm.export import ExportOptions, export_llm, plan_llm_export
+from t2n_llm.export import export_llm, plan_llm_export
+from t2n_llm.options import ExportOptions
 from tests.t2n_llm.command_line import call, refused, strict_json, unchanged
 
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from generic_export.errors import DiskFullError
 from generic_export.nnef.archive import WriteProgress
-from t2n_llm.export import LogReporter, export_llm
+from t2n_llm.export import export_llm
+from t2n_llm.options import LogReporter
 from t2n_llm.verify import verify_export
 from tests.t2n_llm.command_line import RunningCommand, fill, refused, small_disk
 

@@ -1,0 +1,309 @@
+"""Which stored tensors may lie in the archive as blocks, and the graph that reads them so.
+
+In: an `NnefGraph` whose tensors are plain. Out: what stands in the way of each tensor, and a new graph whose variables, and
+the operations that read them, suit block formats (facts: tract 0.23.9, NNEF loader and einsum codegen).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from generic_export.errors import GraphError
+from generic_export.nnef.dat import BLOCK_FORMATS
+from generic_export.nnef.graph import (
+    Argument,
+    ArrayLiteral,
+    NnefGraph,
+    NnefOperation,
+    NnefVariable,
+    Reference,
+    references,
+)
+
+_GROUP = 32
+_FLOATS = ("f16", "f32")
+_GATHER_ONLY = frozenset({"q8_1"})  # tract has no product for it
+_MOE_OPERANDS = (2, 3, 4)  # w1, w2, w3 of tract_moe_ffn
+
+
+@dataclass(frozen=True)
+class StorageUse:
+    """How the operations of a graph read one stored tensor.
+
+    Attributes:
+        gathered: rows of it are picked (an embedding).
+        multiplied: it is a weight of products or convolutions.
+        axes: the order of axes that puts the summed one last, where it is not; None when it lies as blocks want it.
+        obstacle: why it cannot be stored in blocks, or "".
+    """
+
+    gathered: bool = False
+    multiplied: bool = False
+    axes: tuple[int, ...] | None = None
+    obstacle: str = ""
+
+
+def storage_uses(graph: NnefGraph) -> dict[str, StorageUse]:
+    """Return, by label, how each float tensor of rank 2 and more is read; others are no matter for blocks."""
+    readers = _readers(graph.operations)
+    names = _variable_names(graph)
+    uses: dict[str, StorageUse] = {}
+    for variable in graph.variables:
+        if variable.dtype in _FLOATS and len(variable.shape) >= 2:
+            found = [
+                _use(variable, name, op, readers) for name in names[variable.label] for op in readers.get(name, ())
+            ]
+            uses[variable.label] = _combined(variable, found)
+    return uses
+
+
+def may_store(use: StorageUse, block_format: str) -> str:
+    """Return why a tensor that is read so cannot be in a block format, or ""."""
+    if use.obstacle:
+        return use.obstacle
+    if use.multiplied and block_format in _GATHER_ONLY:
+        return f"tract has no product of {block_format} weights"
+    return ""
+
+
+def split_products(graph: NnefGraph, labels: Mapping[str, str]) -> NnefGraph:
+    """Return the graph with a variable of their own for the products that read a tensor which is also gathered from.
+
+    Args:
+        graph: the document.
+        labels: label of the tensor -> label of the copy that the products read.
+    """
+    names = _variable_names(graph)
+    taken = {name for op in graph.operations for name in op.outputs}
+    copies: dict[str, str] = {}
+    for label in labels:
+        for name in names[label]:
+            copies[name] = _free_name(f"{name}_product", taken)
+    operations: list[NnefOperation] = []
+    placed: set[str] = set()
+    for op in graph.operations:
+        wanted = [name for name in references(op) if name in copies and op.operator == "tract_core_einsum"]
+        for name in wanted:
+            if name not in placed:
+                placed.add(name)
+                operations.append(_copied_variable(graph, name, copies[name], labels, op))
+        operations.append(_renamed(op, {name: copies[name] for name in wanted}) if wanted else op)
+    by_label = {variable.label: variable for variable in graph.variables}
+    added = tuple(replace(by_label[label], label=copy) for label, copy in labels.items())
+    return replace(graph, operations=tuple(operations), variables=(*graph.variables, *added))
+
+
+def store_in_blocks(graph: NnefGraph, formats: Mapping[str, str]) -> NnefGraph:
+    """Return the graph that reads some of its tensors from blocks.
+
+    Products of f16 values with Q4_0 weights accumulate in f32 and are rounded to f16 once.
+
+    Args:
+        graph: the document.
+        formats: label -> name of a block format.
+
+    Raises:
+        GraphError: a tensor cannot be stored so; `storage_uses` says beforehand.
+    """
+    uses = storage_uses(graph)
+    for label, block_format in formats.items():
+        _require(label, block_format, uses)
+    names = _variable_names(graph)
+    axes = {label: uses[label].axes for label in formats}
+    label_of = {name: label for label in formats for name in names[label]}
+    taken = {name for op in graph.operations for name in op.outputs}
+    operations: list[NnefOperation] = []
+    for op in graph.operations:
+        if op.operator == "variable" and op.outputs[0] in label_of:
+            label = label_of[op.outputs[0]]
+            operations.append(_block_variable(op, formats[label], axes[label]))
+        elif op.operator == "tract_core_einsum" and any(name in label_of for name in references(op)):
+            moved = {name: axes[label_of[name]] for name in references(op) if name in label_of}
+            operations.extend(_wide_product(_permuted_product(op, moved), taken))
+        else:
+            operations.append(op)
+    variables = tuple(
+        replace(variable, dtype=formats[variable.label], shape=_permuted(variable.shape, axes[variable.label]))
+        if variable.label in formats
+        else variable
+        for variable in graph.variables
+    )
+    return replace(graph, operations=tuple(operations), variables=variables)
+
+
+# --- reading the graph --------------------------------------------------------------------------
+
+
+def _readers(operations: Iterable[NnefOperation]) -> dict[str, list[NnefOperation]]:
+    readers: dict[str, list[NnefOperation]] = {}
+    for op in operations:
+        for name in dict.fromkeys(references(op)):
+            readers.setdefault(name, []).append(op)
+    return readers
+
+
+def _variable_names(graph: NnefGraph) -> dict[str, list[str]]:
+    """Return the identifiers under which each label is read."""
+    names: dict[str, list[str]] = {variable.label: [] for variable in graph.variables}
+    for op in graph.operations:
+        if op.operator == "variable":
+            names[str(_attribute(op, "label"))].append(op.outputs[0])
+    return names
+
+
+def _attribute(op: NnefOperation, name: str) -> Argument | None:
+    return dict(op.attributes).get(name)
+
+
+def _use(
+    variable: NnefVariable, name: str, op: NnefOperation, readers: Mapping[str, Sequence[NnefOperation]]
+) -> StorageUse:
+    if op.operator == "tract_core_gather" and op.inputs[0] == Reference(name) and _attribute(op, "axis") == 0:
+        return StorageUse(gathered=True)
+    if op.operator == "tract_core_einsum":
+        return _product_use(variable, name, op)
+    if op.operator == "reshape" and _folds_back(variable, op, readers):
+        return StorageUse(gathered=True)
+    if op.operator == "conv" and op.inputs[1] == Reference(name):
+        grouped = _attribute(op, "groups") != 1
+        return StorageUse(multiplied=True, obstacle="it is the kernel of a grouped convolution" if grouped else "")
+    if op.operator == "tract_moe_ffn" and Reference(name) in [
+        op.inputs[i] for i in _MOE_OPERANDS if i < len(op.inputs)
+    ]:
+        linear = _attribute(op, "expert_layout") == "linear"
+        return StorageUse(multiplied=True, obstacle="" if linear else "its experts do not lie as blocks want them")
+    return StorageUse(obstacle=f"the graph reads it with {op.operator} ({op.outputs[0]})")
+
+
+def _folds_back(variable: NnefVariable, op: NnefOperation, readers: Mapping[str, Sequence[NnefOperation]]) -> bool:
+    """Say whether a reshape is the first half of folding a table out and back before a gather (ops/indexing.py)."""
+    if len(variable.shape) != 2 or len(readers.get(op.outputs[0], ())) != 1:
+        return False
+    back = readers[op.outputs[0]][0]
+    if back.operator != "reshape" or _attribute(back, "shape") != ArrayLiteral((variable.shape[1],)):
+        return False
+    last = readers.get(back.outputs[0], ())
+    return bool(last) and all(
+        reader.operator == "tract_core_gather" and reader.inputs[0] == Reference(back.outputs[0]) for reader in last
+    )
+
+
+def _product_use(variable: NnefVariable, name: str, op: NnefOperation) -> StorageUse:
+    terms, output, operands = _einsum(op)
+    places = [index for index, operand in enumerate(operands) if operand == Reference(name)]
+    if len(operands) != 2 or len(places) != 1:
+        return StorageUse(multiplied=True, obstacle=f"{op.outputs[0]} is no product of it with one other tensor")
+    letters, other = terms[places[0]], terms[1 - places[0]]
+    summed = [letter for letter in letters if letter not in output and letter in other]
+    if not summed or len(set(letters)) < len(letters):
+        return StorageUse(multiplied=True, obstacle=f"{op.outputs[0]} does not sum over its last axis")
+    if letters.endswith("".join(summed)):
+        whole_rows = variable.shape[-1] % _GROUP == 0 or len(summed) == len(letters) - 1
+        odd = f"its last axis is {variable.shape[-1]}, no multiple of {_GROUP}"
+        return StorageUse(multiplied=True, obstacle="" if whole_rows else odd)
+    if len(summed) > 1:
+        return StorageUse(multiplied=True, obstacle=f"{op.outputs[0]} sums over several of its axes")
+    order = [axis for axis, letter in enumerate(letters) if letter not in summed]
+    return StorageUse(multiplied=True, axes=(*order, letters.index(summed[0])))
+
+
+def _einsum(op: NnefOperation) -> tuple[list[str], str, tuple[Argument, ...]]:
+    expression = str(_attribute(op, "expr"))
+    terms, _, output = expression.partition("->")
+    operands = op.inputs[0]
+    return terms.split(","), output, operands.elements if isinstance(operands, ArrayLiteral) else ()
+
+
+def _combined(variable: NnefVariable, uses: Sequence[StorageUse]) -> StorageUse:
+    gathered, multiplied = any(use.gathered for use in uses), any(use.multiplied for use in uses)
+    orders = {use.axes for use in uses}
+    axes = next(iter(orders)) if len(orders) == 1 else None
+    obstacle = next((use.obstacle for use in uses if use.obstacle), "")
+    if not obstacle and not uses:
+        obstacle = "nothing reads it"
+    if not obstacle and len(orders) > 1:
+        obstacle = "operations sum over different axes of it"
+    shape = _permuted(variable.shape, axes)
+    if not obstacle and math.prod(shape[1:]) % _GROUP:
+        obstacle = f"its rows are {math.prod(shape[1:])} values, no multiple of {_GROUP}"
+    return StorageUse(gathered, multiplied, axes, obstacle)
+
+
+def _require(label: str, block_format: str, uses: Mapping[str, StorageUse]) -> None:
+    if block_format not in BLOCK_FORMATS:
+        raise GraphError(f"tensor {label!r}: block format {block_format!r} is unknown.")
+    use = uses.get(label, StorageUse(obstacle="the graph has no float matrix of that name"))
+    reason = may_store(use, block_format)
+    if reason:
+        raise GraphError(f"tensor {label!r} cannot be stored as {block_format}: {reason}.", "Keep it in f16 or f32.")
+
+
+# --- writing the new one ------------------------------------------------------------------------
+
+
+def _permuted(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple[int, ...]:
+    return shape if axes is None else tuple(shape[axis] for axis in axes)
+
+
+def _with_attribute(op: NnefOperation, name: str, value: Argument) -> NnefOperation:
+    return replace(op, attributes=tuple((key, value if key == name else old) for key, old in op.attributes))
+
+
+def _block_variable(op: NnefOperation, block_format: str, axes: tuple[int, ...] | None) -> NnefOperation:
+    sizes = _attribute(op, "shape")
+    elements = sizes.elements if isinstance(sizes, ArrayLiteral) else ()
+    ordered = elements if axes is None else tuple(elements[axis] for axis in axes)
+    note = f"{block_format} [{','.join(str(size) for size in ordered)}]"
+    return replace(_with_attribute(op, "shape", ArrayLiteral(ordered)), note=note)
+
+
+def _permuted_product(op: NnefOperation, moved: Mapping[str, tuple[int, ...] | None]) -> NnefOperation:
+    """Return an einsum that reads its weights with their axes in another order."""
+    terms, output, operands = _einsum(op)
+    for index, operand in enumerate(operands):
+        axes = moved.get(operand.name) if isinstance(operand, Reference) else None
+        if axes is not None:
+            terms[index] = "".join(terms[index][axis] for axis in axes)
+    return _with_attribute(op, "expr", f"{','.join(terms)}->{output}")
+
+
+def _wide_product(op: NnefOperation, taken: set[str]) -> list[NnefOperation]:
+    """Return the einsum accumulating in f32, and the cast that rounds it where its result was f16."""
+    # On x86 the Q4_0 kernels accumulate in f32 whatever is said; those of ARM with f16 arithmetic do as they are told.
+    if _attribute(op, "acc") != "f16":
+        return [op]
+    sums = _free_name(f"{op.outputs[0]}_sum", taken)
+    product = replace(_with_attribute(op, "acc", "f32"), outputs=(sums,), note=op.note.replace("f16", "f32", 1))
+    rounding = NnefOperation(
+        "tract_core_cast", (Reference(sums),), (("to", "f16"),), op.outputs, block=op.block, note=op.note
+    )
+    return [product, rounding]
+
+
+def _copied_variable(
+    graph: NnefGraph, name: str, copy: str, labels: Mapping[str, str], reader: NnefOperation
+) -> NnefOperation:
+    original = next(op for op in graph.operations if op.operator == "variable" and op.outputs == (name,))
+    label = labels[str(_attribute(original, "label"))]
+    return replace(_with_attribute(original, "label", label), outputs=(copy,), block=reader.block)
+
+
+def _renamed(op: NnefOperation, names: Mapping[str, str]) -> NnefOperation:
+    def swap(argument: Argument) -> Argument:
+        if isinstance(argument, Reference):
+            return Reference(names.get(argument.name, argument.name))
+        if isinstance(argument, ArrayLiteral):
+            return ArrayLiteral(tuple(swap(element) for element in argument.elements))
+        return argument
+
+    return replace(op, inputs=tuple(swap(argument) for argument in op.inputs))
+
+
+def _free_name(wanted: str, taken: set[str]) -> str:
+    name, number = wanted, 1
+    while name in taken:
+        name, number = f"{wanted}_{number}", number + 1
+    taken.add(name)
+    return name

@@ -1,0 +1,33 @@
+"""Q4_0: groups of 32 weights along the input axis, one float16 scale each, sixteen levels.
+
+value = (q - 8) * d, with q in 0..15. The 18-byte block is GGUF's Q4_0, byte for byte, which tract loads under the
+`.dat` item type 0x3040 (tract 0.23.9, nnef/src/tensors.rs; ggml, ggml-common.h `block_q4_0`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+GROUP = 32
+BLOCK_BYTES = 18
+ZERO_POINT = 8
+
+
+@dataclass(frozen=True)
+class Q4Blocks:
+    """The values that an algorithm chose for one weight.
+
+    Attributes:
+        q: uint8 [..., K // 32, 32], levels 0 to 15.
+        d: float16 [..., K // 32], signed scales, exactly as they are stored.
+    """
+
+    q: torch.Tensor
+    d: torch.Tensor
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the float32 values [..., K] that the engine computes with."""
+        values = (self.q.to(torch.float32) - ZERO_POINT) * self.d.to(torch.float32).unsqueeze(-1)
+        return values.flatten(-2)

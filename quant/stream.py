@@ -1,0 +1,297 @@
+"""Quantising while tensors stream: a float `TensorSource` in, one of blocks out, a piece of rows at a time.
+
+Two threads work on consecutive pieces and hand them over in order, so that memory stays at a few pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from generic_export.errors import WeightError
+from generic_export.nnef.dat import BLOCK_FORMATS
+from generic_export.weights.source import InMemoryTensor, TensorSource
+from quant.blocks import GROUP, Q4Blocks
+from quant.half import SOURCE_DTYPES
+from quant.packing import check_quantizable, pack_q4_0, pack_q8_1, unpack_q8_1
+from quant.protocol import InputStatistics, Quantizer
+
+_PIECE_VALUES = 1 << 21
+_WORKERS = 2
+_CACHED_VALUES = 1 << 17
+
+
+@dataclass(frozen=True)
+class QuantizationError:
+    """What quantising did to one tensor.
+
+    Attributes:
+        values: how many there are.
+        squared_error: sum of (w - value)^2.
+        energy: sum of w^2.
+    """
+
+    values: int = 0
+    squared_error: float = 0.0
+    energy: float = 0.0
+
+    @property
+    def relative_error(self) -> float:
+        """Squared error as a share of the energy; 0 for a tensor of zeros."""
+        return self.squared_error / self.energy if self.energy else 0.0
+
+    def plus(self, other: QuantizationError) -> QuantizationError:
+        """Return the sum of two parts of a tensor."""
+        return QuantizationError(
+            self.values + other.values, self.squared_error + other.squared_error, self.energy + other.energy
+        )
+
+
+@dataclass
+class QuantizationReport:
+    """Collects what quantising changed while tensors are streamed: tensor name -> error."""
+
+    errors: dict[str, QuantizationError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedTensor:
+    """A tensor source that quantises another one while it streams.
+
+    Args:
+        source: float values [..., K]; the rows that are quantised are those of `row_length`.
+        quantizer: chooses the values; not used for `q8_1`.
+        report: its error is recorded there under the tensor's name, once `chunks()` is consumed.
+        block_format: `q4_0` or `q8_1`.
+        statistics: of the K inputs, handed to the quantizer.
+
+    Raises:
+        WeightError: the source is no float tensor, or its rows are no whole groups of 32.
+    """
+
+    source: TensorSource
+    quantizer: Quantizer
+    report: QuantizationReport
+    block_format: str = "q4_0"
+    statistics: InputStatistics | None = None
+
+    def __post_init__(self) -> None:
+        if self.source.dtype not in SOURCE_DTYPES:
+            raise WeightError(
+                f"tensor {self.name}: {self.source.dtype} cannot be quantised.", "Quantise f16, bf16, f32 or f64."
+            )
+        if not row_length(self.shape) or self.block_format not in BLOCK_FORMATS:
+            raise WeightError(
+                f"tensor {self.name}: shape {list(self.shape)} has no {self.block_format} form: rows must be whole groups "
+                f"of {GROUP} values.",
+                "Keep it in f16 or f32.",
+            )
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def nbytes(self) -> int:
+        return BLOCK_FORMATS[self.block_format].data_size(self.shape)
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The blocks in row order; raises whatever the source raises.
+
+        Raises:
+            WeightError: the tensor holds inf or nan.
+        """
+        total = QuantizationError()
+        for packed, error in ordered_map(self._quantize, row_pieces(self.source, row_length(self.shape))):
+            total = total.plus(error)
+            yield packed.reshape(-1).numpy().data
+        self.report.errors[self.name] = total
+
+    def _quantize(self, rows: torch.Tensor) -> tuple[torch.Tensor, QuantizationError]:
+        weight = rows.to(torch.float32)
+        check_quantizable(weight, self.name)
+        if self.block_format == "q8_1":
+            packed = pack_q8_1(weight, name=self.name)
+            return packed, measured_error(weight, unpack_q8_1(packed))
+        blocks = self.quantizer.quantize(weight, self.statistics)
+        return pack_q4_0(blocks), blocks_error(weight, blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class PermutedTensor:
+    """A tensor source with the axes of another one in another order; it holds one whole tensor while it streams.
+
+    Args:
+        source: the tensor as stored.
+        axes: axis `i` of the result is axis `axes[i]` of the source.
+    """
+
+    source: TensorSource
+    axes: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.source.shape[axis] for axis in self.axes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The values in the new order; raises whatever the source raises."""
+        yield from InMemoryTensor(self.name, whole_tensor(self.source).permute(self.axes)).chunks()
+
+
+@dataclass(frozen=True, eq=False)
+class RenamedTensor:
+    """A source under another name, as when a tied table is stored twice: two tensors, with two errors."""
+
+    source: TensorSource
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes
+
+    def chunks(self) -> Iterator[memoryview]:
+        return self.source.chunks()
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBlocks:
+    """Blocks that lie somewhere as plain bytes (calibration writes them to files), as a source of blocks.
+
+    Args:
+        source: uint8 [..., bytes of a row].
+        block_format: of those bytes.
+    """
+
+    source: TensorSource
+    block_format: str = "q4_0"
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        block = BLOCK_FORMATS[self.block_format]
+        return (*self.source.shape[:-1], self.source.shape[-1] // block.block_bytes * block.group)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes
+
+    def chunks(self) -> Iterator[memoryview]:
+        return self.source.chunks()
+
+
+def whole_tensor(source: TensorSource) -> torch.Tensor:
+    """Return a plain source's values as one tensor."""
+    data = bytearray().join(source.chunks())
+    values = torch.frombuffer(data, dtype=source.dtype) if data else torch.empty(0, dtype=source.dtype)
+    return values.reshape(source.shape)
+
+
+def row_length(shape: tuple[int, ...]) -> int:
+    """Return how many consecutive values form a row that blocks divide, or 0 when there is no such row.
+
+    The last axis where it is a multiple of 32, else all axes but the first (kernels of a convolution).
+    """
+    if len(shape) < 2 or not math.prod(shape):
+        return 0
+    if shape[-1] % GROUP == 0:
+        return shape[-1]
+    flattened = math.prod(shape[1:])
+    return 0 if flattened % GROUP else flattened
+
+
+def row_pieces(source: TensorSource, length: int, values: int = _PIECE_VALUES) -> Iterator[torch.Tensor]:
+    """Yield a source's values as tensors [rows, length] of its own dtype, of about `values` values each."""
+    row_bytes = length * source.dtype.itemsize
+    piece_bytes = max(1, values // length) * row_bytes
+    rest = bytearray()
+    for chunk in source.chunks():
+        rest += chunk
+        whole = len(rest) - len(rest) % row_bytes
+        start = 0
+        while whole - start >= piece_bytes:
+            yield _rows(rest[start : start + piece_bytes], source.dtype, length)
+            start += piece_bytes
+        rest = rest[start:]
+    if rest:
+        yield _rows(rest, source.dtype, length)
+
+
+def _rows(data: bytearray, dtype: torch.dtype, length: int) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=dtype).reshape(-1, length)
+
+
+def ordered_map(
+    function: Callable[[torch.Tensor], tuple[torch.Tensor, QuantizationError]], pieces: Iterator[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, QuantizationError]]:
+    """Apply a function to pieces in two threads; results come in order, and at most three pieces are under way."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="quantize", initializer=torch.set_num_threads, initargs=(1,))
+    waiting: deque[Future[tuple[torch.Tensor, QuantizationError]]] = deque()
+    try:
+        for piece in pieces:
+            waiting.append(pool.submit(function, piece))
+            if len(waiting) > _WORKERS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        # In a worker the call sets that thread's own count, but also the one that new threads start with.
+        torch.set_num_threads(threads)
+
+
+def blocks_error(weight: torch.Tensor, blocks: Q4Blocks) -> QuantizationError:
+    """Return the error of Q4_0 blocks against the float32 weight [..., K], computed in pieces that stay in cache."""
+    total = QuantizationError()
+    groups, q, d = weight.reshape(-1, GROUP), blocks.q.reshape(-1, GROUP), blocks.d.reshape(-1)
+    step = _CACHED_VALUES // GROUP
+    for start in range(0, len(groups), step):
+        piece = slice(start, start + step)
+        total = total.plus(measured_error(groups[piece], Q4Blocks(q[piece], d[piece]).dequantize().view(-1, GROUP)))
+    return total
+
+
+def measured_error(weight: torch.Tensor, values: torch.Tensor) -> QuantizationError:
+    """Return the error of float32 values against a float32 weight of the same shape."""
+    flat, difference = weight.reshape(-1), (values - weight).reshape(-1)
+    return QuantizationError(weight.numel(), float(torch.dot(difference, difference)), float(torch.dot(flat, flat)))

@@ -1,0 +1,380 @@
+#!/usr/bin/env python3
+"""Measure what each 4-bit algorithm costs in quality: KL to f32, top-1 agreement and perplexity on held-out text.
+
+usage: scripts/quantization_table.py [--model DIR] [--text FILE] [--calibration FILE] [--algorithms A,B,...]
+                                     [--engine torch|tract] [--embeddings] [--windows N] [--work DIR] [--json FILE]
+
+model         by default SmolLM2-135M-Instruct as scripts/fetch_test_models.py makes it. Its weights come from a 4-bit file;
+              so its channels are permuted first, consistently everywhere: the function stays the same (checked on logits),
+              and the groups of 32 are no longer those of the old grid.
+torch         rounds the weights in memory and runs PyTorch in f32: fast, to compare algorithms.
+tract         exports an f16 archive for every row and runs it in the engine: what a user gets. Rows f32 and f16 too.
+--embeddings  also measures every algorithm with embeddings and head in 4 bits.
+
+Perplexity is of windows of 384 tokens, evenly spread over the text; the first token of a window is not scored. KL is the
+mean over scored positions of KL(f32 || row), relative to the row `min_max` (plain signed-maximum Q4_0).
+Run it with the project's environment: .venv/bin/python scripts/quantization_table.py --engine tract
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+PROJECT = Path(__file__).resolve().parent.parent
+EXAMPLE = PROJECT / "examples" / "models" / "tiny-llama-real"
+
+ALGORITHMS = ("min_max", "search", "imatrix", "awq", "gptq", "best")
+PLAIN = ("f32", "f16")
+BASELINE = "min_max"
+WINDOW = 384
+_EMBEDDINGS = "+embeddings"
+_LOGIT_TOLERANCE = 1e-3
+_PERMUTED_MARK = "permuted"
+
+
+class TableError(Exception):
+    """The table cannot be made; the message says why, on one line."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: algorithm, with `+embeddings` when these are quantised too.
+        kl: mean KL(f32 || row), in nats.
+        kl_ratio: relative to `min_max` without embeddings; None when that row is not there.
+        top1: share of positions with the same most likely token.
+        perplexity: on the scored tokens.
+        seconds: to quantise (and export).
+    """
+
+    name: str
+    kl: float
+    kl_ratio: float | None
+    top1: float
+    perplexity: float
+    seconds: float
+
+
+# Turns a row's name into log-probabilities of every window: float32 [W - 1, vocab] each.
+Measure = Callable[[str], Iterator[Any]]
+
+
+def permuted_model(folder: Path, output: Path, seed: int = 1) -> Path:
+    """Write a Llama-shaped checkpoint with permuted channels that computes the same function.
+
+    Args:
+        folder: the model: Llama's module names, tied or untied.
+        output: folder to make; left alone when it is there already.
+        seed: of the permutations.
+
+    Raises:
+        TableError: the model has another structure, or its logits changed.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if (output / _PERMUTED_MARK).is_file():
+        return output
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    ids = torch.arange(3, 60).unsqueeze(0)
+    with torch.no_grad():
+        before = model(ids).logits
+        try:
+            _permute(model, torch.Generator().manual_seed(seed))
+        except AttributeError as error:
+            raise TableError(f"{folder}: not a Llama-shaped model: {error}") from error
+        change = float((model(ids).logits - before).abs().max())
+    if change > _LOGIT_TOLERANCE:
+        raise TableError(f"{folder}: permuting its channels changed logits by {change:.2g}.")
+    model.save_pretrained(output)
+    AutoTokenizer.from_pretrained(folder, local_files_only=True).save_pretrained(output)
+    (output / _PERMUTED_MARK).write_text(f"seed {seed}, largest change of a logit {change:.2g}\n")
+    return output
+
+
+def _permute(model: Any, generator: Any) -> None:
+    """Permute, in place, the residual stream, the hidden channels of every MLP, and the channels of every value head."""
+    import torch
+
+    base, config = model.model, model.config
+    stream = torch.randperm(config.hidden_size, generator=generator)
+    _reorder(base.embed_tokens.weight, columns=stream)
+    if model.lm_head.weight is not base.embed_tokens.weight:
+        _reorder(model.lm_head.weight, columns=stream)
+    _reorder(base.norm.weight, rows=stream)
+    for layer in base.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            _reorder(norm.weight, rows=stream)
+        hidden = torch.randperm(config.intermediate_size, generator=generator)
+        values, outputs = _head_permutations(config, attention.head_dim, generator)
+        for linear in (attention.q_proj, attention.k_proj):
+            _reorder(linear.weight, columns=stream)
+        _reorder(attention.v_proj.weight, rows=values, columns=stream)
+        _reorder(attention.o_proj.weight, rows=stream, columns=outputs)
+        for linear in (mlp.gate_proj, mlp.up_proj):
+            _reorder(linear.weight, rows=hidden, columns=stream)
+        _reorder(mlp.down_proj.weight, rows=stream, columns=hidden)
+
+
+def _head_permutations(config: Any, head_dim: int, generator: Any) -> tuple[Any, Any]:
+    """Return the order of the value rows, and of the output channels: query heads follow the value head they share."""
+    import torch
+
+    orders = [torch.randperm(head_dim, generator=generator) for _ in range(config.num_key_value_heads)]
+    shared = config.num_attention_heads // config.num_key_value_heads
+    values = torch.cat([order + head * head_dim for head, order in enumerate(orders)])
+    outputs = torch.cat([orders[head // shared] + head * head_dim for head in range(config.num_attention_heads)])
+    return values, outputs
+
+
+def _reorder(parameter: Any, rows: Any = None, columns: Any = None) -> None:
+    values = parameter.data if rows is None else parameter.data[rows]
+    parameter.data = (values if columns is None else values[:, columns]).contiguous()
+
+
+def windows_of(ids: Sequence[int], count: int) -> list[list[int]]:
+    """Return `count` windows of `WINDOW` tokens, evenly spread over a text; fewer when it is short."""
+    count = min(count, len(ids) // WINDOW)
+    if not count:
+        raise TableError(f"the text has {len(ids)} tokens, a window takes {WINDOW}.")
+    step = len(ids) // count
+    return [list(ids[index * step : index * step + WINDOW]) for index in range(count)]
+
+
+def compare(windows: Sequence[Sequence[int]], reference: Sequence[Any], measured: Iterator[Any]) -> tuple[float, ...]:
+    """Return mean KL, top-1 agreement and perplexity.
+
+    Args:
+        windows: token ids.
+        reference: log-probabilities of f32, float32 [W - 1, vocab] for each window.
+        measured: the same of a row, window by window.
+    """
+    import torch
+
+    divergence = agreement = surprise = 0.0
+    scored = 0
+    for ids, expected, actual in zip(windows, reference, measured, strict=True):
+        targets = torch.tensor(ids[1:]).unsqueeze(1)
+        divergence += float((expected.exp() * (expected - actual)).sum(dtype=torch.float64))
+        agreement += float((expected.argmax(-1) == actual.argmax(-1)).sum())
+        surprise -= float(actual.gather(1, targets).sum(dtype=torch.float64))
+        scored += len(targets)
+    return divergence / scored, agreement / scored, float(torch.tensor(surprise / scored).exp())
+
+
+def torch_measure(folder: Path, windows: Sequence[Sequence[int]], calibration: str) -> Measure:
+    """Return a measure that rounds weights and runs PyTorch in f32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    original = {name: values.clone() for name, values in model.state_dict().items()}
+
+    def measure(name: str) -> Iterator[Any]:
+        with torch.no_grad():
+            for key, values in original.items():
+                model.state_dict()[key].copy_(values)
+            _round_weights(model, folder, name, calibration)
+            for ids in windows:
+                logits = model(torch.tensor([ids]), use_cache=False).logits[0, :-1]
+                yield torch.log_softmax(logits, dim=-1)
+
+    return measure
+
+
+def _round_weights(model: Any, folder: Path, name: str, calibration: str) -> None:
+    """Replace, in place, a model's weights by the values that a row would store."""
+    algorithm, _, embeddings = name.partition("+")
+    state = model.state_dict()
+    if algorithm == "f32":
+        return
+    if algorithm == "f16":
+        for values in state.values():
+            values.copy_(values.half())
+        return
+    names = [key for key in state if state[key].ndim == 2 and (embeddings or _is_linear_of_layer(key))]
+    if algorithm in ("min_max", "search"):
+        from quant.algorithms import BUILT_IN
+
+        for key in names:
+            state[key].copy_(BUILT_IN[algorithm].quantize(state[key].clone()).dequantize())
+        return
+    _calibrate_into(state, folder, algorithm, set(names), calibration)
+
+
+def _is_linear_of_layer(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
+def _calibrate_into(state: dict[str, Any], folder: Path, algorithm: str, names: set[str], calibration: str) -> None:
+    from quant.packing import unpack_q4_0
+    from t2n_llm.calibrate import CALIBRATED, calibrate
+    from t2n_llm.calibrate_blocks import read_f32, read_uint8
+    from t2n_llm.calibration_text import calibration_ids
+    from t2n_llm.source import open_source
+
+    ids = calibration_ids(calibration, open_source(str(folder)))
+    with tempfile.TemporaryDirectory(prefix="t2n-table-") as work:
+        result = calibrate(
+            folder, lambda name: CALIBRATED[algorithm] if name in names else None, ids, work_dir=Path(work)
+        )
+        for key, source in result.packed.items():
+            state[key].copy_(unpack_q4_0(read_uint8(source)).dequantize())
+        for key, source in result.changed.items():
+            state[key].copy_(read_f32(source))
+
+
+def tract_measure(folder: Path, windows: Sequence[Sequence[int]], calibration: str, work: Path) -> Measure:
+    """Return a measure that exports an archive for every row and asks tract."""
+    import torch
+
+    from t2n_llm.export import export_llm
+    from t2n_llm.runner import WheelRunner
+
+    def measure(name: str) -> Iterator[Any]:
+        algorithm, _, embeddings = name.partition("+")
+        plain = algorithm in PLAIN
+        recipe = None if plain else f"q4_0{'+embeddings' if embeddings else ''}:{algorithm}"
+        output = work / f"archive-{name}"
+        result = export_llm(
+            str(folder),
+            output,
+            dtype=algorithm if plain else "f16",
+            compress=recipe,
+            calibration=calibration,
+            check=False,
+            archive="dir",
+            force=True,
+            num_logits_to_keep=0,
+        )
+        try:
+            with WheelRunner(result.archive) as runner:
+                for ids in windows:
+                    (logits,) = runner.run_turns([ids], stateful=False)
+                    yield torch.log_softmax(torch.from_numpy(logits[:-1]).float(), dim=-1)
+        finally:
+            shutil.rmtree(output, ignore_errors=True)
+
+    return measure
+
+
+def table(measure: Measure, windows: Sequence[Sequence[int]], names: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows, f32 first: it is what the others are compared with."""
+    reference = list(measure("f32"))
+    baseline: float | None = None
+    for name in ("f32", *(name for name in names if name != "f32")):
+        started = time.monotonic()
+        measured = iter(reference) if name == "f32" else measure(name)
+        kl, top1, perplexity = compare(windows, reference, measured)
+        baseline = kl if name == BASELINE else baseline
+        yield Row(name, kl, kl / baseline if baseline else None, top1, perplexity, time.monotonic() - started)
+
+
+def row_names(algorithms: Sequence[str], embeddings: bool) -> list[str]:
+    """Return the names of the rows, in order."""
+    names = [*PLAIN, *algorithms]
+    return names + [algorithm + _EMBEDDINGS for algorithm in algorithms] if embeddings else names
+
+
+@contextmanager
+def _work_folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="t2n-table-") as folder:
+        yield Path(folder)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    cache = os.environ.get("XDG_CACHE_HOME")
+    models = (Path(cache) if cache else Path.home() / ".cache") / "t2n-llm" / "models"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=models / "SmolLM2-135M-Instruct")
+    parser.add_argument("--text", type=Path, default=EXAMPLE / "eval.txt", help="held-out text")
+    parser.add_argument("--calibration", default=str(EXAMPLE / "calib.txt"), help="a text, builtin or auto")
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
+    parser.add_argument("--engine", choices=("torch", "tract"), default="torch")
+    parser.add_argument("--embeddings", action="store_true")
+    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--work", type=Path, help="keep the permuted model here for the next time")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    return parser.parse_args(argv)
+
+
+def _print_row(row: Row) -> None:
+    ratio = f"{row.kl_ratio:6.3f}" if row.kl_ratio is not None else "     -"
+    print(
+        f"| {row.name:20s} | {row.kl:8.4f} | {ratio} | {100 * row.top1:5.1f} % | {row.perplexity:8.2f} "
+        f"| {row.seconds:6.0f} |",
+        flush=True,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; returns the exit status."""
+    options = _arguments(argv)
+    try:
+        rows = _run(options)
+    except TableError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> list[Row]:
+    if not (options.model / "config.json").is_file():
+        raise TableError(f"{options.model}: no model there; run scripts/fetch_test_models.py.")
+    unknown = set(options.algorithms.split(",")) - set(ALGORITHMS)
+    if unknown:
+        raise TableError(f"unknown algorithm {min(unknown)}; there are {', '.join(ALGORITHMS)}.")
+    names = row_names(options.algorithms.split(","), options.embeddings)
+    rows = []
+    with _work_folder(options.work) as work:
+        folder = permuted_model(options.model, work / "permuted")
+        windows = windows_of(_encode(folder, options.text), options.windows)
+        if options.engine == "tract":
+            measure = tract_measure(folder, windows, options.calibration, work)
+        else:
+            measure = torch_measure(folder, windows, options.calibration)
+        print(f"{options.model.name}, {len(windows) * (WINDOW - 1)} tokens scored, engine {options.engine}")
+        print("| row                  |       KL |  ratio |   top-1 | perplexity | seconds |")
+        print("|---|---|---|---|---|---|")
+        for row in table(measure, windows, names):
+            _print_row(row)
+            rows.append(row)
+    return rows
+
+
+def _encode(folder: Path, text: Path) -> list[int]:
+    from transformers import AutoTokenizer
+
+    try:
+        content = text.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TableError(f"{text}: {error.strerror}") from error
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return list(tokenizer.encode(content, add_special_tokens=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

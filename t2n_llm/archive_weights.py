@@ -1,0 +1,153 @@
+"""The weights that an archive really holds, put back into a PyTorch model: the judge of a compressed export.
+
+In: the archive and which of its tensors are which parameters. Out: a model in which those parameters have the values that
+the engine computes with.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+from generic_export.errors import ArchiveError, ValidationError
+from generic_export.nnef.dat import HEADER_BYTES, DatHeader, parse_header
+from quant.packing import dequantize_bytes
+
+# Sixteen levels leave an energy error of about a hundredth; a matrix whose rows are mixed up has one near two.
+_FOREIGN_ERROR = 0.5
+
+
+@dataclass(frozen=True)
+class StoredParameter:
+    """A tensor of an archive, and what it is in the model.
+
+    Attributes:
+        label: its name in the archive.
+        parameters: the parameters that get its values.
+        axes: the order of the parameter's axes in the archive, or None.
+        replaced: calibration changed the values on purpose, so that they need not resemble the checkpoint's.
+    """
+
+    label: str
+    parameters: tuple[str, ...]
+    axes: tuple[int, ...] | None = None
+    replaced: bool = False
+
+
+@dataclass(frozen=True)
+class ArchiveWeights:
+    """Reads the compressed tensors of an archive into a model.
+
+    Attributes:
+        archive: a folder, .tar or .tgz.
+        tensors: which to read.
+    """
+
+    archive: Path
+    tensors: tuple[StoredParameter, ...]
+
+    @staticmethod
+    def of_records(archive: Path, records: Sequence[Mapping[str, Any]]) -> ArchiveWeights:
+        """Return the tensors that `export.json` records as quantised or replaced."""
+        wanted = tuple(
+            StoredParameter(
+                str(record["label"]),
+                tuple(record["parameters"]),
+                None if record["axes"] is None else tuple(record["axes"]),
+                bool(record["replaced"]),
+            )
+            for record in records
+            if record["scheme"] not in ("f16", "f32") or record["replaced"]
+        )
+        return ArchiveWeights(archive, wanted)
+
+    def apply(self, model: nn.Module) -> None:
+        """Replace the parameters of a model by what the archive holds, in the parameters' own dtype.
+
+        A tied table whose two uses are stored differently is untied.
+
+        Raises:
+            ArchiveError: a tensor is missing or damaged.
+            ValidationError: the model has no such parameter, or the stored values do not resemble it.
+        """
+        wanted = {f"{tensor.label}.dat": tensor for tensor in self.tensors}
+        for name, read in _files(self.archive):
+            tensor = wanted.pop(name, None)
+            if tensor is not None:
+                _place(model, tensor, _values(self.archive, name, read))
+        if wanted:
+            raise ArchiveError(f"{self.archive}: no tensor {next(iter(wanted))!r} in it.", "Export the model again.")
+
+
+def _files(archive: Path) -> Iterator[tuple[str, Callable[[int], bytes]]]:
+    """Yield each file's name, and what reads it on from its start."""
+    if archive.is_dir():
+        for path in sorted(archive.rglob("*.dat")):
+            with path.open("rb") as file:
+                yield path.relative_to(archive).as_posix(), file.read
+        return
+    try:
+        with tarfile.open(archive, "r|*") as entries:
+            for entry in entries:
+                content: IO[bytes] | None = entries.extractfile(entry)
+                if content is not None:
+                    yield entry.name.removeprefix("./"), content.read
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ArchiveError(f"{archive}: cannot be read: {error}.", "Export the model again.") from error
+
+
+def _values(archive: Path, name: str, read: Callable[[int], bytes]) -> torch.Tensor:
+    header = parse_header(read(HEADER_BYTES), name=f"{archive}: {name}")
+    data = bytearray(read(header.data_size))
+    if len(data) != header.data_size:
+        raise ArchiveError(f"{archive}: {name} ends early.", "Export the model again.")
+    return _decoded(header, torch.frombuffer(data, dtype=torch.uint8), name)
+
+
+def _decoded(header: DatHeader, data: torch.Tensor, name: str) -> torch.Tensor:
+    block = header.block_format
+    if block is None:
+        return data.view(header.element_type(name).dtype).reshape(header.shape)
+    return dequantize_bytes(data, block.name).reshape(header.shape)
+
+
+def _place(model: nn.Module, tensor: StoredParameter, values: torch.Tensor) -> None:
+    if tensor.axes is not None:
+        values = values.permute(_inverse(tensor.axes)).contiguous()
+    for name in tensor.parameters:
+        path, _, attribute = name.rpartition(".")
+        try:
+            owner = model.get_submodule(path)
+            old = owner.get_parameter(attribute)
+        except AttributeError as error:
+            raise ValidationError(
+                f"the archive holds {tensor.label}, and the model has no parameter {name}.", "Is it the same model?"
+            ) from error
+        if tuple(old.shape) != tuple(values.shape):
+            raise ValidationError(
+                f"{name}: the model has shape {list(old.shape)}, the archive {list(values.shape)}.",
+                "Is it the model that was exported?",
+            )
+        if not tensor.replaced:
+            _check_resemblance(name, old.detach(), values)
+        setattr(owner, attribute, nn.Parameter(values.to(old.dtype), requires_grad=False))
+
+
+def _check_resemblance(name: str, original: torch.Tensor, values: torch.Tensor) -> None:
+    energy = float(original.float().square().sum())
+    error = float((values.float() - original.float()).square().sum())
+    if energy and error > _FOREIGN_ERROR * energy:
+        raise ValidationError(
+            f"{name}: the stored values differ from the model's by {error / energy:.2g} of their energy.",
+            "Is it the model that was exported? If so, this is a bug of t2n-llm.",
+        )
+
+
+def _inverse(axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(axes.index(axis) for axis in range(len(axes)))

@@ -1,0 +1,376 @@
+"""Quantising a language model with what its layers really see, one decoder layer in memory at a time.
+
+In: a model folder, token ids, and which algorithm each parameter gets. Out: Q4_0 files, the tensors that a scaling
+changed, and the error of every tensor. Every layer is measured on the outputs of the layers quantised before it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from generic_export.errors import OptionError
+from generic_export.weights.source import FileTensor, TensorSource
+from quant.awq import scaled_statistics, search_factors
+from quant.blocks import GROUP, Q4Blocks
+from quant.gptq import GptqQuantizer, output_power
+from quant.imatrix import ImatrixQuantizer, StatisticsAccumulator
+from quant.packing import pack_q4_0
+from quant.protocol import InputStatistics, Quantizer
+from t2n_llm.calibrate_blocks import LayerCall, WalkableModel, first_inputs, head_inputs, open_walkable, run_layer
+from t2n_llm.calibrate_folds import Fold, apply_fold, find_folds, producer_parameters
+
+logger = logging.getLogger(__name__)
+
+# Fewer input rows than this say little about a channel: the search by magnitude is the better guess.
+FEWEST_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class CalibratedAlgorithm:
+    """An algorithm that learns from a layer's inputs.
+
+    Attributes:
+        name: as on the command line.
+        quantizer: chooses levels and scales.
+        needs_hessian: whether it reads E[x x^T] besides E[x^2].
+        folds: whether channels are scaled first, where that can be folded away.
+    """
+
+    name: str
+    quantizer: Quantizer
+    needs_hessian: bool = False
+    folds: bool = False
+
+
+CALIBRATED: Mapping[str, CalibratedAlgorithm] = {
+    algorithm.name: algorithm
+    for algorithm in (
+        CalibratedAlgorithm("imatrix", ImatrixQuantizer()),
+        CalibratedAlgorithm("gptq", GptqQuantizer(), needs_hessian=True),
+        CalibratedAlgorithm("awq", ImatrixQuantizer(), needs_hessian=True, folds=True),
+        CalibratedAlgorithm("best", GptqQuantizer(), needs_hessian=True, folds=True),
+    )
+}
+
+# Parameter name -> its algorithm, or None when calibration has nothing to do with it.
+Choice = Callable[[str], CalibratedAlgorithm | None]
+
+
+@dataclass(frozen=True)
+class LayerProgress:
+    """What is told after each decoder layer.
+
+    Attributes:
+        layer, layers: this one (from 1) of so many.
+        error: mean squared change of the layer's outputs by quantising it, relative to their mean square.
+    """
+
+    layer: int
+    layers: int
+    error: float
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How far one quantised tensor is from the original.
+
+    Attributes:
+        algorithm: which one chose its values.
+        relative: squared error of its outputs over their square, on the calibration text.
+        tokens: input rows seen.
+    """
+
+    algorithm: str
+    relative: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class CalibrationResult:
+    """What a calibration made.
+
+    Attributes:
+        packed: parameter name -> its Q4_0 bytes, uint8 [..., K // 32 * 18], in a file of the work folder.
+        changed: parameter name -> its new float32 values, where a scaling was folded in and nothing was quantised.
+        errors: by parameter name, for everything in `packed`.
+        left: parameter name -> why it was not quantised here although an algorithm was chosen.
+        unfolded: what was not scaled, and why.
+        statistics: mean squares of the inputs, by parameter name.
+    """
+
+    packed: Mapping[str, TensorSource]
+    changed: Mapping[str, TensorSource]
+    errors: Mapping[str, TensorError]
+    left: Mapping[str, str]
+    unfolded: tuple[str, ...]
+    statistics: Mapping[str, InputStatistics]
+
+
+def calibrate(
+    model_source_folder: Path,
+    recipe_choice: Choice,
+    text_ids: torch.Tensor,
+    *,
+    work_dir: Path,
+    progress: Callable[[LayerProgress], None] | None = None,
+    trust_remote_code: bool = False,
+) -> CalibrationResult:
+    """Quantise the linears of a model, layer by layer, on the inputs that the quantised prefix gives them.
+
+    Args:
+        model_source_folder: config.json and safetensors.
+        recipe_choice: which algorithm each parameter gets.
+        text_ids: int64 [n, L], n sequences of one length.
+        work_dir: where the packed tensors are written; it must exist, and outlive the result.
+        progress: told after every layer.
+        trust_remote_code: whether code beside the checkpoint may run.
+
+    Raises:
+        OptionError: there are no tokens.
+        CaptureError: the model has no decoder layers to walk.
+        WeightError: values or statistics are not finite.
+    """
+    if text_ids.ndim != 2 or not text_ids.numel():
+        raise OptionError("the calibration text is empty.", "Give a text of a few thousand words.")
+    model = open_walkable(model_source_folder, trust_remote_code=trust_remote_code)
+    run = _Run(model, recipe_choice, _Output(work_dir))
+    hidden, calls = first_inputs(model, text_ids)
+    for index, call in enumerate(calls):
+        with model.resident(index) as layer:
+            hidden, error = run.quantize_layer(layer, model.layer_name(index), hidden, call)
+        if progress is not None:
+            progress(LayerProgress(index + 1, len(calls), error))
+    run.quantize_head(text_ids, hidden)
+    return run.output.result()
+
+
+@dataclass
+class _Output:
+    """Collects a result; packed tensors go to files at once."""
+
+    folder: Path
+    packed: dict[str, TensorSource] = field(default_factory=dict)
+    changed: dict[str, TensorSource] = field(default_factory=dict)
+    errors: dict[str, TensorError] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    unfolded: list[str] = field(default_factory=list)
+    statistics: dict[str, InputStatistics] = field(default_factory=dict)
+
+    def pack(self, name: str, blocks: Q4Blocks) -> None:
+        self.packed[name] = self._write(name, pack_q4_0(blocks), ".q4_0")
+
+    def change(self, name: str, values: torch.Tensor) -> None:
+        self.changed[name] = self._write(name, values.detach().to(torch.float32).contiguous(), ".f32")
+
+    def result(self) -> CalibrationResult:
+        changed = {name: source for name, source in self.changed.items() if name not in self.packed}
+        return CalibrationResult(self.packed, changed, self.errors, self.left, tuple(self.unfolded), self.statistics)
+
+    def _write(self, name: str, values: torch.Tensor, suffix: str) -> FileTensor:
+        path = self.folder / (name + suffix)
+        path.write_bytes(values.view(torch.uint8).numpy().data)
+        return FileTensor(name, path, 0, tuple(values.shape), values.dtype)
+
+
+@dataclass
+class _Run:
+    model: WalkableModel
+    choice: Choice
+    output: _Output
+
+    def quantize_layer(
+        self, layer: nn.Module, prefix: str, hidden: list[torch.Tensor], call: LayerCall
+    ) -> tuple[list[torch.Tensor], float]:
+        """Quantise a resident layer in place; returns its new outputs and their relative error."""
+        chosen = self._chosen_linears(layer, prefix)
+        if not chosen:
+            return [run_layer(layer, states, call) for states in hidden], 0.0
+        expected, statistics = observe(layer, hidden, call, {n: a.needs_hessian for n, a in chosen.items()})
+        if any(algorithm.folds for algorithm in chosen.values()):
+            self._fold(layer, prefix, chosen, statistics, lambda: run_layer(layer, hidden[0], call))
+        for name, algorithm in chosen.items():
+            self._quantize(f"{prefix}.{name}.weight", layer.get_submodule(name), algorithm, statistics[name])
+        actual = [run_layer(layer, states, call) for states in hidden]
+        return actual, _relative_error(actual, expected)
+
+    def quantize_head(self, ids: torch.Tensor, hidden: Sequence[torch.Tensor]) -> None:
+        """Quantise what turns the last hidden states into logits, under each of its chosen names; report the rest."""
+        model = self.model.causal_lm
+        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        names = self._chosen_outside()
+        weight = getattr(head, "weight", None)
+        of_head = {name: algorithm for name, algorithm in names.items() if model.get_parameter(name) is weight}
+        for name in names.keys() - of_head.keys():
+            self.output.left[name] = "nothing is multiplied by it outside the decoder layers"
+        if not of_head or weight is None or head is None:
+            return
+        if weight.shape[-1] % GROUP:
+            self.output.left.update(dict.fromkeys(of_head, _odd_width(weight.shape[-1])))
+            return
+        hessian = any(algorithm.needs_hessian for algorithm in of_head.values())
+        seen = StatisticsAccumulator(weight.shape[-1], hessian)
+        with self.model.outside_resident():
+            for inputs in head_inputs(self.model, head, ids, hidden):
+                seen.add(inputs)
+            for name, algorithm in of_head.items():
+                self._pack(name, head.weight.detach(), algorithm, seen.statistics())
+
+    def _chosen_outside(self) -> dict[str, CalibratedAlgorithm]:
+        inside = self.model.layers_name + "."
+        names = [name for name, _ in self.model.causal_lm.named_parameters(remove_duplicate=False)]
+        chosen = {name: self.choice(name) for name in names if not name.startswith(inside)}
+        return {name: algorithm for name, algorithm in chosen.items() if algorithm is not None}
+
+    def _chosen_linears(self, layer: nn.Module, prefix: str) -> dict[str, CalibratedAlgorithm]:
+        chosen = {}
+        for name, module in layer.named_modules():
+            for parameter, values in module.named_parameters(recurse=False):
+                algorithm = self.choice(f"{prefix}.{name}.{parameter}")
+                if algorithm is None or values.ndim < 2:
+                    continue
+                if not isinstance(module, nn.Linear):
+                    self.output.left[f"{prefix}.{name}.{parameter}"] = f"{type(module).__name__} is not a linear layer"
+                elif values.shape[-1] % GROUP:
+                    self.output.left[f"{prefix}.{name}.{parameter}"] = _odd_width(values.shape[-1])
+                else:
+                    chosen[name] = algorithm
+        return chosen
+
+    def _fold(
+        self,
+        layer: nn.Module,
+        prefix: str,
+        chosen: Mapping[str, CalibratedAlgorithm],
+        statistics: dict[str, InputStatistics],
+        run: Callable[[], torch.Tensor],
+    ) -> None:
+        folds = find_folds(layer)
+        reached = {name for fold in folds for name in fold.quantized}
+        for name, algorithm in chosen.items():
+            if algorithm.folds and name not in reached:
+                self.output.unfolded.append(f"{prefix}.{name}: nothing before it can take a scaling")
+        for fold in folds:
+            wanted = [name for name in fold.quantized if name in chosen and chosen[name].folds]
+            if wanted:
+                self._apply(layer, prefix, fold, wanted, statistics, run)
+
+    def _apply(
+        self,
+        layer: nn.Module,
+        prefix: str,
+        fold: Fold,
+        wanted: Sequence[str],
+        statistics: dict[str, InputStatistics],
+        run: Callable[[], torch.Tensor],
+    ) -> None:
+        weights = [layer.get_parameter(f"{name}.weight") for name in wanted]
+        found = search_factors(weights, statistics[wanted[0]], sources=fold.sources)
+        if not found.helps:
+            return
+        if not apply_fold(layer, fold, found.factors, run):
+            self.output.unfolded.append(f"{prefix}.{fold.producer}: a scaling of its outputs would change the layer's")
+            return
+        wide = found.factors if fold.sources is None else found.factors[fold.sources]
+        for name in fold.quantized:
+            if name in statistics:
+                statistics[name] = scaled_statistics(statistics[name], wide)
+        for name in (*fold.readers, *producer_parameters(layer, fold)):
+            self.output.change(f"{prefix}.{name}", layer.get_parameter(name))
+
+    def _quantize(
+        self, parameter: str, module: nn.Module, algorithm: CalibratedAlgorithm, statistics: InputStatistics
+    ) -> None:
+        values = self._pack(parameter, module.get_parameter("weight").detach(), algorithm, statistics)
+        module._parameters["weight"] = nn.Parameter(values, requires_grad=False)
+
+    def _pack(
+        self, parameter: str, weight: torch.Tensor, algorithm: CalibratedAlgorithm, statistics: InputStatistics
+    ) -> torch.Tensor:
+        """Quantise one weight into the result; returns its new values."""
+        enough = statistics.tokens >= FEWEST_TOKENS
+        blocks = algorithm.quantizer.quantize(weight, statistics if enough else None)
+        values = blocks.dequantize()
+        self.output.pack(parameter, blocks)
+        relative = _output_error(weight, values, statistics)
+        self.output.errors[parameter] = TensorError(algorithm.name, relative, statistics.tokens)
+        self.output.statistics[parameter] = InputStatistics(statistics.mean_square, statistics.tokens)
+        return values
+
+
+def observe(
+    layer: nn.Module, hidden: Sequence[torch.Tensor], call: LayerCall, wanted: Mapping[str, bool]
+) -> tuple[list[torch.Tensor], dict[str, InputStatistics]]:
+    """Run a layer and collect what its linears read.
+
+    Args:
+        layer: a decoder layer with values.
+        hidden: its inputs, [1, L, H] each.
+        call: how the model calls it.
+        wanted: names of linears inside it, and whether their Hessian is needed.
+
+    Returns:
+        The layer's outputs, and the statistics by linear. Linears that read the same tensor share them.
+    """
+    watch = _Watch(wanted)
+    hooks = [layer.get_submodule(name).register_forward_pre_hook(watch.hook(name)) for name in wanted]
+    try:
+        outputs = [run_layer(layer, states, call) for states in hidden]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return outputs, watch.statistics()
+
+
+@dataclass
+class _Watch:
+    wanted: Mapping[str, bool]
+    leaders: dict[str, str] = field(default_factory=dict)
+    accumulators: dict[str, StatisticsAccumulator] = field(default_factory=dict)
+    _last: tuple[str, torch.Tensor] | None = None
+
+    def hook(self, name: str) -> Callable[[nn.Module, tuple], None]:
+        def look(_: nn.Module, args: tuple) -> None:
+            self._see(name, args[0])
+
+        return look
+
+    def _see(self, name: str, inputs: torch.Tensor) -> None:
+        shares = self._last is not None and self._last[1] is inputs
+        if name not in self.leaders:
+            self.leaders[name] = self._last[0] if shares and self._last is not None else name
+        leader = self.leaders[name]
+        if leader == name:
+            if name not in self.accumulators:
+                hessian = any(self.wanted[other] for other in self.wanted)
+                self.accumulators[name] = StatisticsAccumulator(inputs.shape[-1], hessian)
+            self.accumulators[name].add(inputs)
+            self._last = (name, inputs)
+
+    def statistics(self) -> dict[str, InputStatistics]:
+        gathered = {name: accumulator.statistics() for name, accumulator in self.accumulators.items()}
+        return {name: gathered[leader] for name, leader in self.leaders.items()}
+
+
+def _output_error(weight: torch.Tensor, values: torch.Tensor, statistics: InputStatistics) -> float:
+    """Return the squared error of the outputs over their square."""
+    power = output_power(weight, statistics)
+    return output_power(weight - values, statistics) / power if power else 0.0
+
+
+def _odd_width(channels: int) -> str:
+    return f"{channels} input channels are not a multiple of {GROUP}"
+
+
+def _relative_error(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    wrong = sum(float((a - e).square().sum()) for a, e in zip(actual, expected, strict=True))
+    power = sum(float(e.square().sum()) for e in expected)
+    return wrong / power if power else 0.0
+
+
+__all__ = ["CALIBRATED", "CalibratedAlgorithm", "CalibrationResult", "LayerProgress", "TensorError", "calibrate"]

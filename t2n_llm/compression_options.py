@@ -1,0 +1,191 @@
+"""How a user asks for compression, and what an export does about it.
+
+In: the options of the command line. Out: a recipe, and a `Compression` whose sources live as long as a `with` block.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from generic_export.errors import OptionError
+from generic_export.nnef.graph import NnefGraph
+from generic_export.weights.source import TensorSource
+from quant.algorithms import BUILT_IN, load_algorithms
+from quant.protocol import Quantizer
+from quant.recipe import Recipe, named_recipe, parse_size, read_recipe
+from quant.stream import PackedBlocks
+from t2n_llm.compression import (
+    CALIBRATED_ALGORITHMS,
+    Compression,
+    CompressionPlan,
+    compress,
+    plan_compression,
+)
+from t2n_llm.model import Skeleton
+from t2n_llm.source import ModelSource
+
+DEFAULT_CALIBRATION = "builtin"
+
+
+class Messages(Protocol):
+    """The part of an export's reporter that is used here."""
+
+    def stage(self, title: str) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class CompressionOptions:
+    """What the user asked for; all None means no compression.
+
+    Attributes:
+        name: `NAME` or `NAME:ALGORITHM` of `quant.recipe.NAMED_RECIPES`.
+        file: a recipe in YAML.
+        target_size: bytes, or text such as `900MB`.
+        quantizers: `module:attribute` of further algorithms.
+        calibration: `builtin`, `auto` (the model writes it) or the path of a text.
+    """
+
+    name: str | None = None
+    file: Path | None = None
+    target_size: str | int | None = None
+    quantizers: str | None = None
+    calibration: str = DEFAULT_CALIBRATION
+
+    def __post_init__(self) -> None:
+        if self.name is not None and self.file is not None:
+            raise OptionError("both --compress and --recipe are given.", "A recipe has a name or a file, not both.")
+        if self.name is None and self.file is None and self.target_size is not None:
+            raise OptionError("--target-size is given without a recipe.", "Add --compress q4_0-mixed.")
+        self.recipe()  # whatever is wrong with it should be known before the work
+
+    def algorithms(self) -> Mapping[str, Quantizer]:
+        """Return the algorithms that work on one tensor at a time."""
+        return load_algorithms(self.quantizers) if self.quantizers or self.name or self.file else BUILT_IN
+
+    def recipe(self) -> Recipe | None:
+        """Return the recipe, or None.
+
+        Raises:
+            OptionError: it is unknown, unreadable or wrong.
+        """
+        known = (*self.algorithms(), *CALIBRATED_ALGORITHMS)
+        size = parse_size(self.target_size) if self.target_size is not None else None
+        if self.name is not None:
+            return named_recipe(self.name, known, size)
+        return read_recipe(self.file, known, size) if self.file is not None else None
+
+    def dtype(self) -> str | None:
+        """Return the element type that the recipe wants for the graph, or None."""
+        recipe = self.recipe()
+        return recipe.dtype if recipe is not None else None
+
+    def calibrates(self) -> bool:
+        """Say whether the recipe asks for an algorithm that runs the model."""
+        recipe = self.recipe()
+        if recipe is None:
+            return False
+        named = {recipe.algorithm, *(rule.choice.algorithm for rule in recipe.rules)}
+        return not named.isdisjoint(CALIBRATED_ALGORITHMS)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the options as plain data; where files lie on this machine is nobody else's business."""
+        calibration = self.calibration
+        return {
+            "name": self.name,
+            "file": self.file.name if self.file is not None else None,
+            "target_size": self.target_size,
+            "quantizers": self.quantizers,
+            "calibration": calibration if calibration in ("builtin", "auto") else Path(calibration).name,
+        }
+
+
+@contextmanager
+def compressed(
+    options: CompressionOptions,
+    source: ModelSource,
+    skeleton: Skeleton,
+    graph: NnefGraph,
+    sources: Mapping[str, TensorSource],
+    messages: Messages,
+    *,
+    dry: bool = False,
+) -> Iterator[Compression | None]:
+    """Yield the compressed form of a model, or None when no compression was asked for.
+
+    Args:
+        options: what was asked for.
+        source: the model, for calibration.
+        skeleton, graph, sources: as an export without compression would write them.
+        messages: told the stages and what a user should know.
+        dry: nothing will be streamed, so that nothing is calibrated; the sizes are the same.
+
+    Raises:
+        OptionError: the recipe does not fit the model.
+        WeightError: a tensor cannot be quantised.
+    """
+    recipe = options.recipe()
+    if recipe is None or not recipe.rules:
+        yield None
+        return
+    algorithms = options.algorithms()
+    if recipe.target_size is not None:
+        messages.stage("Measuring how sensitive each tensor is")
+    plan = plan_compression(recipe, skeleton, graph, sources, algorithms)
+    with tempfile.TemporaryDirectory(prefix="t2n-llm-") as work:
+        made = Calibrated({}, {}) if dry else _calibrated(options, source, plan, Path(work), messages)
+        compression = compress(
+            plan, sources, algorithms=algorithms, overrides=made.sources, output_errors=made.output_errors
+        )
+        for warning in compression.warnings:
+            messages.warn(warning)
+        yield compression
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What calibration made, by label in the archive.
+
+    Attributes:
+        sources: blocks, and plain tensors that a scaling was folded into.
+        output_errors: squared error of a layer's outputs over their square, on the calibration text.
+    """
+
+    sources: Mapping[str, TensorSource]
+    output_errors: Mapping[str, float]
+
+
+def _calibrated(
+    options: CompressionOptions, source: ModelSource, plan: CompressionPlan, work: Path, messages: Messages
+) -> Calibrated:
+    """Run the calibrated algorithms that a plan asks for; what they leave gets the data-free search."""
+    wanted = plan.calibrated()
+    if not wanted:
+        return Calibrated({}, {})
+    from t2n_llm.calibrate import CALIBRATED, calibrate
+    from t2n_llm.calibration_text import calibration_ids
+
+    label_of = {name: label for label, names in plan.parameters.items() for name in names}
+    chosen = {name: CALIBRATED[wanted[label]] for name, label in label_of.items() if label in wanted}
+    messages.stage(f"Calibrating on {options.calibration}")
+    ids = calibration_ids(options.calibration, source)
+    result = calibrate(
+        source.folder,
+        chosen.get,
+        ids,
+        work_dir=work,
+        progress=lambda layer: messages.stage(f"Calibrated layer {layer.layer} of {layer.layers}"),
+        trust_remote_code=source.trust_remote_code,
+    )
+    for name, reason in result.left.items():
+        messages.warn(f"{name}: {reason}; its values come from the data-free search.")
+    packed = {label_of.get(name, name): PackedBlocks(blocks) for name, blocks in result.packed.items()}
+    changed = {label_of.get(name, name): values for name, values in result.changed.items()}
+    errors = {label_of.get(name, name): error.relative for name, error in result.errors.items()}
+    return Calibrated(changed | packed, errors)

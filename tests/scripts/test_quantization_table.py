@@ -1,0 +1,94 @@
+"""The table of algorithms: its arithmetic, its permutation, and a small run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.families import save_tiny_model
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "quantization_table.py"
+REAL_MODEL = SCRIPT.parents[1] / "examples" / "models" / "tiny-llama-real"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("quantization_table", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_permuted_channels_compute_the_same_and_lie_in_other_groups(script, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = script.permuted_model(REAL_MODEL, tmp_path / "permuted")
+    ours, theirs = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in (folder, REAL_MODEL)
+    )
+    ids = torch.arange(10, 60).unsqueeze(0)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-3, atol=1e-3)
+    for name in ("q_proj", "v_proj", "o_proj"):
+        mine, other = (model.model.layers[0].self_attn.get_submodule(name).weight for model in (ours, theirs))
+        assert not torch.equal(mine, other)
+        assert torch.equal(mine.flatten().sort().values, other.flatten().sort().values)
+    marked = (folder / "permuted").stat().st_mtime_ns
+    assert script.permuted_model(REAL_MODEL, folder) == folder
+    assert (folder / "permuted").stat().st_mtime_ns == marked
+
+
+def test_another_structure_is_refused(script, tmp_path):
+    with pytest.raises(script.TableError, match="not a Llama-shaped model"):
+        script.permuted_model(save_tiny_model("gpt2", tmp_path / "gpt2"), tmp_path / "permuted")
+
+
+def test_divergence_agreement_and_perplexity(script):
+    expected = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]).log()
+    actual = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]]).log()
+    kl, top1, perplexity = script.compare([[0, 1, 1]], [expected], iter([actual]))
+    assert kl == pytest.approx((0.5 * 0.6931472 - 0.25 * 0.6931472) / 2, rel=1e-5)
+    assert top1 == 0.5
+    assert perplexity == pytest.approx((0.5 * 0.8) ** -0.5, rel=1e-5)
+
+
+def test_windows_are_spread_over_the_text(script):
+    windows = script.windows_of(list(range(1000)), 8)
+    assert [len(window) for window in windows] == [384, 384]
+    assert [window[0] for window in windows] == [0, 500]
+    with pytest.raises(script.TableError, match="100 tokens"):
+        script.windows_of(list(range(100)), 8)
+
+
+def test_a_small_table(script, tmp_path, capsys):
+    rows = tmp_path / "rows.json"
+    argv = ["--model", str(REAL_MODEL), "--algorithms", "min_max,search", "--windows", "1", "--embeddings"]
+    assert script.main([*argv, "--work", str(tmp_path), "--json", str(rows)]) == 0
+    table = {row["name"]: row for row in json.loads(rows.read_text())}
+    assert list(table) == ["f32", "f16", "min_max", "search", "min_max+embeddings", "search+embeddings"]
+    assert table["f32"]["kl"] == 0.0 and table["f32"]["top1"] == 1.0
+    assert abs(table["f16"]["kl"]) < 1e-4
+    assert table["min_max"]["kl_ratio"] == 1.0
+    assert table["min_max+embeddings"]["kl"] > table["min_max"]["kl"] > 1e-4
+    assert "| search " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--model", "absent"], "no model there"),
+        (["--model", str(REAL_MODEL), "--algorithms", "magic"], "unknown algorithm magic"),
+        (["--model", str(REAL_MODEL), "--text", "absent.txt"], "absent.txt"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_on_one_line(script, argv, message, capsys):
+    assert script.main(argv) == 1
+    assert message in capsys.readouterr().err
