@@ -49,7 +49,9 @@ def calibration_ids(
     if choice == AUTO:
         return generated_ids(source, sequences=sequences, length=min(length, _AUTO_LENGTH), seed=seed)
     text = builtin_text() if choice == BUILTIN else _read(Path(choice))
-    return spread_ids(source.tokenizer().encode(text, add_special_tokens=False), sequences, length, choice)
+    return spread_ids(
+        source.tokenizer().encode(text, add_special_tokens=False, verbose=False), sequences, length, choice
+    )
 
 
 def builtin_text() -> str:
