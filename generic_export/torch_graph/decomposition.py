@@ -54,11 +54,21 @@ def decomposed(program: ExportedProgram, keep: Callable[[OpOverload], bool]) -> 
         table |= {op: op.decompose for op in unwanted - table.keys() if op.has_kernel_for_dispatch_key(_COMPOSITE)}
         if not table:
             return program
-        left = {op for module in _graph_modules(program) for op in _rewrite_nodes(module, table)}
+        helps = _helps(keep, known)
+        left = {op for module in _graph_modules(program) for op in _rewrite_nodes(module, table, helps)}
         if left:
             program = program.run_decompositions({op: table[op] for op in left})
         program = functional(program)
     return program
+
+
+def _helps(
+    keep: Callable[[OpOverload], bool], known: Mapping[OpOverload, Decomposition]
+) -> Callable[[OpOverload], bool]:
+    """Return what says whether an operator that a decomposition makes can stay, or be decomposed in turn."""
+    return lambda op: (
+        keep(op) or is_annotation(op) or op in REWRITES or op in known or op.has_kernel_for_dispatch_key(_COMPOSITE)
+    )
 
 
 def _graph_modules(program: ExportedProgram) -> list[GraphModule]:
@@ -79,33 +89,39 @@ def _is_operator(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and not isinstance(node.meta.get("val"), SCALAR_TYPES)
 
 
-def _rewrite_nodes(graph_module: GraphModule, table: Mapping[OpOverload, Decomposition]) -> set[OpOverload]:
-    """Rewrite the operators of a table where they stand; returns those that need the whole program retraced."""
+def _rewrite_nodes(
+    graph_module: GraphModule, table: Mapping[OpOverload, Decomposition], helps: Callable[[OpOverload], bool]
+) -> set[OpOverload]:
+    """Rewrite the operators of a table where they stand; returns those that need the whole program retraced.
+
+    A tensor that a decomposition makes must be stored in the program; and traced alone, operators that PyTorch writes
+    with others (`linalg_solve`) are taken apart at once, also where their whole is what can be translated.
+    """
     left = set()
     for node in list(graph_module.graph.nodes):
-        if _is_operator(node) and node.target in table and not _replaced(node, table[node.target]):
+        if _is_operator(node) and node.target in table and not _replaced(node, table[node.target], helps):
             left.add(node.target)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
     return left
 
 
-def _replaced(node: Node, decomposition: Decomposition) -> bool:
-    """Put what the decomposition does in the place of a node; False when it makes tensors that the program must store."""
+def _replaced(node: Node, decomposition: Decomposition, helps: Callable[[OpOverload], bool]) -> bool:
+    """Put what the decomposition does in the place of a node; False when that cannot be done here."""
     arguments, layout = pytree.tree_flatten((node.args, dict(node.kwargs)), is_leaf=_is_symbolic)
     inputs = [argument for argument in arguments if _is_symbolic(argument)]
 
     def function(*values: Any) -> Any:
         given = iter(values)
         leaves = [next(given) if _is_symbolic(argument) else argument for argument in arguments]
-        args, kwargs = pytree.tree_unflatten(leaves, layout)
+        args, kwargs = _mutable(pytree.tree_unflatten(leaves, layout))
         result = decomposition(*args, **kwargs)
         return tuple(result) if isinstance(result, (tuple, list)) else result
 
     examples = [argument.meta["val"] for argument in inputs]
     with detect_fake_mode(examples) or nullcontext():  # tensors that the decomposition makes are fake too
         body = make_fx(function)(*examples)
-    if any(inner.op == "get_attr" for inner in body.graph.nodes):
+    if not _is_flat(body) or not all(_fits(inner, helps) for inner in body.graph.nodes):
         return False
     with node.graph.inserting_before(node):
         results = _inlined(body, inputs, node)
@@ -117,6 +133,22 @@ def _replaced(node: Node, decomposition: Decomposition) -> bool:
             node.graph.erase_node(user)
     node.graph.erase_node(node)
     return True
+
+
+def _fits(inner: Node, helps: Callable[[OpOverload], bool]) -> bool:
+    return inner.op != "get_attr" and (not _is_operator(inner) or helps(inner.target))
+
+
+def _is_flat(body: GraphModule) -> bool:
+    result = next(inner for inner in body.graph.nodes if inner.op == "output").args[0]
+    return isinstance(result, Node) or all(isinstance(item, Node) for item in result)
+
+
+def _mutable(value: Any) -> Any:
+    """Return arguments as a caller gives them: torch.fx keeps lists and dicts that cannot be changed."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_mutable, value)) if isinstance(value, tuple) else [_mutable(item) for item in value]
+    return {key: _mutable(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _is_symbolic(argument: object) -> bool:
