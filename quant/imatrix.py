@@ -104,10 +104,16 @@ class Imatrix:
 
 
 def save_imatrix(imatrix: Imatrix, path: Path) -> None:
-    """Write `*.imatrix.safetensors`: one float32 tensor of mean squares per parameter; token counts in the metadata."""
+    """Write `*.imatrix.safetensors`: one float32 tensor of mean squares per parameter; token counts in the metadata.
+
+    Raises:
+        OSError: the file cannot be written; then nothing is left.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors = {name: entry.mean_square.contiguous() for name, entry in imatrix.statistics.items()}
+    # Copies: tensors that read the same inputs share their statistics, and the format knows no sharing.
+    tensors = {name: entry.mean_square.clone().contiguous() for name, entry in imatrix.statistics.items()}
     tokens = {name: entry.tokens for name, entry in imatrix.statistics.items()}
     metadata = {
         "format": _FORMAT,
@@ -116,8 +122,13 @@ def save_imatrix(imatrix: Imatrix, path: Path) -> None:
         "tokens": json.dumps(tokens),
     }
     partial = path.with_name(path.name + ".partial")
-    save_file(tensors, partial, metadata)
-    partial.replace(path)
+    try:
+        save_file(tensors, partial, metadata)
+        partial.replace(path)
+    except SafetensorError as error:  # how it reports a failure of the disk
+        raise OSError(None, str(error)) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load_imatrix(path: Path, architecture: str | None = None, layers: int | None = None) -> Imatrix:

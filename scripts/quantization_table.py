@@ -2,14 +2,17 @@
 """Measure what each 4-bit algorithm costs in quality: KL to f32, top-1 agreement and perplexity on held-out text.
 
 usage: scripts/quantization_table.py [--model DIR] [--text FILE] [--calibration FILE] [--algorithms A,B,...]
-                                     [--engine torch|tract] [--embeddings] [--windows N] [--work DIR] [--json FILE]
+                                     [--engine torch|tract] [--embeddings] [--windows N] [--work DIR] [--json FILE.jsonl]
 
 model         by default SmolLM2-135M-Instruct as scripts/fetch_test_models.py makes it. Its weights come from a 4-bit file;
               so its channels are permuted first, consistently everywhere: the function stays the same (checked on logits),
               and the groups of 32 are no longer those of the old grid.
 torch         rounds the weights in memory and runs PyTorch in f32: fast, to compare algorithms.
-tract         exports an f16 archive for every row and runs it in the engine: what a user gets. Rows f32 and f16 too.
+tract         exports an f16 archive for every row and runs it in the engine: what a user gets. Rows f32 and f16 too. One
+              archive and one engine process at a time; a window is one run, as the archives give all logits.
 --embeddings  also measures every algorithm with embeddings and head in 4 bits.
+--json        gets a line for each row as soon as it is measured; rows that are in it already are not measured again, if they
+              come from the same model, text, windows, calibration and engine. With --work the logits of f32 are kept as well.
 
 Perplexity is of windows of 384 tokens, evenly spread over the text; the first token of a window is not scored. KL is the
 mean over scored positions of KL(f32 || row), relative to the row `min_max` (plain signed-maximum Q4_0).
@@ -19,6 +22,7 @@ Run it with the project's environment: .venv/bin/python scripts/quantization_tab
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -27,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +46,7 @@ PLAIN = ("f32", "f16")
 BASELINE = "min_max"
 WINDOW = 384
 _EMBEDDINGS = "+embeddings"
-_LOGIT_TOLERANCE = 1e-3
+_LOGIT_TOLERANCE = 1e-3  # relative to the largest logit: sums in another order, through outlier channels of every layer
 _PERMUTED_MARK = "permuted"
 
 
@@ -99,9 +103,9 @@ def permuted_model(folder: Path, output: Path, seed: int = 1) -> Path:
             _permute(model, torch.Generator().manual_seed(seed))
         except AttributeError as error:
             raise TableError(f"{folder}: not a Llama-shaped model: {error}") from error
-        change = float((model(ids).logits - before).abs().max())
+        change = float((model(ids).logits - before).abs().max() / before.abs().max())
     if change > _LOGIT_TOLERANCE:
-        raise TableError(f"{folder}: permuting its channels changed logits by {change:.2g}.")
+        raise TableError(f"{folder}: permuting its channels changed logits by {change:.2g} of the largest.")
     model.save_pretrained(output)
     AutoTokenizer.from_pretrained(folder, local_files_only=True).save_pretrained(output)
     (output / _PERMUTED_MARK).write_text(f"seed {seed}, largest change of a logit {change:.2g}\n")
@@ -275,16 +279,70 @@ def tract_measure(folder: Path, windows: Sequence[Sequence[int]], calibration: s
     return measure
 
 
-def table(measure: Measure, windows: Sequence[Sequence[int]], names: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows, f32 first: it is what the others are compared with."""
-    reference = list(measure("f32"))
+def table(
+    measure: Measure,
+    windows: Sequence[Sequence[int]],
+    names: Sequence[str],
+    known: dict[str, Row] | None = None,
+    keep: Path | None = None,
+) -> Iterator[Row]:
+    """Yield the rows, f32 first: it is what the others are compared with.
+
+    Args:
+        measure: gives a row's log-probabilities.
+        windows: token ids.
+        names: of the rows.
+        known: rows that need not be measured again.
+        keep: file for the log-probabilities of f32; those in it are used.
+    """
+    known = known or {}
+    reference: list[Any] | None = None
     baseline: float | None = None
     for name in ("f32", *(name for name in names if name != "f32")):
-        started = time.monotonic()
-        measured = iter(reference) if name == "f32" else measure(name)
-        kl, top1, perplexity = compare(windows, reference, measured)
-        baseline = kl if name == BASELINE else baseline
-        yield Row(name, kl, kl / baseline if baseline else None, top1, perplexity, time.monotonic() - started)
+        row = known.get(name)
+        if row is None:
+            started = time.monotonic()
+            reference = reference or _reference(measure, keep)
+            measured = iter(reference) if name == "f32" else measure(name)
+            kl, top1, perplexity = compare(windows, reference, measured)
+            row = Row(name, kl, None, top1, perplexity, time.monotonic() - started)
+        baseline = row.kl if name == BASELINE else baseline
+        yield replace(row, kl_ratio=row.kl / baseline if baseline else None)
+
+
+def _reference(measure: Measure, keep: Path | None) -> list[Any]:
+    """Return the log-probabilities of f32, from the file where they were kept if they are there."""
+    import torch
+
+    if keep is not None and keep.is_file():
+        return list(torch.load(keep, weights_only=True))
+    reference = list(measure("f32"))
+    if keep is not None:
+        partial = keep.with_name(keep.name + ".partial")
+        torch.save(reference, partial)
+        partial.replace(keep)
+    return reference
+
+
+def read_rows(path: Path | None, setting: str) -> dict[str, Row]:
+    """Return the rows of a JSON-lines file that were measured in the same setting; a line cut short is passed over."""
+    rows: dict[str, Row] = {}
+    if path is None or not path.is_file():
+        return rows
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and record.pop("setting", None) == setting:
+            rows[record["name"]] = Row(**record)
+    return rows
+
+
+def append_row(path: Path, row: Row, setting: str) -> None:
+    """Add a row to a JSON-lines file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(row) | {"setting": setting}) + "\n")
 
 
 def row_names(algorithms: Sequence[str], embeddings: bool) -> list[str]:
@@ -332,37 +390,61 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit status."""
     options = _arguments(argv)
     try:
-        rows = _run(options)
+        _run(options)
     except TableError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
     return 0
 
 
-def _run(options: argparse.Namespace) -> list[Row]:
+def _run(options: argparse.Namespace) -> None:
     if not (options.model / "config.json").is_file():
         raise TableError(f"{options.model}: no model there; run scripts/fetch_test_models.py.")
     unknown = set(options.algorithms.split(",")) - set(ALGORITHMS)
     if unknown:
         raise TableError(f"unknown algorithm {min(unknown)}; there are {', '.join(ALGORITHMS)}.")
     names = row_names(options.algorithms.split(","), options.embeddings)
-    rows = []
     with _work_folder(options.work) as work:
         folder = permuted_model(options.model, work / "permuted")
         windows = windows_of(_encode(folder, options.text), options.windows)
-        if options.engine == "tract":
-            measure = tract_measure(folder, windows, options.calibration, work)
-        else:
-            measure = torch_measure(folder, windows, options.calibration)
+        setting = _setting(options, folder, windows)
+        keep = work / f"f32-{setting}.pt" if options.work is not None else None
+        known = read_rows(options.json, setting)
         print(f"{options.model.name}, {len(windows) * (WINDOW - 1)} tokens scored, engine {options.engine}")
         print("| row                  |       KL |  ratio |   top-1 | perplexity | seconds |")
         print("|---|---|---|---|---|---|")
-        for row in table(measure, windows, names):
+        for row in table(_measure(options, folder, windows, work), windows, names, known, keep):
             _print_row(row)
-            rows.append(row)
-    return rows
+            if options.json is not None and row.name not in known:
+                append_row(options.json, row, setting)
+
+
+def _measure(options: argparse.Namespace, folder: Path, windows: Sequence[Sequence[int]], work: Path) -> Measure:
+    """Return the measure of the engine asked for; the model is loaded when a row is first measured."""
+    made: list[Measure] = []
+
+    def measure(name: str) -> Iterator[Any]:
+        if not made:
+            made.append(
+                tract_measure(folder, windows, options.calibration, work)
+                if options.engine == "tract"
+                else torch_measure(folder, windows, options.calibration)
+            )
+        return made[0](name)
+
+    return measure
+
+
+def _setting(options: argparse.Namespace, folder: Path, windows: Sequence[Sequence[int]]) -> str:
+    """Return a short name for everything but the row that decides a figure: engine, weights, tokens, calibration text."""
+    from t2n_llm.folder import sha256
+
+    calibration = Path(options.calibration)
+    digest = hashlib.sha256(json.dumps([options.engine, [list(window) for window in windows]]).encode())
+    digest.update(calibration.read_bytes() if calibration.is_file() else options.calibration.encode())
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(sha256(path).encode())
+    return digest.hexdigest()[:12]
 
 
 def _encode(folder: Path, text: Path) -> list[int]:

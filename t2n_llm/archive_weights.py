@@ -21,6 +21,7 @@ from quant.packing import dequantize_bytes
 
 # Sixteen levels leave an energy error of about a hundredth; a matrix whose rows are mixed up has one near two.
 _FOREIGN_ERROR = 0.5
+_DAT = ".dat"
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,20 @@ class ArchiveWeights:
                 _place(model, tensor, _values(self.archive, name, read))
         if wanted:
             raise ArchiveError(f"{self.archive}: no tensor {next(iter(wanted))!r} in it.", "Export the model again.")
+
+
+def stored_values(archive: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each tensor of an archive, label and dequantised values, in the order in which they lie there.
+
+    Args:
+        archive: a folder, .tar or .tgz.
+
+    Raises:
+        ArchiveError: it cannot be read.
+    """
+    for name, read in _files(archive):
+        if name.endswith(_DAT):
+            yield name.removesuffix(_DAT), _values(archive, name, read)
 
 
 def _files(archive: Path) -> Iterator[tuple[str, Callable[[int], bytes]]]:

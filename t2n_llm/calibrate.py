@@ -1,14 +1,16 @@
 """Quantising a language model with what its layers really see, one decoder layer in memory at a time.
 
 In: a model folder, token ids, and which algorithm each parameter gets. Out: Q4_0 files, the tensors that a scaling
-changed, and the error of every tensor. Every layer is measured on the outputs of the layers quantised before it.
+changed, and the error of every tensor. Algorithms that compensate errors see what the quantised layers before give.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ from quant.imatrix import ImatrixQuantizer, StatisticsAccumulator
 from quant.packing import pack_q4_0
 from quant.protocol import InputStatistics, Quantizer
 from t2n_llm.calibrate_blocks import LayerCall, WalkableModel, first_inputs, head_inputs, open_walkable, run_layer
+from t2n_llm.calibrate_experts import ExpertWatch, expert_parameters, one_expert_at_a_time, quantize_experts
 from t2n_llm.calibrate_folds import Fold, apply_fold, find_folds, producer_parameters
 
 logger = logging.getLogger(__name__)
@@ -40,18 +43,21 @@ class CalibratedAlgorithm:
         quantizer: chooses levels and scales.
         needs_hessian: whether it reads E[x x^T] besides E[x^2].
         folds: whether channels are scaled first, where that can be folded away.
+        sequential: whether it looks at what the quantised layers before give. What only weighs channels does better with
+            what the original model gives (measured: KL 0.201 instead of 0.203), and keeps statistics that anyone can use.
     """
 
     name: str
     quantizer: Quantizer
     needs_hessian: bool = False
     folds: bool = False
+    sequential: bool = True
 
 
 CALIBRATED: Mapping[str, CalibratedAlgorithm] = {
     algorithm.name: algorithm
     for algorithm in (
-        CalibratedAlgorithm("imatrix", ImatrixQuantizer()),
+        CalibratedAlgorithm("imatrix", ImatrixQuantizer(), sequential=False),
         CalibratedAlgorithm("gptq", GptqQuantizer(), needs_hessian=True),
         CalibratedAlgorithm("awq", ImatrixQuantizer(), needs_hessian=True, folds=True),
         CalibratedAlgorithm("best", GptqQuantizer(), needs_hessian=True, folds=True),
@@ -84,11 +90,13 @@ class TensorError:
         algorithm: which one chose its values.
         relative: squared error of its outputs over their square, on the calibration text.
         tokens: input rows seen.
+        starved: of stacked experts, how many saw too few tokens and got the data-free search.
     """
 
     algorithm: str
     relative: float
     tokens: int
+    starved: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ class CalibrationResult:
         errors: by parameter name, for everything in `packed`.
         left: parameter name -> why it was not quantised here although an algorithm was chosen.
         unfolded: what was not scaled, and why.
-        statistics: mean squares of the inputs, by parameter name.
+        statistics: mean squares of the inputs before any scaling, by parameter name.
     """
 
     packed: Mapping[str, TensorSource]
@@ -150,6 +158,45 @@ def calibrate(
     return run.output.result()
 
 
+def collect_statistics(
+    folder: Path, text_ids: torch.Tensor, *, trust_remote_code: bool = False
+) -> dict[str, InputStatistics]:
+    """Return the mean squares of what every linear of a model reads, by parameter name; nothing is quantised.
+
+    Args:
+        folder: config.json and safetensors.
+        text_ids: int64 [n, L], n sequences of one length.
+        trust_remote_code: whether code beside the checkpoint may run.
+
+    Raises:
+        CaptureError: the model has no decoder layers to walk.
+    """
+    model = open_walkable(folder, trust_remote_code=trust_remote_code)
+    found: dict[str, InputStatistics] = {}
+    hidden, calls = first_inputs(model, text_ids)
+    for index, call in enumerate(calls):
+        with model.resident(index) as layer:
+            linears = [name for name, module in layer.named_modules() if isinstance(module, nn.Linear)]
+            hidden, statistics = observe(layer, hidden, call, dict.fromkeys(linears, False))
+        found |= {f"{model.layer_name(index)}.{name}.weight": entry for name, entry in statistics.items()}
+    return found | _head_statistics(model, text_ids, hidden)
+
+
+def _head_statistics(
+    model: WalkableModel, ids: torch.Tensor, hidden: Sequence[torch.Tensor]
+) -> dict[str, InputStatistics]:
+    """Return what the head reads, under each of the names of its weight."""
+    head = model.causal_lm.get_output_embeddings() if hasattr(model.causal_lm, "get_output_embeddings") else None
+    if head is None:
+        return {}
+    names = [name for name, each in model.causal_lm.named_parameters(remove_duplicate=False) if each is head.weight]
+    seen = StatisticsAccumulator(head.weight.shape[-1])
+    with model.outside_resident():
+        for inputs in head_inputs(model, head, ids, hidden):
+            seen.add(inputs)
+    return dict.fromkeys(names, seen.statistics())
+
+
 @dataclass
 class _Output:
     """Collects a result; packed tensors go to files at once."""
@@ -187,17 +234,36 @@ class _Run:
     def quantize_layer(
         self, layer: nn.Module, prefix: str, hidden: list[torch.Tensor], call: LayerCall
     ) -> tuple[list[torch.Tensor], float]:
-        """Quantise a resident layer in place; returns its new outputs and their relative error."""
-        chosen = self._chosen_linears(layer, prefix)
-        if not chosen:
+        """Quantise a resident layer in place; returns what the next one reads, and the relative error of its outputs."""
+        experts = self._chosen_experts(layer, prefix)
+        chosen = self._chosen_linears(layer, prefix, experts)
+        if not chosen and not experts:
             return [run_layer(layer, states, call) for states in hidden], 0.0
-        expected, statistics = observe(layer, hidden, call, {n: a.needs_hessian for n, a in chosen.items()})
+        watch = ExpertWatch(
+            {name: layer.get_parameter(name) for name in experts},
+            frozenset(name for name, algorithm in experts.items() if algorithm.needs_hessian),
+        )
+        with one_expert_at_a_time(self.model.causal_lm.config) if experts else nullcontext(), watch:
+            expected, statistics = observe(layer, hidden, call, {n: a.needs_hessian for n, a in chosen.items()})
+        for name, seen in statistics.items():  # as they are before a scaling is folded in
+            self.output.statistics[f"{prefix}.{name}.weight"] = InputStatistics(seen.mean_square, seen.tokens)
         if any(algorithm.folds for algorithm in chosen.values()):
             self._fold(layer, prefix, chosen, statistics, lambda: run_layer(layer, hidden[0], call))
         for name, algorithm in chosen.items():
             self._quantize(f"{prefix}.{name}.weight", layer.get_submodule(name), algorithm, statistics[name])
+        routed = watch.statistics()
+        for name, algorithm in experts.items():
+            self._quantize_experts(f"{prefix}.{name}", layer, name, algorithm, routed[name])
+        if not self.sequential:
+            return expected, _relative_error([run_layer(layer, hidden[0], call)], expected[:1])
         actual = [run_layer(layer, states, call) for states in hidden]
         return actual, _relative_error(actual, expected)
+
+    @cached_property
+    def sequential(self) -> bool:
+        """Whether the layers after a quantised one see what it gives; they see the original if no algorithm minds."""
+        names = (name for name, _ in self.model.causal_lm.named_parameters(remove_duplicate=False))
+        return any(algorithm is not None and algorithm.sequential for algorithm in map(self.choice, names))
 
     def quantize_head(self, ids: torch.Tensor, hidden: Sequence[torch.Tensor]) -> None:
         """Quantise what turns the last hidden states into logits, under each of its chosen names; report the rest."""
@@ -219,6 +285,7 @@ class _Run:
             for inputs in head_inputs(self.model, head, ids, hidden):
                 seen.add(inputs)
             for name, algorithm in of_head.items():
+                self.output.statistics[name] = InputStatistics(seen.statistics().mean_square, seen.tokens)
                 self._pack(name, head.weight.detach(), algorithm, seen.statistics())
 
     def _chosen_outside(self) -> dict[str, CalibratedAlgorithm]:
@@ -227,12 +294,18 @@ class _Run:
         chosen = {name: self.choice(name) for name in names if not name.startswith(inside)}
         return {name: algorithm for name, algorithm in chosen.items() if algorithm is not None}
 
-    def _chosen_linears(self, layer: nn.Module, prefix: str) -> dict[str, CalibratedAlgorithm]:
+    def _chosen_experts(self, layer: nn.Module, prefix: str) -> dict[str, CalibratedAlgorithm]:
+        chosen = {name: self.choice(f"{prefix}.{name}") for name in expert_parameters(layer)}
+        return {name: algorithm for name, algorithm in chosen.items() if algorithm is not None}
+
+    def _chosen_linears(
+        self, layer: nn.Module, prefix: str, experts: Collection[str]
+    ) -> dict[str, CalibratedAlgorithm]:
         chosen = {}
         for name, module in layer.named_modules():
             for parameter, values in module.named_parameters(recurse=False):
                 algorithm = self.choice(f"{prefix}.{name}.{parameter}")
-                if algorithm is None or values.ndim < 2:
+                if algorithm is None or values.ndim < 2 or f"{name}.{parameter}" in experts:
                     continue
                 if not isinstance(module, nn.Linear):
                     self.output.left[f"{prefix}.{name}.{parameter}"] = f"{type(module).__name__} is not a linear layer"
@@ -289,6 +362,28 @@ class _Run:
         values = self._pack(parameter, module.get_parameter("weight").detach(), algorithm, statistics)
         module._parameters["weight"] = nn.Parameter(values, requires_grad=False)
 
+    def _quantize_experts(
+        self,
+        parameter: str,
+        layer: nn.Module,
+        name: str,
+        algorithm: CalibratedAlgorithm,
+        statistics: Sequence[InputStatistics],
+    ) -> None:
+        """Quantise stacked experts in place and into the result."""
+        stacked = layer.get_parameter(name).detach()
+        made = quantize_experts(stacked, statistics, algorithm.quantizer, FEWEST_TOKENS)
+        values = made.blocks.dequantize()
+        self.output.pack(parameter, made.blocks)
+        pairs = list(zip(stacked, values, statistics, strict=True))
+        power = sum(output_power(weight, seen) * seen.tokens for weight, _, seen in pairs)
+        wrong = sum(output_power(weight - new, seen) * seen.tokens for weight, new, seen in pairs)
+        self.output.errors[parameter] = TensorError(
+            algorithm.name, wrong / power if power else 0.0, made.tokens, made.starved
+        )
+        owner, _, attribute = name.rpartition(".")
+        layer.get_submodule(owner)._parameters[attribute] = nn.Parameter(values, requires_grad=False)
+
     def _pack(
         self, parameter: str, weight: torch.Tensor, algorithm: CalibratedAlgorithm, statistics: InputStatistics
     ) -> torch.Tensor:
@@ -299,7 +394,6 @@ class _Run:
         self.output.pack(parameter, blocks)
         relative = _output_error(weight, values, statistics)
         self.output.errors[parameter] = TensorError(algorithm.name, relative, statistics.tokens)
-        self.output.statistics[parameter] = InputStatistics(statistics.mean_square, statistics.tokens)
         return values
 
 
@@ -373,4 +467,12 @@ def _relative_error(actual: Sequence[torch.Tensor], expected: Sequence[torch.Ten
     return wrong / power if power else 0.0
 
 
-__all__ = ["CALIBRATED", "CalibratedAlgorithm", "CalibrationResult", "LayerProgress", "TensorError", "calibrate"]
+__all__ = [
+    "CALIBRATED",
+    "CalibratedAlgorithm",
+    "CalibrationResult",
+    "LayerProgress",
+    "TensorError",
+    "calibrate",
+    "collect_statistics",
+]

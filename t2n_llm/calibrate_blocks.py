@@ -19,7 +19,7 @@ from torch import nn
 from generic_export.errors import CaptureError, CorruptCheckpointError, MissingTensorError
 from generic_export.weights.source import TensorSource
 from t2n_llm.checkpoint import match_parameters
-from t2n_llm.reference_model import Placement, plan_residency
+from t2n_llm.reference_model import Placement, load_f32, plan_residency
 from t2n_llm.source import ModelSource, open_source
 
 
@@ -261,16 +261,7 @@ def _skeleton(source: ModelSource) -> nn.Module:
 
 
 def _whole(source: ModelSource) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        source.folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        local_files_only=True,
-        trust_remote_code=source.trust_remote_code,
-    )
-    return model.eval().requires_grad_(False)
+    return load_f32(source.weights, source.trust_remote_code).requires_grad_(False)
 
 
 def _covers(stored: Mapping[str, TensorSource], model: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from generic_export.errors import OptionError
-from t2n_llm.reference_model import Placement, plan_residency
+from t2n_llm.reference_model import Placement, load_f32, plan_residency
 from t2n_llm.source import ModelSource
 
 BUILTIN, AUTO = "builtin", "auto"
@@ -22,6 +22,7 @@ _SHORTEST_TEXT = 64  # tokens; less says nothing about a model
 _AUTO_LENGTH = 128
 _AUTO_BATCH = 8
 _TEXTS = ("prose.txt", "chat.txt", "code.txt")
+_HELD_OUT = "held-out.txt"
 
 
 def calibration_ids(
@@ -58,6 +59,17 @@ def builtin_text() -> str:
     """Return the text that comes with the package: public-domain prose and verse, a conversation, and code."""
     folder = files("t2n_llm") / "texts"
     return "\n\n".join((folder / name).read_text(encoding="utf-8") for name in _TEXTS)
+
+
+def evaluation_text(path: Path | None) -> str:
+    """Return the text to measure on: a file, or one that comes with the package and shares nothing with `builtin_text`.
+
+    Raises:
+        OptionError: the file cannot be read.
+    """
+    if path is None:
+        return (files("t2n_llm") / "texts" / _HELD_OUT).read_text(encoding="utf-8")
+    return _read(path, "text")
 
 
 def spread_ids(ids: list[int], sequences: int, length: int, origin: str = "the text") -> torch.Tensor:
@@ -126,14 +138,7 @@ def _load(source: ModelSource) -> Any:
     with init_empty_weights():
         skeleton = AutoModelForCausalLM.from_config(source.config, trust_remote_code=source.trust_remote_code)
     plan_residency(skeleton, Placement("cpu"))
-    model = AutoModelForCausalLM.from_pretrained(
-        source.folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        local_files_only=True,
-        trust_remote_code=source.trust_remote_code,
-    )
-    return model.eval()
+    return load_f32(source.weights, source.trust_remote_code)
 
 
 def _position_limit(config: Any) -> int:
@@ -141,10 +146,10 @@ def _position_limit(config: Any) -> int:
     return limit if isinstance(limit, int) and limit > 0 else DEFAULT_LENGTH
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, what: str = "calibration text") -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"calibration text {path}: {error.strerror}.", "Give a text, builtin or auto.") from error
+        raise OptionError(f"{what} {path}: {error.strerror}.", "Give a text, builtin or auto.") from error
     except UnicodeDecodeError as error:
-        raise OptionError(f"calibration text {path}: it is not UTF-8.", "Convert it, or give another text.") from error
+        raise OptionError(f"{what} {path}: it is not UTF-8.", "Convert it, or give another text.") from error

@@ -20,6 +20,7 @@ from generic_export.ops.builder import TRACT_DTYPES
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
 from quant.half import CastReport, cast_tensor
+from quant.prequantized import DecodedTensor, ExactTensor
 from t2n_llm.adapter_merge import Update
 from t2n_llm.conversion import ConvertedTensor, RecordedTensor, record
 from t2n_llm.model import Skeleton
@@ -222,7 +223,7 @@ def _without_wrappers(
 
 def _named(source: TensorSource, name: str) -> TensorSource:
     """Return the source under its parameter's name, which is what warnings about its values should say."""
-    if source.name != name and isinstance(source, FileTensor | InMemoryTensor):
+    if source.name != name and isinstance(source, FileTensor | InMemoryTensor | DecodedTensor | ExactTensor):
         return replace(source, name=name)
     return source
 

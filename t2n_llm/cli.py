@@ -81,7 +81,7 @@ def _root(
 
 @app.command()
 def export(
-    source: Annotated[str, typer.Argument(help="Hub id (meta-llama/Llama-3.1-8B) or local folder.")],
+    source: Annotated[str, typer.Argument(help="Hub id (meta-llama/Llama-3.1-8B), local folder or .gguf file.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Folder to make; by default named after the model."),
@@ -107,6 +107,14 @@ def export(
     calibration: Annotated[
         str, typer.Option(help="Text for imatrix, gptq, awq and best: a file, auto (the model writes it) or builtin.")
     ] = "builtin",
+    imatrix: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Statistics for imatrix, ours or llama.cpp's, instead of a calibration."),
+    ] = None,
+    save_imatrix: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the statistics of this calibration (*.imatrix.safetensors)."),
+    ] = None,
     archive: Annotated[str, typer.Option(help="tar, tgz or dir.")] = "tar",
     check: Annotated[bool, typer.Option("--check/--no-check", help="Validate token by token in tract.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export of that name.")] = False,
@@ -194,6 +202,8 @@ def export(
             "target_size": target_size,
             "quantizers": quantizers,
             "calibration": calibration,
+            "imatrix": imatrix,
+            "save_imatrix": save_imatrix,
             "check": check,
             "archive": archive,
             "force": force,
@@ -287,6 +297,71 @@ def verify(
         report = verify_export(path, sink.progress)
     sink.verified(report)
     if not report.passed:
+        raise typer.Exit(EXIT_DISAGREES)
+
+
+@app.command(name="quantize-report")
+def quantize_report_command(
+    folder: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, compressed or not.")],
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="The original (hub id or folder, run in PyTorch), or another export of it (run in tract). "
+            "By default the hub id that was exported."
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text to measure on; by default one that comes with the package."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="About how many tokens to score.")] = 2048,
+    window: Annotated[int, typer.Option(min=2, help="Tokens in one piece of the text.")] = 256,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="PNG", help="Draw the error by layer (needs t2n-llm[plot]).")
+    ] = None,
+    max_kl: Annotated[
+        float | None, typer.Option(min=0.0, help="Exit with 1 when the mean KL divergence is above this.")
+    ] = None,
+    revision: _RevisionOption = None,
+    token: _TokenOption = None,
+    trust_remote_code: _TrustOption = False,
+    device_map: _DeviceMapOption = "auto",
+    max_memory: _MaxMemoryOption = None,
+    engine: _EngineOption = "wheel",
+    tract: _TractOption = None,
+    as_json: _JsonOption = False,
+    quiet: _QuietOption = False,
+) -> None:
+    """Say what compression costs: the error of each tensor, and perplexity and divergence through the engine.
+
+    Exit code 0: measured. 1: the divergence is above --max-kl. 2: bad input. 3: a bug.
+    """
+    with _sink(as_json, quiet) as sink:
+        _quiet_libraries(sink.mode)
+        from t2n_llm.quantize_report import quantize_report
+        from t2n_llm.report_plot import plot_report, require_plotting
+
+        if plot is not None:
+            require_plotting(plot)
+        report = quantize_report(
+            folder,
+            reference,
+            text=text,
+            tokens=tokens,
+            window=window,
+            revision=revision,
+            token=token,
+            trust_remote_code=trust_remote_code,
+            device_map=device_map,
+            max_memory=max_memory,
+            engine=engine,
+            tract_binary=tract,
+            reporter=sink,
+        )
+        if plot is not None:
+            plot_report(report, plot)
+    sink.quality(report, max_kl)
+    if max_kl is not None and not report.quality.mean_kl <= max_kl:
         raise typer.Exit(EXIT_DISAGREES)
 
 

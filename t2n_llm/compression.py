@@ -25,9 +25,11 @@ from generic_export.nnef.graph import NnefGraph, NnefVariable
 from generic_export.ops.builder import TRACT_DTYPES
 from generic_export.weights.source import BlockTensorSource, TensorSource
 from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM, find_algorithm
-from quant.budget import Candidate, kept_plain, weight_sensitivity
+from quant.budget import Candidate, kept_plain, kind_factor, layer_count, weight_sensitivity
 from quant.half import CastReport, CastTensor, cast_tensor
-from quant.protocol import Quantizer
+from quant.imatrix import ImatrixQuantizer
+from quant.prequantized import ExactTensor, StoredQ4
+from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import QUANTIZED_SCHEMES, Choice, Recipe, TensorName, choose
 from quant.stream import PermutedTensor, QuantizationReport, QuantizedTensor, RenamedTensor
 from t2n_llm.archive_weights import ArchiveWeights
@@ -35,6 +37,11 @@ from t2n_llm.model import Skeleton
 
 CALIBRATED_ALGORITHMS = ("imatrix", "gptq", "awq", "best")
 """Algorithms that look at the whole model: `t2n_llm.calibrate` makes their tensors before the others are streamed."""
+FOLDING_ALGORITHMS = ("awq", "best")
+"""Those that scale channels first, so that their tensors, and neighbours, are no longer the checkpoint's."""
+
+KEPT_BLOCKS = "as stored"
+"""What `TensorRecord.algorithm` says of blocks that come from the checkpoint as they are."""
 
 _PLAIN_BYTES = {"f16": 2, "f32": 4}
 _TORCH_DTYPES = {name: dtype for dtype, name in TRACT_DTYPES.items()}
@@ -166,6 +173,7 @@ def plan_compression(
     graph: NnefGraph,
     sources: Mapping[str, TensorSource],
     algorithms: Mapping[str, Quantizer] = BUILT_IN,
+    statistics: Mapping[str, InputStatistics] | None = None,
 ) -> CompressionPlan:
     """Apply a recipe to a graph.
 
@@ -175,6 +183,7 @@ def plan_compression(
         graph: with plain tensors only.
         sources: per label; read only when the recipe has a size to fill.
         algorithms: name -> quantizer, for the sensitivity of tensors.
+        statistics: parameter name -> what is known of its inputs, for the same.
 
     Raises:
         OptionError: the size asked for cannot be reached, or f32 is asked for in an f16 graph.
@@ -186,7 +195,8 @@ def plan_compression(
     kept = {part.name.name: _obstacle(part, choices) for part in parts}
     formats = {name: choices[name].scheme for name, reason in kept.items() if not reason}
     if recipe.target_size is not None:
-        for name in _over_budget(recipe.target_size, graph, sources, parts, formats, choices, algorithms):
+        sensitivity = _Sensitivity(choices, algorithms, statistics or {}, layer_count(part.name.name for part in parts))
+        for name in _over_budget(recipe.target_size, graph, sources, parts, formats, sensitivity):
             del formats[name]
             kept[name] = "it is among the most sensitive, and the size asked for has room for it"
     graph, parts, shared = _split_parts(graph, parts, formats)
@@ -211,6 +221,7 @@ def compress(
     algorithms: Mapping[str, Quantizer] = BUILT_IN,
     overrides: Mapping[str, TensorSource] | None = None,
     output_errors: Mapping[str, float] | None = None,
+    statistics: Mapping[str, InputStatistics] | None = None,
 ) -> Compression:
     """Give every tensor of a plan its source.
 
@@ -220,26 +231,43 @@ def compress(
         algorithms: name -> quantizer, for the algorithms that need no calibration.
         overrides: per label, what takes a source's place: blocks, or plain float values.
         output_errors: per label, what calibration measured of those.
+        statistics: per label, what a file says of a tensor's inputs, for the search that is weighted by them.
 
     Raises:
         OptionError: an algorithm is unknown.
         WeightError: an override does not fit its variable.
     """
     report = QuantizationReport()
-    replaced = dict(overrides or {})
+    replaced, given = dict(overrides or {}), dict(statistics or {})
     final = {}
     for variable in plan.graph.variables:
         plain = sources[plan.shared.get(variable.label, variable.label)]
-        final[variable.label] = _source(variable, plan, plain, replaced.get(variable.label), algorithms, report)
+        final[variable.label] = (
+            _weighed(variable, plan, plain, given[variable.label], report)
+            if variable.label in given
+            else _source(variable, plan, plain, replaced.get(variable.label), algorithms, report)
+        )
     records = tuple(
         replace(
-            _record(variable, plan, final[variable.label], variable.label in replaced),
+            _record(variable, plan, final[variable.label], variable.label in replaced, variable.label in given),
             output_error=(output_errors or {}).get(variable.label),
         )
         for variable in plan.graph.variables
     )
     warnings = tuple(f"recipe {plan.recipe.name}: the rule {pattern!r} matches no tensor." for pattern in plan.idle)
     return Compression(plan.recipe, plan.graph, final, records, warnings, report)
+
+
+def product_shapes(graph: NnefGraph, skeleton: Skeleton) -> dict[str, tuple[int, ...]]:
+    """Return, for the parameters that are weights of products, their shape [..., K] as blocks want it."""
+    shapes = {variable.label: variable.shape for variable in graph.variables}
+    return {
+        part.name.name: tuple(shapes[part.label][axis] for axis in part.use.axes)
+        if part.use.axes is not None
+        else shapes[part.label]
+        for part in _parts(graph, skeleton)
+        if part.use.multiplied
+    }
 
 
 # --- what the recipe says of each tensor ----------------------------------------------------------
@@ -313,14 +341,29 @@ def _check_plain_schemes(choices: Mapping[str, Choice], skeleton: Skeleton) -> N
         )
 
 
+@dataclass(frozen=True)
+class _Sensitivity:
+    """How much a model suffers from quantising one of its tensors, as far as that can be said beforehand."""
+
+    choices: Mapping[str, Choice]
+    algorithms: Mapping[str, Quantizer]
+    statistics: Mapping[str, InputStatistics]
+    layers: int
+
+    def of(self, names: Sequence[TensorName], source: TensorSource, block_format: str) -> float:
+        quantizer = self.algorithms.get(self.choices[names[0].name].algorithm, BUILT_IN[DEFAULT_ALGORITHM])
+        known = next((self.statistics[each.name] for each in names if each.name in self.statistics), None)
+        harm = weight_sensitivity(source, quantizer, block_format, known)
+        return harm * sum(kind_factor(each.name, each.role, self.layers) for each in names)
+
+
 def _over_budget(
     budget: int,
     graph: NnefGraph,
     sources: Mapping[str, TensorSource],
     parts: Sequence[_Part],
     formats: Mapping[str, str],
-    choices: Mapping[str, Choice],
-    algorithms: Mapping[str, Quantizer],
+    sensitivity: _Sensitivity,
 ) -> set[str]:
     """Return the names that stay plain within the budget; a tied table is one tensor with its head."""
     variables = {variable.label: variable for variable in graph.variables}
@@ -331,9 +374,8 @@ def _over_budget(
     candidates, stays = [], 0
     for label, members in by_label.items():
         name, variable = members[0].name.name, variables[label]
-        quantizer = algorithms.get(choices[name].algorithm, BUILT_IN[DEFAULT_ALGORITHM])
         source = _oriented(_uncast(sources[label]), members[0].use.axes)
-        harm = weight_sensitivity(source, quantizer, formats[name])
+        harm = sensitivity.of([member.name for member in members], source, formats[name])
         # A table that stays plain for its other use is there anyway: a quantised copy of it only adds to the size.
         alone = all(part.name.name in formats for part in parts if part.label == label)
         plain = math.prod(variable.shape) * _PLAIN_BYTES[variable.dtype] if alone else 0
@@ -401,8 +443,23 @@ def _source(
         return _fitting(override, variable)
     if label not in plan.formats:
         return plain
-    source = RenamedTensor(_oriented(_uncast(plain), plan.axes[label]), label)
+    stored = _oriented(_uncast(plain), plan.axes[label])
+    if isinstance(stored, ExactTensor) and plan.formats[label] == "q4_0":
+        return stored.stored(label)  # these very blocks, whatever the algorithm
+    source = RenamedTensor(stored, label)
     return QuantizedTensor(source, _quantizer(label, plan, algorithms), report, plan.formats[label])
+
+
+def _weighed(
+    variable: NnefVariable,
+    plan: CompressionPlan,
+    plain: TensorSource,
+    statistics: InputStatistics,
+    report: QuantizationReport,
+) -> TensorSource:
+    """Return the search weighted by what a file says of the inputs, as the bytes of a variable."""
+    source = RenamedTensor(_oriented(_uncast(plain), plan.axes[variable.label]), variable.label)
+    return QuantizedTensor(source, ImatrixQuantizer(), report, plan.formats[variable.label], statistics)
 
 
 def _quantizer(label: str, plan: CompressionPlan, algorithms: Mapping[str, Quantizer]) -> Quantizer:
@@ -445,12 +502,16 @@ def _all_names(label: str, names: Mapping[str, Sequence[str]], tied: Mapping[str
     return tuple(name for name in tied.get(label, (label,)) if name not in elsewhere)
 
 
-def _record(variable: NnefVariable, plan: CompressionPlan, source: TensorSource, replaced: bool) -> TensorRecord:
+def _record(
+    variable: NnefVariable, plan: CompressionPlan, source: TensorSource, replaced: bool, weighed: bool
+) -> TensorRecord:
     label = variable.label
     quantized = label in plan.formats
     algorithm = plan.algorithms.get(label, "")
-    if algorithm in CALIBRATED_ALGORITHMS and not replaced:
+    if algorithm in CALIBRATED_ALGORITHMS and not replaced and not weighed:
         algorithm = DEFAULT_ALGORITHM
+    if isinstance(source, StoredQ4):
+        algorithm = KEPT_BLOCKS
     return TensorRecord(
         label=label,
         parameters=plan.parameters.get(label, (label,)),

@@ -25,12 +25,14 @@ from rich.table import Table
 
 from generic_export.errors import T2NError
 from t2n_llm.folder import json_text
+from t2n_llm.report_tables import quality_tables
 
 if TYPE_CHECKING:
     from generic_export.nnef.archive import WriteProgress
     from t2n_llm.adapter_export import AdapterExport
     from t2n_llm.export import ExportResult
     from t2n_llm.plan import ExportPlan
+    from t2n_llm.quantize_report import QuantizeReport
     from t2n_llm.validate import ValidationReport
     from t2n_llm.verify import IntegrityReport
 
@@ -255,6 +257,21 @@ class Sink:
                 f"against the uncompressed model, over {original.positions} positions: mean KL "
                 f"{original.mean_kl_divergence:.3g}, worst {original.max_kl_divergence:.3g}, "
                 f"same token {original.same_top1}/{original.positions}"
+            )
+
+    def quality(self, report: QuantizeReport, max_kl: float | None) -> None:
+        """Print what compression costs; a divergence above the limit is told in every mode."""
+        measured = report.quality
+        if max_kl is not None and not measured.mean_kl <= max_kl:
+            self._err.print(f"[bold red]mean KL {measured.mean_kl:.4g} is above {max_kl:.4g}[/bold red] (--max-kl)")
+        if self.mode is OutputMode.JSON:
+            self._json(report.asdict())
+        elif self.mode is OutputMode.HUMAN:
+            for table in quality_tables(report):
+                self._out.print(table)
+            self._out.print(
+                f"{report.engine}, {report.seconds:.1f} s, {escape(report.reading)}; text {escape(report.text)}, "
+                f"{measured.positions} tokens scored"
             )
 
     def planned(self, plan: ExportPlan) -> None:

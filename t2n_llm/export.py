@@ -51,6 +51,7 @@ from t2n_llm.graph import build_graph
 from t2n_llm.model import Skeleton
 from t2n_llm.options import ARCHIVES, ExportOptions, LogReporter, Reporter, parse_options
 from t2n_llm.plan import ExportPlan, make_plan
+from t2n_llm.prequantized import kept_as_stored, quantized_again, require_resident
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
 from t2n_llm.reference_model import Residency, plan_residency
 from t2n_llm.runner import open_runner
@@ -90,6 +91,8 @@ def export_llm(
     target_size: str | int | None = None,
     quantizers: str | None = None,
     calibration: str = DEFAULT_CALIBRATION,
+    imatrix: str | Path | None = None,
+    save_imatrix: str | Path | None = None,
     check: bool = True,
     archive: str = "tar",
     force: bool = False,
@@ -116,7 +119,7 @@ def export_llm(
     """Export a Hugging Face causal language model for tract, and prove it token by token.
 
     Args:
-        source: hub id (`meta-llama/Llama-3.1-8B`) or local folder with config and safetensors.
+        source: hub id (`meta-llama/Llama-3.1-8B`), local folder with config and safetensors, or a `.gguf` file.
         output_dir: folder to make; None takes the model's name, in the current folder.
         dtype: `f16` or `f32`: weights, activations and caches.
         compress: a recipe by name, `NAME` or `NAME:ALGORITHM`, such as `q4_0` or `q4_0+embeddings:gptq`; see
@@ -125,6 +128,8 @@ def export_llm(
         target_size: bytes that the weights may take (`900MB`), for recipes that fill a size.
         quantizers: `module:attribute` of a dict of further algorithms.
         calibration: text for the calibrated algorithms; see `CompressionOptions`.
+        imatrix: file of input statistics, instead of calibrating, for the algorithm `imatrix`.
+        save_imatrix: `*.imatrix.safetensors` to keep the statistics of this calibration in.
         check: validate in the pip-installed engine, and write test bundles.
         archive: `tar`, `tgz` or `dir`.
         force: replace an earlier export of that name.
@@ -158,6 +163,8 @@ def export_llm(
         target_size=target_size,
         quantizers=quantizers,
         calibration=calibration,
+        imatrix=imatrix,
+        save_imatrix=save_imatrix,
         archive=archive,
         check=check,
         force=force,
@@ -277,6 +284,7 @@ class _Export:
         self.residency = Residency()
         self.unused: tuple[str, ...] = ()
         self.compression: Compression | None = None
+        self.notes: tuple[str, ...] = ()
 
     @contextmanager
     def prepared(self, *, dry: bool = False) -> Iterator[_Prepared]:
@@ -302,15 +310,25 @@ class _Export:
         with compressed(
             self.options.compression, self.source, skeleton, graph, sources, self.reporter, dry=dry
         ) as compression:
+            if self.options.compression.recipe() is None:
+                compression = kept_as_stored(skeleton, graph, sources)
             self.compression = compression
+            self.notes = self._notes_on(checkpoint, compression)
             if compression is not None:
                 graph, stored = compression.graph, compression.sources
             else:
                 stored = sources
             yield _Prepared(checkpoint, skeleton, graph, stored, plan_document(graph, stored))
 
+    def _notes_on(self, checkpoint: Checkpoint, compression: Compression | None) -> tuple[str, ...]:
+        """Return what a user should know of a checkpoint that is quantised already."""
+        again = quantized_again(compression) if compression is not None else None
+        return (*checkpoint.notes, *([again] if again is not None else []))
+
     def _check_combination(self) -> None:
         """Refuse what compression cannot be combined with."""
+        if self.options.check:
+            require_resident(self.source, self.residency.offloaded)
         if self.options.compression.recipe() is None:
             return
         if self.options.check and self.residency.offloaded:
@@ -352,6 +370,8 @@ class _Export:
     def _make(self, ready: _Prepared) -> ExportResult:
         """Write, check and put in place."""
         self._warn_of_unused()
+        for note in self.notes:
+            self.reporter.warn(note)
         skeleton, graph = ready.skeleton, ready.graph
         with staging_folder(self.target, resume=self.options.resume) as staging:
             self._check_disk(ready, staging)
@@ -472,7 +492,7 @@ class _Export:
         self.reporter.stage(f"Running PyTorch in f32 for reference{about}")
         run = run_reference_apart if self.options.low_memory else run_reference
         reference = run(
-            self.source.folder,
+            self.source.weights,
             plan,
             trust_remote_code=self.source.trust_remote_code,
             residency=self.residency,
@@ -545,6 +565,7 @@ class _Export:
             "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
             "companions": list(copied),
             "unused_tensors": list(self.unused),
+            "notes": list(self.notes),
             "compression": self.compression.summary() if self.compression is not None else None,
             "validation": validation.asdict() if validation is not None else None,
             "tensors": {label: asdict(digest) for label, digest in archive.tensors.items()},

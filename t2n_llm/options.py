@@ -136,6 +136,8 @@ def parse_options(
     target_size: str | int | None = None,
     quantizers: str | None = None,
     calibration: str = DEFAULT_CALIBRATION,
+    imatrix: str | Path | None = None,
+    save_imatrix: str | Path | None = None,
     keep_f32: Sequence[str] = (),
     tract_binary: str | Path | None = None,
     device_map: str = "auto",
@@ -147,7 +149,15 @@ def parse_options(
     Raises:
         OptionError: one of them has no meaning, or contradicts another.
     """
-    compression = CompressionOptions(compress, Path(recipe) if recipe else None, target_size, quantizers, calibration)
+    compression = CompressionOptions(
+        compress,
+        Path(recipe) if recipe else None,
+        target_size,
+        quantizers,
+        calibration,
+        Path(imatrix) if imatrix else None,
+        Path(save_imatrix) if save_imatrix else None,
+    )
     return ExportOptions(
         dtype=compression.dtype() or dtype,
         compression=compression,

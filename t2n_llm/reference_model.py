@@ -294,14 +294,20 @@ def reference_model(
     """Yield the model of a checkpoint in f32, its weights where the residency has them.
 
     Args:
-        folder: config and safetensors.
-        residency: None keeps everything in memory.
+        folder: config and safetensors, quantised or not, or a GGUF file.
+        residency: None keeps everything in memory; a quantised model stays there in any case.
         adapter: merged into the weights.
         trust_remote_code: allow code that comes with the model.
 
     Raises:
         CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.
     """
+    from t2n_llm.prequantized import load_dequantized
+
+    dequantized = load_dequantized(folder, trust_remote_code=trust_remote_code)
+    if dequantized is not None:
+        yield _with_adapter(dequantized, adapter)
+        return
     devices = dict(residency.devices) if residency is not None else {}
     places = set(devices.values())
     if places <= {_CPU}:
@@ -319,6 +325,22 @@ def reference_model(
         if adapter is not None:
             adapter.merge_into_offloaded(model)
         yield model
+
+
+def load_f32(weights: Path, trust_remote_code: bool = False) -> Any:
+    """Return the whole model of a checkpoint in f32, in memory, whether it is quantised or not.
+
+    Args:
+        weights: a folder, or a GGUF file.
+        trust_remote_code: allow code that comes with the model.
+
+    Raises:
+        CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.
+    """
+    from t2n_llm.prequantized import load_dequantized
+
+    dequantized = load_dequantized(weights, trust_remote_code=trust_remote_code)
+    return _from_pretrained(weights, trust_remote_code) if dequantized is None else dequantized
 
 
 def _from_pretrained(folder: Path, trust_remote_code: bool, **placement: Any) -> Any:

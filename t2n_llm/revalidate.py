@@ -14,6 +14,7 @@ from t2n_llm.archive_weights import ArchiveWeights
 from t2n_llm.export import archive_in
 from t2n_llm.folder import read_manifest
 from t2n_llm.options import LogReporter, Reporter
+from t2n_llm.prequantized import require_resident
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
 from t2n_llm.reference_model import Placement, meta_model, plan_residency
 from t2n_llm.runner import open_runner
@@ -62,8 +63,8 @@ def validate_folder(
     placement = Placement.parse(device_map, max_memory)
     manifest = read_manifest(folder)
     archive = archive_in(folder, manifest)
-    source = _open_reference(manifest["source"], reference, revision, token, trust_remote_code)
-    _check_same_model(folder, manifest, source)
+    source = open_original(manifest["source"], reference, revision, token, trust_remote_code)
+    check_same_model(folder, manifest, source)
     opened = _open_adapter(manifest.get("adapter"), adapter, token)
     caches = [CacheTensor(**cache) for cache in manifest["graph"]["caches"]]
     dtype = manifest["graph"]["dtype"]
@@ -72,6 +73,7 @@ def validate_folder(
         with_text = manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer()
         tokenizer = source.tokenizer() if with_text else None
         residency = plan_residency(meta_model(source.config, trust_remote_code=trust_remote_code), placement)
+        require_resident(source, residency.offloaded)
         plan = plan_check(source.config, tokenizer, decode_steps, teacher_forced=residency.offloaded)
         about = f": {residency.summary(source.folder, plan.passes)}" if residency.offloaded else ""
         reporter.stage(f"Running PyTorch in f32 for reference{about}")
@@ -79,7 +81,7 @@ def validate_folder(
         records = (manifest.get("compression") or {}).get("tensors", ())
         overrides = ArchiveWeights.of_records(archive, records) if records else None
         expected = run(
-            source.folder,
+            source.weights,
             plan,
             trust_remote_code=trust_remote_code,
             residency=residency,
@@ -112,7 +114,7 @@ def _open_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: 
     return adapter
 
 
-def _check_same_model(folder: Path, manifest: Mapping[str, Any], source: ModelSource) -> None:
+def check_same_model(folder: Path, manifest: Mapping[str, Any], source: ModelSource) -> None:
     """Refuse a reference that cannot be the model that was exported."""
     text = source.config.get_text_config(decoder=True)
     for what, exported, given in (
@@ -126,19 +128,29 @@ def _check_same_model(folder: Path, manifest: Mapping[str, Any], source: ModelSo
             )
 
 
-def _open_reference(
-    recorded: dict[str, str | None],
+def open_original(
+    recorded: Mapping[str, str | None],
     reference: str | None,
     revision: str | None,
     token: str | None,
     trust_remote_code: bool,
 ) -> ModelSource:
+    """Open the model that an export was made from.
+
+    Args:
+        recorded: `source` of the export's manifest.
+        reference: hub id or folder; None takes the recorded hub id.
+        revision, token, trust_remote_code: see `open_source`.
+
+    Raises:
+        SourceError: it was a local folder, whose place is not recorded, or it cannot be found.
+    """
     name = reference or recorded["name"]
     if reference is None:
         if recorded["revision"] is None:
             raise SourceError(
                 f"this export was made from a local folder ({name}), whose place is not recorded.",
-                "Name it: t2n-llm validate FOLDER --reference PATH.",
+                "Name it with --reference PATH.",
             )
         revision = revision or recorded["revision"]
     return open_source(

@@ -1,16 +1,19 @@
-"""Where a model comes from: a hub id or a local folder, resolved to a config, a checkpoint and a tokenizer.
+"""Where a model comes from: a hub id, a local folder or a GGUF file, resolved to a config, a checkpoint and a tokenizer.
 
 The hub is reached only through huggingface-hub, so its cache, tokens, offline mode and `HF_*` variables all hold.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from generic_export.errors import DiskFullError, MissingTokenizerError, SourceError, UnknownArchitectureError
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
+from quant.prequantized import METHODS, decode_checkpoint
 from t2n_llm.folder import is_disk_full
 
 # What an export reads of a repository; no .gguf, .onnx or image is ever downloaded.
@@ -32,6 +35,9 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+GGUF_SUFFIX = ".gguf"
+
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 _TOKENIZER_MODELS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -45,6 +51,9 @@ class ModelSource:
         revision: commit hash of a hub snapshot, or None.
         config: transformers config.
         trust_remote_code: whether code beside the checkpoint may run.
+        quantization: `quantization_config` of a checkpoint that is quantised already, or None; `config` is without.
+        gguf: the GGUF file that the model comes from, or None; `folder` then holds what was read of its metadata.
+        keeps: what must live as long as this source (the folder of a GGUF file's metadata).
     """
 
     name: str
@@ -52,6 +61,9 @@ class ModelSource:
     revision: str | None
     config: Any
     trust_remote_code: bool = False
+    quantization: Mapping[str, Any] | None = None
+    gguf: Path | None = None
+    keeps: Any = None
 
     @property
     def is_local(self) -> bool:
@@ -61,7 +73,19 @@ class ModelSource:
     @property
     def short_name(self) -> str:
         """Last part of the name: the default name of an export folder."""
+        if self.gguf is not None:
+            return self.gguf.stem
         return self.folder.resolve().name if self.is_local else self.name.rsplit("/", 1)[-1]
+
+    @property
+    def weights(self) -> Path:
+        """Where the weights are: the folder, or a GGUF file."""
+        return self.gguf or self.folder
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the checkpoint must be dequantised for PyTorch."""
+        return self.gguf is not None or self.quantization is not None
 
     @property
     def public_name(self) -> str:
@@ -69,13 +93,21 @@ class ModelSource:
         return self.short_name if self.is_local else self.name
 
     def checkpoint(self) -> Checkpoint:
-        """Open the weight files, safetensors or PyTorch (headers only).
+        """Open the weight files, safetensors, PyTorch or GGUF (headers only); what is quantised is decoded while it streams.
 
         Raises:
             WeightError: there are none, or unpickling one would run code.
             CorruptCheckpointError: a file is missing, truncated, or disagrees with the index.
         """
-        return open_checkpoint(self.folder)
+        if self.gguf is not None:
+            from t2n_llm.gguf_source import gguf_checkpoint
+
+            return gguf_checkpoint(self.gguf, self.config)
+        checkpoint = open_checkpoint(self.folder)
+        if self.quantization is None:
+            return checkpoint
+        decoding = decode_checkpoint(self.quantization, checkpoint.tensors)
+        return replace(checkpoint, tensors=decoding.tensors, notes=decoding.notes)
 
     def tokenizer_files(self) -> list[Path]:
         """Return the tokenizer files that are there."""
@@ -125,10 +157,10 @@ def open_source(
     trust_remote_code: bool = False,
     require_tokenizer: bool = True,
 ) -> ModelSource:
-    """Resolve a hub id or a local folder.
+    """Resolve a hub id, a local folder or a GGUF file.
 
     Args:
-        name: `owner/name` on the hub, or a folder.
+        name: `owner/name` on the hub, a folder, or the path of a `.gguf` file.
         revision: branch, tag or commit of a hub repository.
         token: hub access token; None takes the one of `huggingface-cli login` or `HF_TOKEN`.
         trust_remote_code: allow Python code that comes with the model.
@@ -139,6 +171,8 @@ def open_source(
         UnknownArchitectureError: transformers does not know the model type.
         MissingTokenizerError: a tokenizer is required and there is none.
     """
+    if Path(name).suffix == GGUF_SUFFIX and Path(name).expanduser().is_file():
+        return _open_gguf(Path(name).expanduser(), name, revision, require_tokenizer)
     folder, commit = _local_folder(name), None
     if folder is None:
         folder, commit = _download(name, revision, token)
@@ -148,7 +182,21 @@ def open_source(
         raise SourceError(
             f"{name}: no config.json in {folder}.", "Give the folder that holds config.json and the weights."
         )
-    source = ModelSource(name, folder, commit, _load_config(name, folder, trust_remote_code), trust_remote_code)
+    quantization = _quantization(name, folder)
+    config = _load_config(name, folder, trust_remote_code)
+    source = ModelSource(name, folder, commit, config, trust_remote_code, quantization)
+    if require_tokenizer:
+        source.tokenizer()
+    return source
+
+
+def _open_gguf(path: Path, name: str, revision: str | None, require_tokenizer: bool) -> ModelSource:
+    from t2n_llm.gguf_source import read_gguf_metadata
+
+    if revision is not None:
+        raise SourceError(f"{name} is a local file: --revision has no meaning there.", "Leave --revision out.")
+    metadata = read_gguf_metadata(path, require_tokenizer=require_tokenizer)
+    source = ModelSource(name, Path(metadata.folder.name), None, metadata.config, gguf=path, keeps=metadata.folder)
     if require_tokenizer:
         source.tokenizer()
     return source
@@ -176,7 +224,7 @@ def _local_folder(name: str) -> Path | None:
     if is_folder:
         return folder
     if exists:
-        raise SourceError(f"{name}: a file, not a folder.", "Give the folder that holds config.json.")
+        raise SourceError(f"{name}: a file, not a folder.", "Give the folder that holds config.json, or a .gguf file.")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise SourceError(
             f"{name}: no such folder.", "Give a folder with a config.json, or a hub id such as owner/name."
@@ -264,13 +312,35 @@ def _load_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # the classes check their fields as they like
         raise _config_error(name, error) from error
-    if getattr(config, "quantization_config", None) is not None:
-        method = _quantization_method(config.quantization_config)
-        raise SourceError(
-            f"{name}: the checkpoint is quantised already ({method}), which cannot be exported yet.",
-            "Give the original bf16, f16 or f32 checkpoint.",
-        )
+    # The weights are dequantised here: transformers must not look for a library that does.
+    for part in (config, config.get_text_config(decoder=True)):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
     return config
+
+
+def _quantization(name: str, folder: Path) -> dict[str, Any] | None:
+    """Return how config.json says that the weights are quantised, or None.
+
+    Raises:
+        SourceError: in a way that is not known here.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None  # transformers says what is wrong with it
+    if not isinstance(config, dict):
+        return None
+    parts = (config, *(config.get(key) for key in ("text_config", "llm_config")))
+    found = (part.get(key) for part in parts if isinstance(part, dict) for key in _QUANTIZATION_KEYS)
+    quantization = next((value for value in found if isinstance(value, dict)), None)
+    method = _quantization_method(quantization) if quantization is not None else None
+    if method is not None and method not in METHODS:
+        raise SourceError(
+            f"{name}: the checkpoint is quantised already ({method}), in a way that cannot be read.",
+            f"Known: {', '.join(METHODS)} and GGUF files; else give the original bf16, f16 or f32 checkpoint.",
+        )
+    return None if quantization is None else quantization | {"quant_method": method}
 
 
 def _config_error(name: str, error: Exception) -> SourceError:
@@ -289,13 +359,10 @@ def _config_error(name: str, error: Exception) -> SourceError:
     )
 
 
-def _quantization_method(quantization: Any) -> str:
-    method = (
-        quantization.get("quant_method")
-        if isinstance(quantization, dict)
-        else getattr(quantization, "quant_method", None)
-    )
-    return str(method or "unknown method")
+def _quantization_method(quantization: Mapping[str, Any]) -> str:
+    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):  # before quant_method was written
+        return str(quantization.get("quant_method") or "bitsandbytes")
+    return str(quantization.get("quant_method") or "unknown method")
 
 
 def _one_line(error: BaseException) -> str:

@@ -38,11 +38,13 @@ class Checkpoint:
         tensors: name -> where the tensor lies.
         files: the files that hold them, in the order they were opened.
         total_bytes: bytes of all tensors as stored (headers not counted).
+        notes: what a user should know of how the tensors are read, one sentence each.
     """
 
     tensors: Mapping[str, TensorSource]
     files: tuple[Path, ...]
     total_bytes: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

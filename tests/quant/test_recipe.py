@@ -156,11 +156,11 @@ def candidates() -> list[Candidate]:
     [
         (335, {"tied"}),
         (410, {"tied", "small"}),
-        (1085, {"tied", "small", "dull"}),
+        (1085, {"tied", "big"}),
         (1250, {"tied", "small", "dull", "big"}),
     ],
 )
-def test_most_harm_per_byte_is_avoided_first(budget: int, kept: set[str]) -> None:
+def test_as_much_harm_is_avoided_as_fits(budget: int, kept: set[str]) -> None:
     assert kept_plain(candidates(), 10, budget) == kept
 
 

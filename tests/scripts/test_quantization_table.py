@@ -68,17 +68,32 @@ def test_windows_are_spread_over_the_text(script):
         script.windows_of(list(range(100)), 8)
 
 
-def test_a_small_table(script, tmp_path, capsys):
-    rows = tmp_path / "rows.json"
-    argv = ["--model", str(REAL_MODEL), "--algorithms", "min_max,search", "--windows", "1", "--embeddings"]
-    assert script.main([*argv, "--work", str(tmp_path), "--json", str(rows)]) == 0
-    table = {row["name"]: row for row in json.loads(rows.read_text())}
-    assert list(table) == ["f32", "f16", "min_max", "search", "min_max+embeddings", "search+embeddings"]
+def test_a_small_table_and_its_continuation(script, tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    argv = ["--model", str(REAL_MODEL), "--windows", "1", "--embeddings", "--work", str(tmp_path), "--json", str(file)]
+    assert script.main([*argv, "--algorithms", "min_max"]) == 0
+    first = file.read_text()
+    file.write_text(first + '{"name": "sea')  # what a killed run leaves
+    file.write_text(file.read_text() + "\n")
+    assert script.main([*argv, "--algorithms", "min_max,search"]) == 0
+    lines = file.read_text().splitlines()
+    assert file.read_text().startswith(first) and len(lines) == len(first.splitlines()) + 3
+    table = {row["name"]: row for row in map(json.loads, [*first.splitlines(), *lines[-2:]])}
+    assert list(table) == ["f32", "f16", "min_max", "min_max+embeddings", "search", "search+embeddings"]
     assert table["f32"]["kl"] == 0.0 and table["f32"]["top1"] == 1.0
     assert abs(table["f16"]["kl"]) < 1e-4
     assert table["min_max"]["kl_ratio"] == 1.0
+    assert table["search"]["kl_ratio"] == pytest.approx(table["search"]["kl"] / table["min_max"]["kl"])
     assert table["min_max+embeddings"]["kl"] > table["min_max"]["kl"] > 1e-4
     assert "| search " in capsys.readouterr().out
+
+
+def test_rows_of_another_setting_are_measured_again(script, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    row = script.Row("f16", 0.5, None, 0.5, 2.0, 1.0)
+    script.append_row(file, row, "here")
+    assert script.read_rows(file, "here") == {"f16": row}
+    assert script.read_rows(file, "elsewhere") == {}
 
 
 @pytest.mark.parametrize(

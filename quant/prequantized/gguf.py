@@ -1,0 +1,141 @@
+"""GGUF files: each tensor as a source that reads the memory-mapped file, Q4_0 as the very blocks.
+
+In: a path. Out: `GgufFile`, its tensors in GGUF's own names and orientation (the axes in PyTorch's order). Everything but Q4_0,
+F16, BF16 and F32 is dequantised by the `gguf` package, a piece of rows at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from generic_export.errors import CorruptCheckpointError, WeightError
+from quant.blocks import GROUP, Q4Blocks
+from quant.packing import unpack_q4_0
+from quant.prequantized.tensors import DecodedTensor, ExactTensor, ranges
+
+_PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+_EXACT = "Q4_0"
+
+
+@dataclass(frozen=True, eq=False)
+class GgufTensor:
+    """A tensor of a GGUF file.
+
+    Attributes:
+        name: in the file.
+        shape: in PyTorch's order of axes: the last one is contiguous.
+        kind: its type, such as `Q4_0`.
+        data: the mapped bytes, uint8 [rows, bytes of a row]; vectors are one row.
+        code: the type as the `gguf` package has it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    data: np.ndarray
+    code: Any
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its values are floats of 16 or 32 bits."""
+        return self.kind in _PLAIN
+
+    def source(self, name: str, order: np.ndarray | None = None) -> ExactTensor | DecodedTensor:
+        """Return the tensor as a source.
+
+        Args:
+            name: what to call it.
+            order: row i of the result is row `order[i]` here (int [rows]); None keeps the order.
+        """
+        if self.kind == _EXACT and self.shape[-1] % GROUP == 0:
+            return ExactTensor(name, self.shape, lambda: self._blocks(order))
+        dtype = _PLAIN.get(self.kind, torch.float32)
+        return DecodedTensor(name, self.shape, lambda: self._values(order), dtype, not self.is_plain)
+
+    def values(self) -> np.ndarray:
+        """Return the whole tensor as float32."""
+        pieces = [piece.to(torch.float32).numpy() for piece in self._values(None)]
+        return np.concatenate(pieces).reshape(self.shape)
+
+    def _rows(self, order: np.ndarray | None) -> Iterator[np.ndarray]:
+        """Yield copies of runs of rows: what streams them may keep them, and the file's memory is read-only."""
+        for rows in ranges(len(self.data), self.shape[-1] if self.shape else 1):
+            yield self.data[rows].copy() if order is None else self.data[order[rows]]
+
+    def _blocks(self, order: np.ndarray | None) -> Iterator[Q4Blocks]:
+        for rows in self._rows(order):
+            yield unpack_q4_0(torch.from_numpy(rows))
+
+    def _values(self, order: np.ndarray | None) -> Iterator[torch.Tensor]:
+        from gguf import dequantize
+
+        for rows in self._rows(order):
+            if self.is_plain:
+                yield torch.from_numpy(rows).view(_PLAIN[self.kind])
+            else:
+                yield torch.from_numpy(np.ascontiguousarray(dequantize(rows, self.code), dtype=np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class GgufFile:
+    """An opened GGUF file.
+
+    Attributes:
+        path: the file.
+        architecture: as llama.cpp names it, such as `llama`.
+        tensors: by GGUF name.
+    """
+
+    path: Path
+    architecture: str
+    tensors: Mapping[str, GgufTensor]
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Map a GGUF file; no tensor is read.
+
+    Raises:
+        WeightError: it cannot be read, the `gguf` package is not installed, or the file is one of several parts.
+        CorruptCheckpointError: it is no GGUF file, or ends early.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise WeightError(
+            f"{path}: GGUF files are read by the gguf package.", "Install it: pip install gguf."
+        ) from error
+    try:
+        reader = GGUFReader(path)
+    except FileNotFoundError as error:
+        raise WeightError(f"{path}: no such file.") from error
+    except OSError as error:
+        raise WeightError(f"{path}: cannot be read: {error.strerror}.") from error
+    except Exception as error:  # a damaged file makes the reader fail wherever it happens to be
+        raise CorruptCheckpointError(f"{path}: not a whole GGUF file ({error}).", "Download it again.") from error
+    parts = reader.get_field("split.count")
+    if parts is not None and int(parts.contents()) > 1:
+        raise WeightError(
+            f"{path}: one of {int(parts.contents())} parts of a model.",
+            "Join them first: llama-gguf-split --merge FIRST_PART WHOLE.gguf.",
+        )
+    architecture = reader.get_field("general.architecture")
+    if architecture is None:
+        raise CorruptCheckpointError(f"{path}: it names no architecture.", "Download it again.")
+    tensors = {str(tensor.name): _tensor(path, tensor) for tensor in reader.tensors}
+    return GgufFile(path, str(architecture.contents()), tensors)
+
+
+def _tensor(path: Path, tensor: Any) -> GgufTensor:
+    shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
+    rows = math.prod(shape[:-1])
+    data = tensor.data.reshape(-1).view(np.uint8)
+    if data.nbytes != int(tensor.n_bytes) or not rows or data.nbytes % rows:
+        raise CorruptCheckpointError(f"{path}: tensor {tensor.name} is not whole.", "Download the file again.")
+    return GgufTensor(str(tensor.name), shape, tensor.tensor_type.name, data.reshape(rows, -1), tensor.tensor_type)
