@@ -15,7 +15,7 @@ import yaml
 from generic_export.errors import ArchiveError, OptionError, ValidationError
 from generic_export.nnef.dat import HEADER_BYTES, read_block_dat
 from generic_export.nnef.graph import NnefGraph
-from generic_export.weights.safetensors_index import open_checkpoint
+from generic_export.weights.checkpoint import open_checkpoint
 from generic_export.weights.source import BlockTensorSource, InMemoryTensor, TensorSource
 from quant.algorithms import BUILT_IN
 from quant.half import CastReport
