@@ -262,7 +262,7 @@ def validate(
             reporter=sink,
         )
         if not (report.passed or as_json):
-            from t2n_llm.export import FailedValidationError
+            from t2n_llm.validate import FailedValidationError
 
             hint = "Is the reference the model that was exported? Then export it again."
             raise FailedValidationError(str(folder), hint, report)

@@ -12,8 +12,7 @@ import numpy as np
 
 from generic_export.errors import OptionError
 from generic_export.nnef.archive import GRAPH_FILE
-from t2n_llm.export import archive_in
-from t2n_llm.folder import read_manifest
+from t2n_llm.folder import archive_in, read_manifest
 from t2n_llm.runner import WheelRunner
 from t2n_llm.source import load_tokenizer
 
