@@ -9,9 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from generic_export.checking import assert_io, assert_io_and_debug_bundle
     from generic_export.errors import T2NError
     from generic_export.export import export_model_to_nnef
-    from generic_export.inference_target import InferenceTarget, KhronosNNEF, TractNNEF
+    from generic_export.inference_target import (
+        InferenceTarget,
+        KhronosNNEF,
+        SemanticVersion,
+        ToleranceLimits,
+        TractCheckTolerance,
+        TractFeature,
+        TractNNEF,
+    )
+    from generic_export.inference_target.tract.asking import assert_io_cmd_str
+    from generic_export.inference_target.tract.second_opinion import debug_dumper_pytorch_to_onnx_to_nnef
     from generic_export.weights.disk import (
         export_tensors_from_disk_to_nnef,
         export_tensors_to_nnef,
@@ -21,8 +32,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "InferenceTarget": "generic_export.inference_target",
     "KhronosNNEF": "generic_export.inference_target",
+    "SemanticVersion": "generic_export.inference_target",
     "T2NError": "generic_export.errors",
+    "ToleranceLimits": "generic_export.inference_target",
+    "TractCheckTolerance": "generic_export.inference_target",
+    "TractFeature": "generic_export.inference_target",
     "TractNNEF": "generic_export.inference_target",
+    "assert_io": "generic_export.checking",
+    "assert_io_and_debug_bundle": "generic_export.checking",
+    "assert_io_cmd_str": "generic_export.inference_target.tract.asking",
+    "debug_dumper_pytorch_to_onnx_to_nnef": "generic_export.inference_target.tract.second_opinion",
     "export_model_to_nnef": "generic_export.export",
     "export_tensors_from_disk_to_nnef": "generic_export.weights.disk",
     "export_tensors_to_nnef": "generic_export.weights.disk",
@@ -32,8 +51,16 @@ _HOMES = {
 __all__ = [
     "InferenceTarget",
     "KhronosNNEF",
+    "SemanticVersion",
     "T2NError",
+    "ToleranceLimits",
+    "TractCheckTolerance",
+    "TractFeature",
     "TractNNEF",
+    "assert_io",
+    "assert_io_and_debug_bundle",
+    "assert_io_cmd_str",
+    "debug_dumper_pytorch_to_onnx_to_nnef",
     "export_model_to_nnef",
     "export_tensors_from_disk_to_nnef",
     "export_tensors_to_nnef",

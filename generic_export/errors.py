@@ -27,6 +27,10 @@ class OptionError(T2NError):
     """An option or argument has a value that is not accepted, or contradicts another one."""
 
 
+class MissingExtraError(T2NError):
+    """An optional package that was asked for is not installed."""
+
+
 class InterruptError(T2NError):
     """The user stopped the work (Ctrl-C, or a polite signal)."""
 
@@ -116,6 +120,10 @@ class EngineError(T2NError):
 
 class EngineMissingError(EngineError):
     """The engine asked for is not installed on this machine."""
+
+
+class DeviceMissingError(EngineMissingError):
+    """The engine is there, but cannot compute on the device asked for: not built for it, or no such device."""
 
 
 class EngineLoadError(EngineError):

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import CaptureError, GraphError, OptionError
-from generic_export.inference_target.base import ExampleRun, InferenceTarget
+from generic_export.errors import (
+    CaptureError,
+    EngineError,
+    EngineMissingError,
+    GraphError,
+    MismatchError,
+    OptionError,
+    T2NError,
+)
+from generic_export.inference_target.base import InferenceTarget
+from generic_export.inference_target.example import ExampleRun, call_example
+from generic_export.inference_target.tract.bisect import Translation
+from generic_export.inference_target.tract.debug_bundle import BundleOptions, FailingCase, write_debug_bundle
+from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.document import write_document
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.layout import group_by_module
+from generic_export.nnef.registries import with_fragments
 from generic_export.ops.modules import translated_modules
 from generic_export.ops.registry import is_translated
 from generic_export.ops.translate import TranslationOptions, translate
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import identifier, name_results
-from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torch_graph.nested import named_outputs
 from generic_export.torch_graph.quantised_modules import spelled_out, without_zero_offsets
+from generic_export.torch_graph.replay import Stored
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
 from generic_export.weights.offload import OffloadedTensor, unread_parameters
 from generic_export.weights.source import BlockTensorSource, InMemoryTensor, SelfStored, TensorSource
@@ -53,6 +67,7 @@ def export_model_to_nnef(
     check_io_names_qte_match: bool = True,
     allow_same_io_names: bool = False,
     log_level: int | str | None = None,
+    debug_bundle_path: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Export a module to an NNEF archive and prove it in the target's engine.
 
@@ -74,6 +89,7 @@ def export_model_to_nnef(
             tensors without a name their own.
         allow_same_io_names: let an output bear the name of an input; it is written as `<name>_output` then.
         log_level: level of the `generic_export` logger during the call, such as "INFO"; None leaves it as it is.
+        debug_bundle_path: `.tgz` that is written when the check fails: the case in one file, see `assert_io_and_debug_bundle`.
 
     Returns:
         The path of the archive.
@@ -83,22 +99,28 @@ def export_model_to_nnef(
         CaptureError: PyTorch cannot capture the module, or a dynamic axis is frozen by it.
         TranslationError: an operator has no NNEF form.
         ArchiveError: the archive cannot be written.
+        EngineError: the engine refuses or cannot run the archive.
         MismatchError: the engine's outputs differ from PyTorch's.
     """
+    if debug_bundle_path is not None and not (isinstance(inference_target, TractNNEF) and inference_target.check_io):
+        raise OptionError("debug_bundle_path needs a check that can fail.", "Use TractNNEF with check_io=True.")
     arguments = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(kwargs or {})
-    with _logging_at(log_level), _evaluation_mode(model):
+    with _logging_at(log_level), evaluation_mode(model):
         if not check_io_names_qte_match:
-            call, result = _example(model, arguments, keywords)
+            call, result = call_example(model, arguments, keywords)
             input_names = _completed(input_names, call.names)
             output_names = _completed(output_names, named_outputs(result)[0])
-        with spelled_out(model):
-            with unread_parameters(model):
-                graph = capture(model, arguments, inference_target, input_names, output_names, kwargs=keywords)
-            graph = without_zero_offsets(
-                _with_distinct_names(graph, allow_same=allow_same_io_names), _stored_in(model, graph)
-            )
-            sources = module_sources(model, graph)
+        prepared = prepare(
+            model,
+            arguments,
+            inference_target,
+            input_names,
+            output_names,
+            kwargs=keywords,
+            allow_same_io_names=allow_same_io_names,
+        )
+        graph = prepared.graph
         logger.info("captured %s: %d operators", type(model).__name__, len(graph.ops))
         example = _example_run(model, arguments, keywords, graph) if inference_target.check_io else None
         document = translate_graph(
@@ -111,15 +133,94 @@ def export_model_to_nnef(
             ),
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
-        document, stored = _in_blocks(document, sources)
+        document, stored = _in_blocks(document, prepared.sources)
         archive = write_document(
             Path(file_path_export), document, stored, compression_level=compression_level, overwrite=overwrite
         ).path
         logger.info("wrote %s", archive)
         if example is not None:
-            inference_target.post_export(archive, example)
+            with _bundled_failure(debug_bundle_path, archive, example, prepared, document, inference_target):
+                inference_target.post_export(archive, example)
             logger.info("checked %s in the engine", archive)
     return archive
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A module captured with everything that a translation, or a search for a fault in one, needs.
+
+    Attributes:
+        model: the module.
+        args, kwargs: what it was captured with.
+        graph: what was captured.
+        sources: a source per stored tensor that the graph reads.
+        stored: those tensors as PyTorch computes with them, by name.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    graph: TorchModuleIRGraph
+    sources: Mapping[str, TensorSource]
+    stored: Stored
+
+
+def prepare(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    target: InferenceTarget,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    allow_same_io_names: bool = False,
+) -> Prepared:
+    """Capture a module as `export_model_to_nnef` does; see there for the arguments and what is raised."""
+    keywords = dict(kwargs or {})
+    with spelled_out(model):
+        with unread_parameters(model):
+            graph = capture(model, args, target, input_names, output_names, kwargs=keywords)
+        stored = _stored_in(model, graph)
+        graph = without_zero_offsets(_with_distinct_names(graph, allow_same=allow_same_io_names), stored)
+        return Prepared(model, args, keywords, graph, module_sources(model, graph), stored)
+
+
+@contextmanager
+def _bundled_failure(
+    path: str | os.PathLike[str] | None,
+    archive: Path,
+    example: ExampleRun,
+    prepared: Prepared,
+    document: NnefGraph,
+    target: InferenceTarget,
+) -> Iterator[None]:
+    """Write a debug bundle when the check in the block fails, and say where it is."""
+    try:
+        yield
+    except EngineMissingError:
+        raise
+    except (MismatchError, EngineError) as error:
+        if path is None or not isinstance(target, TractNNEF):
+            raise
+        bundle = write_failing_case(Path(path), archive, example, prepared, document, target, error)
+        hint = f"{error.hint or ''} The case is in {bundle}.".strip()
+        raise type(error)(error.message, hint) from error
+
+
+def write_failing_case(
+    path: Path,
+    archive: Path,
+    example: ExampleRun,
+    prepared: Prepared,
+    document: NnefGraph,
+    target: TractNNEF,
+    error: T2NError,
+    options: BundleOptions | None = None,
+) -> Path:
+    """Write the debug bundle of a check that failed; see `write_debug_bundle`."""
+    translation = Translation(prepared.graph, document, prepared.stored)
+    case = FailingCase(archive, error, example, translation, target, prepared.model, prepared.args, prepared.kwargs)
+    return write_debug_bundle(path, case, options)
 
 
 def capture(
@@ -143,6 +244,7 @@ def capture(
         fusions: recognisers beside the standard ones.
         strip_prefix: leading path removed from module paths and parameter names.
     """
+    target.pre_trace(model)
     tracer = TorchModuleTracer(
         module=model,
         args=args,
@@ -163,11 +265,13 @@ def translate_graph(graph: TorchModuleIRGraph, target: InferenceTarget, options:
     complete = TranslationOptions(
         graph_name=options.graph_name,
         numerics=target.numerics,
+        spelling=target.spelling,
         naming_scheme=options.naming_scheme,
         assertions=options.assertions,
         properties=(*options.properties, *target.properties.items()),
     )
-    return target.post_translate(group_by_module(translate(graph, complete)))
+    document = target.post_translate(group_by_module(translate(graph, complete)))
+    return with_fragments(document, target.specific_fragments(document))
 
 
 def producer_properties(source_model: str) -> dict[str, str | float]:
@@ -241,18 +345,10 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
 
 
-def _example(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[FlatCall, Any]:
-    """Run the module on copies of its arguments, which a forward may write to."""
-    call = FlatCall.of(model, args, kwargs)
-    copied_args, copied_kwargs = call.arguments([tensor.clone() for tensor in call.tensors])
-    with torch.no_grad():
-        return call, model(*copied_args, **copied_kwargs)
-
-
 def _example_run(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], graph: TorchModuleIRGraph
 ) -> ExampleRun:
-    call, result = _example(model, args, kwargs)
+    call, result = call_example(model, args, kwargs)
     _, outputs = named_outputs(result)
     if len(outputs) != len(graph.outputs):
         raise CaptureError(f"{type(model).__name__} returned {len(outputs)} tensors, its graph {len(graph.outputs)}.")
@@ -303,7 +399,7 @@ def _logging_at(level: int | str | None) -> Iterator[None]:
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put every submodule in eval mode for a block, and back in its own mode after it."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"model is a {type(model).__name__}, not an nn.Module.")

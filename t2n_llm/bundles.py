@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from generic_export.inference_target.tract.cli import write_bundle
 from kvcache.cache import CacheTensor
+from t2n_llm.model import Skeleton
 from t2n_llm.reference import ReferenceRun
 
 GENERATION_TURNS = 16  # enough to see a cache go wrong, small enough to ship
@@ -92,3 +94,12 @@ def make_bundles(reference: ReferenceRun, caches: Sequence[CacheTensor], num_log
             {"outputs": kept(reference.greedy_logits[: len(fed) + 1], 1)},
         ),
     ]
+
+
+def bundles_size(skeleton: Skeleton, length: int, num_logits_to_keep: int) -> int:
+    """Return about how many bytes `make_bundles` writes for a text of `length` tokens."""
+    caches = sum(prod(cache.shape(1, length)) for cache in skeleton.caches)
+    kept = length if num_logits_to_keep == 0 else min(num_logits_to_keep, length)
+    logits = kept * skeleton.config.get_text_config(decoder=True).vocab_size
+    # Caches: as output and as `_concat` in two bundles, as input in one. Logits: in all four.
+    return 4 * (5 * caches + 4 * logits)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionError, T2NError
+from t2n_llm.commands_bench import bench, profile
+from t2n_llm.commands_inspect import inspect
 from t2n_llm.console import OutputMode, Sink
 from t2n_llm.folder import disk_full, is_disk_full
 
@@ -272,7 +274,7 @@ def validate(
             reporter=sink,
         )
         if not (report.passed or as_json):
-            from t2n_llm.export import FailedValidationError
+            from t2n_llm.validate import FailedValidationError
 
             hint = "Is the reference the model that was exported? Then export it again."
             raise FailedValidationError(str(folder), hint, report)
@@ -378,6 +380,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
     ] = True,
+    device: Annotated[str, typer.Option(help="cpu, cuda or metal, where tract has it.")] = "cpu",
     as_json: _JsonOption = False,
 ) -> None:
     """Generate text in tract, streamed, with the cache kept by the engine."""
@@ -386,7 +389,7 @@ def generate(
         from t2n_llm.generate import ExportedModel, Sampling
 
         sampling = Sampling(temperature, top_p, seed)
-        model = ExportedModel.open(archive)
+        model = ExportedModel.open(archive, device=device)
         pieces: list[str] = []
         for piece in model.generate(prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat):
             pieces.append(piece)
@@ -504,6 +507,10 @@ def _advice(error: BaseException) -> T2NError:
         f"unexpected {type(error).__name__}: {error}",
         f"This is a bug of t2n-llm: run again as {_COMMAND} --debug ... and report what it prints.",
     )
+
+
+for _command in (inspect, profile, bench):  # each in a file of its own
+    app.command()(_command)
 
 
 if __name__ == "__main__":

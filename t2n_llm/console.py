@@ -326,6 +326,17 @@ class Sink:
         else:
             self._out.file.write("\n")
 
+    def show(self, *parts: Any) -> None:
+        """Print tables and lines for people; their text is markup."""
+        if self.mode is OutputMode.HUMAN:
+            for part in parts:
+                self._out.print(part)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Print a result as JSON, when that is asked for."""
+        if self.mode is OutputMode.JSON:
+            self._json(record)
+
     def _json(self, record: Mapping[str, Any]) -> None:
         self._out.file.write(json_text(record) + "\n")
 

@@ -11,14 +11,13 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
-from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from generic_export.errors import ArchiveError, NotEnoughMemoryError, OptionError, ValidationError
+from generic_export.errors import NotEnoughMemoryError, OptionError
 from generic_export.export import producer_version
 from generic_export.nnef.archive import Resume, check_free_space
 from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document, write_document
@@ -30,17 +29,15 @@ from quant.half import CastReport, OverflowCount
 from quant.recipe import RECIPE_FILE, recipe_text
 from quant.stream import QuantizationError
 from t2n_llm.adapter import Adapter, open_adapter
-from t2n_llm.bundles import make_bundles
+from t2n_llm.bundles import bundles_size, make_bundles
 from t2n_llm.checkpoint import graph_sources
 from t2n_llm.compression import Compression
 from t2n_llm.compression_options import DEFAULT_CALIBRATION, compressed
 from t2n_llm.folder import (
-    MANIFEST_FORMAT,
     MANIFEST_NAME,
     TESTS_FOLDER,
     check_free,
     clear_staging,
-    file_digests,
     json_text,
     keep_beside,
     put_in_place,
@@ -48,6 +45,7 @@ from t2n_llm.folder import (
     write_manifest,
 )
 from t2n_llm.graph import build_graph
+from t2n_llm.manifest import ExportRecord
 from t2n_llm.model import Skeleton
 from t2n_llm.options import ARCHIVES, ExportOptions, LogReporter, Reporter, parse_options
 from t2n_llm.plan import ExportPlan, make_plan
@@ -56,7 +54,7 @@ from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, r
 from t2n_llm.reference_model import Residency, plan_residency
 from t2n_llm.runner import open_runner
 from t2n_llm.source import ModelSource, open_source
-from t2n_llm.validate import ValidationReport, validate_archive
+from t2n_llm.validate import FailedValidationError, ValidationReport, validate_archive
 
 logger = logging.getLogger(__name__)
 
@@ -350,7 +348,7 @@ class _Export:
     def _plan(self, ready: _Prepared) -> ExportPlan:
         name, level = ARCHIVES[self.options.archive]
         names = [file.name for file in self._companions()]
-        parameters = sum(_volume(variable.shape) for variable in ready.graph.variables)
+        parameters = sum(prod(variable.shape) for variable in ready.graph.variables)
         reference, engine = 4 * parameters - self.residency.disk_bytes, ready.plan.total_bytes
         checking = max(reference, engine) if self.options.low_memory else reference + engine
         return make_plan(
@@ -372,7 +370,7 @@ class _Export:
         self._warn_of_unused()
         for note in self.notes:
             self.reporter.warn(note)
-        skeleton, graph = ready.skeleton, ready.graph
+        skeleton = ready.skeleton
         with staging_folder(self.target, resume=self.options.resume) as staging:
             self._check_disk(ready, staging)
             archive = self._write_archive(staging, ready)
@@ -384,7 +382,20 @@ class _Export:
             self.reporter.stage("Recording checksums")
             for journal in journal_paths(archive.path):
                 journal.unlink()
-            manifest = self._manifest(staging, archive, skeleton, graph, copied, validation)
+            manifest = ExportRecord(
+                self.source,
+                self.adapter,
+                self.options,
+                skeleton,
+                ready.graph,
+                archive,
+                self.compression,
+                self.casts.overflows,
+                copied,
+                self.unused,
+                self.notes,
+                validation,
+            ).manifest(staging)
             write_manifest(staging, manifest)
             if validation is not None and not validation.passed:
                 self._keep_failed(staging, validation)
@@ -399,7 +410,7 @@ class _Export:
         if self.options.check:
             # At its longest: whether weights stay on disk is not known yet.
             plan = plan_check(skeleton.config, None, self.options.decode_steps, teacher_forced=True)
-            beside += _bundles_size(skeleton, len(plan.text_ids), self.options.num_logits_to_keep)
+            beside += bundles_size(skeleton, len(plan.text_ids), self.options.num_logits_to_keep)
         check_free_space(self.target, max(weights, 0) + beside + _MANIFEST_ALLOWANCE)
 
     def _write_archive(self, staging: Path, ready: _Prepared) -> WrittenArchive:
@@ -522,95 +533,3 @@ class _Export:
             f"The archive and its report are kept in {failed}; for f16 try --f32-attention, --f32-norm or --dtype f32.",
             validation,
         )
-
-    def _manifest(
-        self,
-        staging: Path,
-        archive: WrittenArchive,
-        skeleton: Skeleton,
-        graph: NnefGraph,
-        copied: Sequence[str],
-        validation: ValidationReport | None,
-    ) -> dict[str, Any]:
-        text_config = skeleton.config.get_text_config(decoder=True)
-        return {
-            "format": MANIFEST_FORMAT,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "source": {
-                "name": self.source.public_name,
-                "revision": self.source.revision,
-                "architecture": type(skeleton.module.causal_lm).__name__,
-                "model_type": skeleton.config.model_type,
-            },
-            "adapter": self.adapter.recorded() if self.adapter is not None else None,
-            "versions": {
-                "t2n-llm": producer_version(),
-                **{name: version(name) for name in ("torch", "transformers", "safetensors", "tract")},
-            },
-            "options": self.options.recorded(),
-            "archive": archive.path.name,
-            "graph": {
-                "inputs": list(graph.inputs),
-                "outputs": list(graph.outputs),
-                "symbols": list(graph.symbols),
-                "caches": [asdict(cache) for cache in skeleton.caches],
-                "dtype": self.options.dtype,
-            },
-            "model": {
-                "vocab_size": text_config.vocab_size,
-                "max_position_embeddings": getattr(text_config, "max_position_embeddings", None),
-                "sliding_window": getattr(text_config, "sliding_window", None),
-                "parameters": sum(_volume(variable.shape) for variable in graph.variables),
-            },
-            "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
-            "companions": list(copied),
-            "unused_tensors": list(self.unused),
-            "notes": list(self.notes),
-            "compression": self.compression.summary() if self.compression is not None else None,
-            "validation": validation.asdict() if validation is not None else None,
-            "tensors": {label: asdict(digest) for label, digest in archive.tensors.items()},
-            "files": {archive.path.name: {"bytes": archive.nbytes}} | file_digests(staging, archive.path.name),
-        }
-
-
-class FailedValidationError(ValidationError):
-    """A `ValidationError` that carries its report."""
-
-    def __init__(self, subject: str, hint: str, report: ValidationReport) -> None:
-        bad = next(check for check in report.checks if not check.passed)
-        detail = f" ({bad.note})" if bad.note else ""
-        super().__init__(
-            f"{subject}: tract disagrees with PyTorch in the {bad.name} check: max abs error "
-            f"{bad.max_abs_error:.3g}, KL {bad.max_kl_divergence:.3g}, same token in {bad.same_top1} of {len(bad.steps)}"
-            f"{detail}.",
-            hint,
-        )
-        self.report = report
-
-
-def _bundles_size(skeleton: Skeleton, length: int, num_logits_to_keep: int) -> int:
-    """Return about how many bytes `make_bundles` writes for a text of `length` tokens."""
-    caches = sum(_volume(cache.shape(1, length)) for cache in skeleton.caches)
-    kept = length if num_logits_to_keep == 0 else min(num_logits_to_keep, length)
-    logits = kept * skeleton.config.get_text_config(decoder=True).vocab_size
-    # Caches: as output and as `_concat` in two bundles, as input in one. Logits: in all four.
-    return 4 * (5 * caches + 4 * logits)
-
-
-def _volume(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
-def archive_in(folder: Path, manifest: Mapping[str, Any]) -> Path:
-    """Return the archive that an export folder's manifest names.
-
-    Raises:
-        ArchiveError: it is not there.
-    """
-    archive = folder / str(manifest.get("archive"))
-    if not archive.exists():
-        raise ArchiveError(f"{folder}: the archive {archive.name} is missing.", "Export the model again.")
-    return archive

@@ -258,3 +258,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if missing:
         raise ArchiveError(f"{path}: says nothing about {', '.join(missing)}.", "Export the model again.")
     return manifest
+
+
+def archive_in(folder: Path, manifest: Mapping[str, Any]) -> Path:
+    """Return the archive that an export folder's manifest names.
+
+    Raises:
+        ArchiveError: it is not there.
+    """
+    archive = folder / str(manifest.get("archive"))
+    if not archive.exists():
+        raise ArchiveError(f"{folder}: the archive {archive.name} is missing.", "Export the model again.")
+    return archive

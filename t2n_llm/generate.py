@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from generic_export.errors import OptionError
+from generic_export.inference_target.tract.measure import check_device
+from generic_export.inference_target.tract.wheel import TractWheel
 from generic_export.nnef.archive import GRAPH_FILE
-from t2n_llm.export import archive_in
-from t2n_llm.folder import read_manifest
+from t2n_llm.folder import archive_in, read_manifest
 from t2n_llm.runner import WheelRunner
 from t2n_llm.source import load_tokenizer
 
@@ -54,15 +55,22 @@ class ExportedModel:
     tokenizer: Any
     eos_token_ids: frozenset[int]
     max_positions: int | None
+    device: str = "cpu"
 
     @staticmethod
-    def open(path: Path) -> ExportedModel:
+    def open(path: Path, *, device: str = "cpu") -> ExportedModel:
         """Open an export folder, or the folder around an archive.
 
+        Args:
+            path: the folder, or the archive in it.
+            device: what tract computes on: "cpu", "cuda" or "metal".
+
         Raises:
+            OptionError: an unknown device.
             ArchiveError: it is no export folder, or its archive is missing.
             MissingTokenizerError: it carries no tokenizer.
         """
+        check_device(device)
         is_archive = path.is_file() or (path / GRAPH_FILE).is_file()
         folder = path.parent if is_archive else path
         manifest = read_manifest(folder)
@@ -72,6 +80,7 @@ class ExportedModel:
             tokenizer=load_tokenizer(folder),
             eos_token_ids=_eos_token_ids(folder),
             max_positions=manifest["model"]["max_position_embeddings"],
+            device=device,
         )
 
     def encode(self, prompt: str, *, chat: bool) -> list[int]:
@@ -102,7 +111,7 @@ class ExportedModel:
 
     def _tokens(self, ids: Sequence[int], count: int, sampling: Sampling) -> Iterator[int]:
         random = np.random.default_rng(sampling.seed)
-        with WheelRunner(self.archive) as runner:
+        with WheelRunner(self.archive, TractWheel(device=self.device)) as runner:
             session = runner.open_session()
             logits = np.zeros(0)
             for start in range(0, len(ids), _PREFILL_CHUNK):

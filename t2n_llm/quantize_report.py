@@ -23,8 +23,7 @@ from kvcache.cache import CacheTensor
 from t2n_llm.archive_weights import stored_values
 from t2n_llm.calibration_text import evaluation_text
 from t2n_llm.compression import FOLDING_ALGORITHMS
-from t2n_llm.export import archive_in
-from t2n_llm.folder import MANIFEST_NAME, read_manifest
+from t2n_llm.folder import MANIFEST_NAME, archive_in, read_manifest
 from t2n_llm.options import LogReporter, Reporter
 from t2n_llm.quality import (
     ArchiveReading,

@@ -11,8 +11,7 @@ from generic_export.errors import OptionError, SourceError
 from kvcache.cache import CacheTensor
 from t2n_llm.adapter import Adapter, open_adapter
 from t2n_llm.archive_weights import ArchiveWeights
-from t2n_llm.export import archive_in
-from t2n_llm.folder import read_manifest
+from t2n_llm.folder import archive_in, read_manifest
 from t2n_llm.options import LogReporter, Reporter
 from t2n_llm.prequantized import require_resident
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart

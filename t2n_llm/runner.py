@@ -19,7 +19,7 @@ from kvcache.cache import CacheTensor
 
 # `--llm` of the command line and of tract's own causal_llm example apply this transform (facts/tract.md §4.4, §4.5).
 STATEFUL_TRANSFORM = "transformers_detect_all"
-_BIND_BATCH = '{"name":"set_symbols","values":{"B":1}}'
+BIND_BATCH = '{"name":"set_symbols","values":{"B":1}}'
 _NUMPY_DTYPES = {"f16": np.float16, "f32": np.float32}
 
 Turn = Sequence[int]
@@ -111,7 +111,7 @@ class WheelRunner:
             if stateful and any("B" in fact.shape for fact in model.inputs):
                 # facts/tract.md §4.6: the batch must be bound before the caches become state.
                 model.close()
-                model = self._engine.load(self._archive, transforms=[_BIND_BATCH, *transforms])
+                model = self._engine.load(self._archive, transforms=[BIND_BATCH, *transforms])
             self._models[stateful] = model
         return self._models[stateful]
 

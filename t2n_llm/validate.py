@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from generic_export.errors import OptionError
+from generic_export.errors import OptionError, ValidationError
 from t2n_llm.reference import ReferenceRun
 from t2n_llm.runner import Runner
 
@@ -303,3 +303,18 @@ _CHECKS: dict[str, _Check] = {
     "decode": _decode,
     "greedy": _greedy,
 }
+
+
+class FailedValidationError(ValidationError):
+    """A `ValidationError` that carries its report."""
+
+    def __init__(self, subject: str, hint: str, report: ValidationReport) -> None:
+        bad = next(check for check in report.checks if not check.passed)
+        detail = f" ({bad.note})" if bad.note else ""
+        super().__init__(
+            f"{subject}: tract disagrees with PyTorch in the {bad.name} check: max abs error "
+            f"{bad.max_abs_error:.3g}, KL {bad.max_kl_divergence:.3g}, same token in {bad.same_top1} of {len(bad.steps)}"
+            f"{detail}.",
+            hint,
+        )
+        self.report = report

@@ -2,6 +2,15 @@
 
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.khronos import KhronosNNEF
-from generic_export.inference_target.tract import TractNNEF
+from generic_export.inference_target.tract import ToleranceLimits, TractCheckTolerance, TractFeature, TractNNEF
+from generic_export.inference_target.version import SemanticVersion
 
-__all__ = ["InferenceTarget", "KhronosNNEF", "TractNNEF"]
+__all__ = [
+    "InferenceTarget",
+    "KhronosNNEF",
+    "SemanticVersion",
+    "ToleranceLimits",
+    "TractCheckTolerance",
+    "TractFeature",
+    "TractNNEF",
+]

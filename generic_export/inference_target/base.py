@@ -6,41 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-import torch
+from torch import nn
 
-from generic_export.nnef.graph import NnefGraph
-from generic_export.ops.builder import Numerics
+from generic_export.inference_target.example import ExampleRun
+from generic_export.nnef.graph import NnefFragment, NnefGraph
+from generic_export.ops.choices import Numerics, Spelling
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.tracer import DynamicAxes
-
-
-@dataclass(frozen=True)
-class ExampleRun:
-    """One run of the PyTorch module, to compare an engine with.
-
-    Attributes:
-        inputs: input arrays, in the order of the graph's inputs.
-        outputs: what PyTorch answered, in the order of the graph's outputs.
-        output_names: names of the outputs, for messages.
-    """
-
-    inputs: Sequence[np.ndarray]
-    outputs: Sequence[np.ndarray]
-    output_names: Sequence[str]
-
-    @staticmethod
-    def from_tensors(
-        inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], output_names: Sequence[str]
-    ) -> ExampleRun:
-        """Copy tensors of any device into arrays (bf16 widened to f32)."""
-        return ExampleRun([_array(t) for t in inputs], [_array(t) for t in outputs], tuple(output_names))
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    plain = tensor.detach().cpu()
-    plain = plain.dequantize() if plain.is_quantized else plain
-    return (plain.float() if plain.dtype is torch.bfloat16 else plain).contiguous().numpy()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +33,21 @@ class InferenceTarget:
         return Numerics()
 
     @property
+    def spelling(self) -> Spelling:
+        """Which of two ways to say the same thing is written."""
+        return Spelling()
+
+    @property
     def properties(self) -> Mapping[str, str | float]:
         """Key/value pairs that the document carries about its making."""
         return {}
+
+    def pre_trace(self, model: nn.Module) -> None:
+        """Refuse a module, or an engine that is not there, before any work is done.
+
+        Raises:
+            T2NError: the target cannot serve this export.
+        """
 
     def post_trace(self, graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
         """Rewrite the captured graph before it is translated."""
@@ -73,6 +57,13 @@ class InferenceTarget:
         """Rewrite or refuse the NNEF document before it is written."""
         return graph
 
+    def specific_fragments(self, graph: NnefGraph) -> Sequence[NnefFragment]:
+        """Return fragments that the document needs for this target, after `post_translate`.
+
+        A fragment with the name of an operator stands for that operator; one that the document has already is left out.
+        """
+        return ()
+
     def post_export(self, archive: Path, example: ExampleRun) -> None:
         """Prove the archive; called only when `check_io` is set.
 
@@ -80,3 +71,6 @@ class InferenceTarget:
             EngineError: the engine refused or failed.
             MismatchError: its outputs differ from PyTorch's.
         """
+
+
+__all__ = ["ExampleRun", "InferenceTarget"]

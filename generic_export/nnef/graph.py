@@ -116,6 +116,7 @@ class NnefGraph:
         registries: names for `extension tract_registry`.
         fragments: only those used.
         properties: what `tract_core_properties` returns: producer, versions, source model.
+        origins: (identifier, name of the captured tensor that it is) for inputs and results; not written.
     """
 
     name: str
@@ -128,6 +129,7 @@ class NnefGraph:
     registries: tuple[str, ...] = ()
     fragments: tuple[NnefFragment, ...] = ()
     properties: tuple[tuple[str, str | float], ...] = field(default=())
+    origins: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
 
 def check_graph(graph: NnefGraph) -> None:

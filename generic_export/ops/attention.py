@@ -144,8 +144,14 @@ def engine_attention(
 ) -> Value:
     """Emit tract's operator; query [B,H,S,D], key and value [B,Hkv,T,*], mask float [B or 1, H or 1, S, T].
 
-    `is_causal` is aligned at the bottom right: the queries are the last S of T positions.
+    `is_causal` is aligned at the bottom right: the queries are the last S of T positions. Where the target wants no
+    operator, the same is spelled out.
     """
+    if not b.spelling.attention_operator:
+        if is_causal:
+            steps, total = query.shape[-2], key.shape[-2]
+            mask = additive_mask(b, causal_mask(b, steps, total), steps, total)
+        return spelled_out_attention(b, query, key, value, mask, scale)
     inputs = [query, key, value] if mask is None else [query, key, value, mask]
     attributes: dict[str, Argument] = {
         "scale": float(scale),

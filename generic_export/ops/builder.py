@@ -14,6 +14,7 @@ import torch
 
 from generic_export.errors import GraphError, TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, NnefFragment
+from generic_export.ops.choices import Numerics, Spelling
 from generic_export.ops.complex_layout import COMPONENT_DTYPES, as_complex, carried_fact, holds_complex, on_pairs
 from generic_export.ops.dtypes import F32_MAX, F32_SCALE, TRACT_DTYPES, WRAPPING_DTYPES, as_read, tract_dtype
 from generic_export.ops.fragments import load_fragment
@@ -68,21 +69,6 @@ class QuantisedTensor:
 
 
 @dataclass(frozen=True)
-class Numerics:
-    """Where an f16 graph computes in f32 although PyTorch's own graph would not have to.
-
-    Attributes:
-        f32_linear_accumulation: matrix products accumulate, and leave, in f32 before they are rounded.
-        f32_attention: query, key and value are widened, so that the whole attention is computed in f32.
-        f32_norm: a norm's input, scale and shift are widened, so that it is rounded once, at its end.
-    """
-
-    f32_linear_accumulation: bool = False
-    f32_attention: bool = False
-    f32_norm: bool = False
-
-
-@dataclass(frozen=True)
 class Emission:
     """One operation as emitted: still with value numbers, named when the graph is finished."""
 
@@ -102,12 +88,14 @@ class NnefBuilder:
 
     Attributes:
         numerics: f32 switches that translations honour.
+        spelling: which of two ways to say the same thing they write.
         shared_parameters: names of parameters that more than one operator reads.
         result_shapes: what PyTorch computed for the operator being translated, as it writes its sizes.
         quantised: by number, the integers that a dequantised value was made from (ops/quantised.py).
     """
 
     numerics: Numerics = field(default_factory=Numerics)
+    spelling: Spelling = field(default_factory=Spelling)
     shared_parameters: frozenset[str] = frozenset()
     emissions: list[Emission] = field(default_factory=list)
     block: Block = field(default_factory=Block)

@@ -80,7 +80,7 @@ class _Body:
     """The body of one loop, written once, as text."""
 
     def __init__(self, outer: NnefBuilder, loop: Loop, step: Step) -> None:
-        self._inner = NnefBuilder(numerics=outer.numerics, block=outer.block, hint="step")
+        self._inner = NnefBuilder(numerics=outer.numerics, spelling=outer.spelling, block=outer.block, hint="step")
         slices = [_with_axis(value.shape, loop.axis, 1) for value in loop.sequences]
         self.slice_names, slice_values = self._parameters("x", slices, loop.sequences)
         self.state_names, states = self._parameters("state", [value.shape for value in loop.states], loop.states)

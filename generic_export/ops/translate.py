@@ -7,13 +7,15 @@ reads, and gives each value the name a person expects.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from generic_export.errors import GraphError, T2NError, TranslationError
 from generic_export.nnef.graph import Block, NnefFragment, NnefGraph, NnefOperation, NnefVariable
-from generic_export.ops.builder import Emission, NnefBuilder, Numerics, Value, tract_dtype
+from generic_export.nnef.registries import registries_of
+from generic_export.ops.builder import Emission, NnefBuilder, Value, tract_dtype
+from generic_export.ops.choices import Numerics, Spelling
 from generic_export.ops.emissions import inner_name, operation_of, reachable, shape_text
 from generic_export.ops.registry import bind_arguments, translate_call
 from generic_export.torch_graph.dims import same_shape
@@ -27,9 +29,6 @@ from generic_export.torch_graph.ir import (
 )
 from generic_export.torch_graph.naming import IdentifierAllocator, identifier
 
-_TRANSFORMERS_PREFIX = "tract_transformers_"
-_EXTRA_PREFIX = "tract_extra_"
-
 
 @dataclass(frozen=True)
 class TranslationOptions:
@@ -38,6 +37,7 @@ class TranslationOptions:
     Attributes:
         graph_name: NNEF graph identifier.
         numerics: f32 switches.
+        spelling: which of two ways to say the same thing is written.
         naming_scheme: see `torch_graph.naming.NAMING_SCHEMES`.
         assertions: further `tract_assert` relations between sizes.
         properties: key/value pairs for `tract_core_properties`.
@@ -45,6 +45,7 @@ class TranslationOptions:
 
     graph_name: str = "network"
     numerics: Numerics = field(default_factory=Numerics)
+    spelling: Spelling = field(default_factory=Spelling)
     naming_scheme: str = "natural_verbose"
     assertions: Sequence[str] = ()
     properties: Sequence[tuple[str, str | float]] = ()
@@ -62,7 +63,9 @@ def translate(graph: TorchModuleIRGraph, options: TranslationOptions | None = No
         TranslationError: an operator was called in a way that has none.
     """
     options = options or TranslationOptions()
-    builder = NnefBuilder(numerics=options.numerics, shared_parameters=_shared_parameters(graph))
+    builder = NnefBuilder(
+        numerics=options.numerics, spelling=options.spelling, shared_parameters=_shared_parameters(graph)
+    )
     values = _Values(graph, builder)
     for op in graph.ops:
         _translate_op(op, builder, values)
@@ -89,6 +92,7 @@ class _Values:
     def __init__(self, graph: TorchModuleIRGraph, builder: NnefBuilder, inputs: Sequence[Value] | None = None) -> None:
         self._builder = builder
         self._values: dict[str, Value] = {}
+        self._bound: list[TensorVariable] = []
         self.names: dict[int, str] = {}
         if inputs is None:
             builder.block = Block("inputs")
@@ -98,6 +102,7 @@ class _Values:
 
     def bind(self, variable: TensorVariable, value: Value) -> None:
         self._values[variable.name] = value
+        self._bound.append(variable)
         # A stored tensor keeps its label as its name, whatever casts and views that change nothing return it.
         if not value.literal and self._builder.label_of(value) is None:
             self.names.setdefault(value.number, variable.name)
@@ -110,6 +115,11 @@ class _Values:
             known = self._builder.variable(variable.name, variable.shape, variable.dtype)
             self._values[variable.name] = known
         return known
+
+    def captured(self) -> Iterator[tuple[TensorVariable, int]]:
+        """Yield each captured tensor with the number of the value that stands for it, results of operators last."""
+        for variable in self._bound:
+            yield variable, self._values[variable.name].number
 
     def replace_tensors(self, argument: Any) -> Any:
         """Return an argument with every tensor replaced by its value."""
@@ -193,9 +203,10 @@ def _document(
         variables=tuple(_variable(emission) for emission in emissions if emission.operator == "variable"),
         symbols=tuple(symbols),
         assertions=tuple(_range_assertions(graph.symbols)) + tuple(options.assertions),
-        registries=_registries(called),
+        registries=registries_of(called),
         fragments=fragments,
         properties=tuple(options.properties),
+        origins=tuple((names[number], variable.name) for variable, number in values.captured() if number in names),
     )
 
 
@@ -250,12 +261,3 @@ def _range_assertions(symbols: Sequence[SymbolRange]) -> list[str]:
         if symbol.upper is not None:
             lines.append(f"{symbol.name} <= {symbol.upper}")
     return lines
-
-
-def _registries(operators: set[str]) -> tuple[str, ...]:
-    registries = ["tract_core"]
-    if any(operator.startswith(_TRANSFORMERS_PREFIX) or operator == "tract_moe_ffn" for operator in operators):
-        registries.append("tract_transformers")
-    if any(operator.startswith(_EXTRA_PREFIX) for operator in operators):
-        registries.append("tract_extra")
-    return tuple(registries)

@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral
+from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral, TupleLiteral
 from generic_export.ops.builder import NnefBuilder, Value, ints, tract_dtype
 from generic_export.ops.indexing import gather
 from generic_export.ops.registry import translates
@@ -77,6 +77,10 @@ def resampled(
         scale in (None, 1.0) for scale in scales
     ):
         return value
+    if b.spelling.debox_upsampling and how.interpolator == "nearest":
+        factors = _repetitions(image, sizes, scales)
+        if factors is not None and value.dtype.is_floating_point:
+            return _debox(b, value, sizes, factors)
     native = _native_argument(image, sizes, scales, how)
     if native is not None and (native[0] == "scales" or all(isinstance(dim, int) for dim in value.shape[:first])):
         return _resize(b, value, sizes, native, how)
@@ -85,6 +89,29 @@ def resampled(
     for offset, (size, scale) in enumerate(zip(sizes, scales, strict=True)):
         result = _resampled_axis(b, result, first + offset, size, scale, how)
     return b.cast(result, value.dtype)
+
+
+def _repetitions(image: Sequence[Dim], sizes: Sequence[Dim], scales: Sequence[float | None]) -> list[int] | None:
+    """Return how often nearest upsampling repeats each position, when that is a whole number of times everywhere."""
+    whole = [_whole_scale(have, want) for have, want in zip(image, sizes, strict=True)]
+    if any(scale not in (None, factor) for scale, factor in zip(scales, whole, strict=True)):
+        return None  # a scale of 2.5 makes 5 of 2, but not by repeating
+    return [factor for factor in whole if factor is not None] if None not in whole else None
+
+
+def _debox(b: NnefBuilder, value: Value, sizes: Sequence[Dim], factors: Sequence[int]) -> Value:
+    """Repeat each position: NNEF's `debox` with boxes that touch and do not overlap."""
+    outer = value.rank - len(sizes)
+    box = ints([*(1 for _ in range(outer)), *factors])
+    attributes: dict[str, Argument] = {
+        "size": box,
+        "stride": box,
+        "padding": ArrayLiteral(tuple(TupleLiteral((0, 0)) for _ in range(value.rank))),
+        "dilation": ints([1] * value.rank),
+        "border": "constant",
+    }
+    shape = [*value.shape[:outer], *sizes]
+    return b.emit("debox", [value], shape=shape, dtype=value.dtype, attributes=attributes)
 
 
 def _native_argument(

@@ -136,7 +136,9 @@ def _replaced(node: Node, decomposition: Decomposition, helps: Callable[[OpOverl
 
 
 def _fits(inner: Node, helps: Callable[[OpOverload], bool]) -> bool:
-    return inner.op != "get_attr" and (not _is_operator(inner) or helps(inner.target))
+    if isinstance(inner.target, OpOverload):
+        return not _is_operator(inner) or helps(inner.target)
+    return inner.op != "get_attr"
 
 
 def _is_flat(body: GraphModule) -> bool:

@@ -5,7 +5,6 @@ In: an `int` or a sympy expression over the symbols the user named. Out: text su
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -16,6 +15,12 @@ import sympy
 from torch.utils._sympy import functions as torch_sympy
 
 from generic_export.errors import DimensionError, OptionError
+from generic_export.torch_graph.size_proofs import (
+    REMAINDERS,
+    never_negative,
+    without_needless_extrema,
+    without_symbolic_divisors,
+)
 
 Dim: TypeAlias = int | sympy.Expr
 """One size: a plain integer, or a sympy expression over named symbols (every symbol a non-negative integer)."""
@@ -65,7 +70,7 @@ def floor_div(dividend: Dim, divisor: int) -> Dim:
 
 def plain_size(expr: sympy.Expr) -> sympy.Expr:
     """Return a size as torch.export wrote it, in sums, products and integer divisions wherever that is possible."""
-    return _without_symbolic_divisors(_without_floats(expr))
+    return without_needless_extrema(without_symbolic_divisors(_without_floats(expr)))
 
 
 def _without_floats(expr: sympy.Expr) -> sympy.Expr:
@@ -95,42 +100,12 @@ def _integer_quotient(function: type[sympy.Function], inner: sympy.Expr, rounded
     return torch_sympy.FloorDiv(ratio.numerator * size + above, ratio.denominator)
 
 
-def _without_symbolic_divisors(expr: sympy.Expr) -> sympy.Expr:
-    """Return a size with `n // (n // 4)` as 4 wherever `n` is a multiple of 4, as an axis split in fours is."""
-    return expr.replace(torch_sympy.FloorDiv, _constant_quotient)
-
-
-def _constant_quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
-    if isinstance(divisor, torch_sympy.FloorDiv) and divisor.args[1].is_Integer:
-        whole, part = divisor.args
-        if same_dim(base, whole) and is_multiple(whole, int(part)):
-            return part
-    return torch_sympy.FloorDiv(base, divisor)
-
-
-def is_multiple(expr: sympy.Expr, divisor: int) -> bool:
-    """Say whether a sum of sizes and of their remainders by `divisor` is always a multiple of it.
-
-    Such an expression repeats modulo `divisor` with each symbol, so that one period of each is a proof.
-    """
-    symbols = sorted(expr.free_symbols, key=str)
-    remainders = expr.atoms(sympy.Function)
-    periodic = all(isinstance(part, _REMAINDERS) and part.args[1] == divisor for part in remainders)
-    if not periodic or divisor ** len(symbols) > _MAX_PERIODS:
-        return False
-    periods = itertools.product(range(divisor), repeat=len(symbols))
-    return all(expr.subs(dict(zip(symbols, sizes, strict=True))) % divisor == 0 for sizes in periods)
-
-
-_MAX_PERIODS = 4096
-
-
 def smaller_dim(left: Dim, right: Dim) -> Dim:
     """Return the smaller of two sizes; the one that is never larger when that is known, else `min(left, right)`."""
     difference = sympy.expand(sympy.sympify(right) - sympy.sympify(left))
-    if difference.is_nonnegative:
+    if never_negative(difference):
         return left
-    if difference.is_nonpositive:
+    if never_negative(-difference):
         return right
     return simplify_dim(torch_sympy.Min(sympy.sympify(left), sympy.sympify(right)))
 
@@ -250,15 +225,12 @@ def _print_floor_div(expr: sympy.Expr) -> str:
     return f"{_as_factor(base)}/{int(divisor)}"
 
 
-_REMAINDERS = (sympy.Mod, torch_sympy.Mod, torch_sympy.PythonMod)
-
-
 def _print_mod(expr: sympy.Expr) -> str:
     base, divisor = expr.args
     if not divisor.is_Integer:
         raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
     # Inside a remainder, another one by the same divisor is what it is the remainder of: (4 - s % 4) % 4 == -s % 4.
-    for inner in base.atoms(*_REMAINDERS):
+    for inner in base.atoms(*REMAINDERS):
         if inner.args[1] == divisor:
             base = sympy.expand(base.xreplace({inner: inner.args[0]}))
     constant, rest = base.as_coeff_Add()

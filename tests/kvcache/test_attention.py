@@ -61,6 +61,14 @@ def test_values_may_be_wider_than_keys() -> None:
     check(Attention(), (query, key, torch.randn(1, 2, 6, 12)))
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_spelled_out_where_the_target_wants_no_operator(window: int | None) -> None:
+    torch.manual_seed(0)
+    target = TractNNEF(check_io=False, dynamic_axes=AXES, reify_sdpa_operator=False)
+    text = check(Attention(window=window), tensors(5, 12), tensors(7, 7), tensors(1, 40), target=target)
+    assert "tract_transformers" not in text and "softmax" in text
+
+
 def test_f32_attention_widens_f16_heads() -> None:
     torch.manual_seed(0)
     args = tuple(value.half() for value in tensors(3, 6))

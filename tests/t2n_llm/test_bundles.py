@@ -57,6 +57,26 @@ def test_the_command_agrees_with_the_bundle(cli: TractCli, exported: Path, bundl
     assert check.checked_outputs >= (13 if bundle in ("prefill", "decode_step") else 1)
 
 
+def test_the_command_decodes_token_by_token_with_the_caches_as_its_state(cli: TractCli, exported: Path) -> None:
+    """Every turn of the generation bundle under `--llm`: the token that PyTorch chose next is the likeliest."""
+    bundle = exported / "tests" / "generation.npz"
+    outputs = cli.run_bundle(exported / "model.nnef.tar", bundle, unfold_kv_cache=False, allow_float_casts=True)
+    with np.load(bundle) as arrays:
+        turns = sum(name.endswith("/input_ids") for name in arrays)
+        fed = [int(arrays[f"turn_{turn}/input_ids"][0, 0]) for turn in range(1, turns)]
+        last = int(arrays["outputs"][0, -1].argmax())
+    assert turns > 10
+    assert len(outputs) == turns  # logits only: no cache comes out
+    chosen = [int(outputs[f"turn_{turn}/outputs"][0, -1].argmax()) for turn in range(turns)]
+    assert chosen == [*fed, last]
+
+
+def test_the_bundles_are_checked_as_a_language_model(cli: TractCli, exported: Path) -> None:
+    for bundle in BUNDLES:
+        line = cli.assert_io_cmd_str(exported / "model.nnef.tar", exported / "tests" / f"{bundle}.npz")
+        assert " --llm " in line
+
+
 def test_the_command_line_of_the_documentation(cli: TractCli, exported: Path) -> None:
     line = (
         f"{cli.binary} {exported}/model.nnef.tar --llm --transform unfold-kv-cache -O run --allow-float-casts "

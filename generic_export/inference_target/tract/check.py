@@ -1,4 +1,7 @@
-"""How close is close: tract's own tolerance levels, and a record of how two arrays differ."""
+"""How close is close: tract's own tolerance levels, and a record of where and how much two arrays differ.
+
+In: what an engine answered and what PyTorch did. Out: `Comparison`, plain data that prints itself on one line.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,26 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
+# Upper bounds of the classes of absolute error; the last class is everything beyond.
+ERROR_CLASSES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+
+
+@dataclass(frozen=True)
+class ToleranceLimits:
+    """|a - b| <= absolute + relative * |b|, for all but a share of `outliers` of the elements."""
+
+    absolute: float = 0.0
+    relative: float = 0.0
+    outliers: float = 0.0
+
+    def limits(self, dtype: np.dtype) -> ToleranceLimits:
+        """Return these limits: those given by number hold for every element type."""
+        return self
+
+    def __str__(self) -> str:
+        outliers = f", {self.outliers:.2%} of outliers" if self.outliers else ""
+        return f"atol {self.absolute:g}, rtol {self.relative:g}{outliers}"
 
 
 class TractCheckTolerance(enum.Enum):
@@ -32,14 +55,22 @@ class TractCheckTolerance(enum.Enum):
         }
         return table[self]
 
+    def __str__(self) -> str:
+        return self.value
+
 
 @dataclass(frozen=True)
-class ToleranceLimits:
-    """|a - b| <= absolute + relative * |b|, for all but a share of `outliers` of the elements."""
+class ErrorClass:
+    """How many elements have an absolute error above `above` and at most `up_to` (None: any)."""
 
-    absolute: float
-    relative: float
-    outliers: float = 0.0
+    above: float
+    up_to: float | None
+    count: int
+
+    def __str__(self) -> str:
+        if self.up_to == 0.0:
+            return f"{self.count} equal"
+        return f"{self.count} {f'> {self.above:g}' if self.up_to is None else f'<= {self.up_to:g}'}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +82,10 @@ class Comparison:
         passed: within the limits (shape and element type included).
         max_abs_error, max_rel_error: worst element, absolute and relative to the reference.
         worst_index: where the worst absolute error is.
+        worst_values: what the engine and PyTorch have there.
         outliers: share of elements beyond the limits.
+        elements: how many there are in all.
+        histogram: the elements by absolute error; empty classes are left out.
         reason: why it cannot pass whatever the values (shape, element type), or "".
     """
 
@@ -62,6 +96,9 @@ class Comparison:
     worst_index: tuple[int, ...]
     outliers: float
     reason: str = ""
+    worst_values: tuple[float, float] = (0.0, 0.0)
+    elements: int = 0
+    histogram: tuple[ErrorClass, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
         """Return the record as plain data for JSON."""
@@ -70,9 +107,12 @@ class Comparison:
     def __str__(self) -> str:
         if self.reason:
             return f"output {self.name!r}: {self.reason}"
+        got, wanted = self.worst_values
         return (
-            f"output {self.name!r}: max abs error {self.max_abs_error:.3g} at {list(self.worst_index)}, "
-            f"max rel error {self.max_rel_error:.3g}, {self.outliers:.2%} of elements beyond the tolerance"
+            f"output {self.name!r}: max abs error {self.max_abs_error:.3g} at {list(self.worst_index)} "
+            f"({got:.6g} for {wanted:.6g}), max rel error {self.max_rel_error:.3g}, "
+            f"{self.outliers:.2%} of {self.elements} elements beyond the tolerance "
+            f"(errors: {', '.join(map(str, self.histogram))})"
         )
 
 
@@ -102,4 +142,17 @@ def compare(name: str, candidate: np.ndarray, reference: np.ndarray, limits: Tol
         max_rel_error=float(np.nanmax(relative)),
         worst_index=tuple(int(i) for i in worst),
         outliers=outliers,
+        worst_values=(float(left[worst]), float(right[worst])),
+        elements=int(error.size),
+        histogram=_histogram(error),
+    )
+
+
+def _histogram(error: np.ndarray) -> tuple[ErrorClass, ...]:
+    counts = np.bincount(np.searchsorted(ERROR_CLASSES, error.ravel(), side="left"), minlength=len(ERROR_CLASSES) + 1)
+    bounds = (-1.0, *ERROR_CLASSES, None)
+    return tuple(
+        ErrorClass(max(0.0, bounds[index] or 0.0), bounds[index + 1], int(count))
+        for index, count in enumerate(counts)
+        if count
     )

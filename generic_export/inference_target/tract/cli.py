@@ -6,7 +6,6 @@ Facts about flags and npz files were found by running 0.23.9; they stand in the 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -19,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
-from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -33,12 +31,26 @@ from generic_export.errors import (
     OptionError,
 )
 from generic_export.inference_target.tract.engine import Array, condense_error, last_words
+from generic_export.inference_target.tract.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.install import (
     TRACT_CLI_VERSION,
     binaries_on_path,
     installed_path,
     probe_version,
 )
+from generic_export.inference_target.tract.measure import (
+    CPU,
+    EngineNode,
+    LlmBench,
+    Profile,
+    check_device,
+    device_missing,
+    read_llm_bench,
+    read_nodes,
+    read_profile,
+)
+from generic_export.inference_target.tract.npz_bundle import read_turns
+from generic_export.inference_target.tract.npz_bundle import write_bundle as write_bundle
 
 # atol, rtol for f32 (and f16): close 1e-7, 1e-7 (1e-3, 1e-3); approximate 1e-4, 5e-4 (1e-3, 5e-3);
 # very 5e-2, 1e-2; super 0.1, 0.05; ultra 0.2, 0.1, the last two with 0.01 % and 0.05 % of outliers.
@@ -46,13 +58,12 @@ Approximation = Literal["exact", "close", "approximate", "very", "super", "ultra
 
 _RUST_PANIC_EXIT_CODE = 101
 _USAGE_EXIT_CODE = 2
-_NPZ_KINDS = "fiub"  # what tract reads from an npz, float16 excepted
-_TURN_ENTRY = re.compile(r"turn_(\d+)/(\S+)")
 _LOG_LINE = re.compile(r"^\[\S+ (ERROR|WARN|INFO|DEBUG|TRACE)\s+\S+\] (.*)$")
 # Set for the child only: what it must log for us to know which inputs it took and which outputs it compared.
 _LOG_FILTER = "warn,tract::params=info,tract::utils=debug,tract_libcli::tensor=debug"
 _FED_INPUT = re.compile(r"(?:Using fixed input|Casting input to F16) for input called (\S+) \(")
 _UNCHECKED = re.compile(r"DEBUG tract::utils\] Missing reference output in bundle for (\S+)")
+_NO_DEVICE = re.compile(r"Runtime `\w+' not found|driver|dependencies not found", re.IGNORECASE)
 _RESULTS = ("Checked output", "LLM RBO")
 _INSTALL_HINT = "Run scripts/install_tract_cli."
 _OUTPUT_TAIL_LINES = 40
@@ -94,6 +105,7 @@ class CheckOptions:
     rank_biased_overlap: float | None = None
     allow_missing_outputs: bool | None = None
     transforms: Sequence[str] = ()
+    registries: Sequence[str] = DEFAULT_REGISTRIES
 
     def __post_init__(self) -> None:
         if self.approximation not in get_args(Approximation):
@@ -103,8 +115,8 @@ class CheckOptions:
 
     def model_flags(self) -> list[str]:
         """Flags that stand before the subcommand: registries, then transforms in order."""
-        # The registries of the wheel worker, so that both engines accept the same archives.
-        flags = ["--llm"] if self.llm else ["--nnef-tract-transformers", "--nnef-tract-extra"]
+        # By default the registries of the wheel, so that both engines accept the same archives.
+        flags = ["--llm"] if self.llm else [f"--nnef-{name.replace('_', '-')}" for name in self.registries]
         unfold = ["unfold-kv-cache"] if self.llm and self.unfold_kv_cache else []
         for transform in (*unfold, *self.transforms):
             flags += ["--transform", transform]
@@ -137,14 +149,18 @@ class TractCli:
     Args:
         binary: the executable to use, instead of looking for one.
         timeout_seconds: how long one command may take before it is killed.
+        device: "cpu", "cuda" or "metal"; whether there is one shows when a command runs.
     Raises:
         EngineMissingError: there is none, or the one named is not tract.
+        OptionError: an unknown device.
     """
 
     name = "cli"
 
-    def __init__(self, binary: Path | None = None, *, timeout_seconds: float = 600.0) -> None:
+    def __init__(self, binary: Path | None = None, *, timeout_seconds: float = 600.0, device: str = CPU) -> None:
+        check_device(device)
         self.timeout_seconds = timeout_seconds
+        self.device = device
         self.binary, self._version = _find(binary)
 
     @property
@@ -213,7 +229,7 @@ class TractCli:
             allow_missing_outputs=allow_missing_outputs,
             transforms=transforms,
         )
-        turns = _read_turns(bundle)
+        turns = read_turns(bundle)
         command = self._check_command(archive, bundle, options)
         run = self._execute(command)
         errors, results = _errors(run.stderr), _results(run.stderr)
@@ -246,6 +262,7 @@ class TractCli:
         allow_float_casts: bool = False,
         prompt_chunk_size: int | None = None,
         transforms: Sequence[str] = (),
+        registries: Sequence[str] = DEFAULT_REGISTRIES,
         steps: bool = False,
     ) -> dict[str, Array]:
         """Run an archive on a bundle's inputs and return its outputs.
@@ -253,6 +270,7 @@ class TractCli:
         Args:
             archive, bundle, llm, unfold_kv_cache, allow_float_casts, prompt_chunk_size, transforms: as in
                 `check_bundle`.
+            registries: operators enabled beside tract's core when `llm` is off.
             steps: return the value of every node instead, by node name. The graph is then run before code
                 generation: packed values of the optimised graph make the command panic when it saves them.
         Returns:
@@ -262,13 +280,14 @@ class TractCli:
         Raises:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError, OptionError
         """
-        _read_turns(bundle)
+        read_turns(bundle)
         options = CheckOptions(
             llm=llm,
             unfold_kv_cache=unfold_kv_cache,
             allow_float_casts=allow_float_casts,
             prompt_chunk_size=prompt_chunk_size,
             transforms=transforms,
+            registries=registries,
         )
         with tempfile.TemporaryDirectory(prefix="tract-outputs-") as folder:
             saved = Path(folder) / "outputs.npz"
@@ -289,11 +308,53 @@ class TractCli:
             transforms: transforms to apply first, in the command's form.
             llm: apply `--llm` first.
         """
+        return Counter(node.operator for node in self.dump(archive, transforms=transforms, llm=llm))
+
+    def dump(self, archive: Path, *, transforms: Sequence[str] = (), llm: bool = False) -> tuple[EngineNode, ...]:
+        """List the nodes of the optimised graph; see `Engine.dump`. `llm` applies `--llm` first."""
         # --cost: without it --json lists only the nodes that it has something to say about.
-        run = self._execute([*self._dump(archive, transforms, llm, optimise=True), "--json", "--cost"])
-        if run.returncode:
-            self._fail(run)
-        return Counter(node["op_name"] for node in json.loads(run.stdout)["nodes"])
+        command = [*self._dump(archive, transforms, llm, optimise=True), "--json", "--cost"]
+        return read_nodes(self._succeed(command).stdout)
+
+    def profile(
+        self,
+        archive: Path,
+        sizes: Mapping[str, int],
+        *,
+        transforms: Sequence[str] = (),
+        seconds: float = 5.0,
+    ) -> Profile:
+        """Time every node on random inputs; see `Engine.profile`.
+
+        Args:
+            archive, sizes, transforms: as there.
+            seconds: how long to run; the last run is finished.
+        """
+        bound = [word for symbol, size in sizes.items() for word in ("--set", f"{symbol}={size}")]
+        limits = ["--max-time", str(round(seconds * 1000))]
+        command = [*self._dump(archive, transforms, False, optimise=True), "--json", "--cost", "--profile", "-R"]
+        return read_profile(self._succeed([*command, *bound, *limits]).stdout)
+
+    def llm_bench(self, archive: Path, *, warmup_runs: int = 1, seconds: float = 5.0) -> LlmBench:
+        """Run `tract ARCHIVE --llm -O llm-bench`.
+
+        It measures 512 tokens at once and 128 one by one, whatever `--pp` and `--tg` say (0.23.9): the first over
+        `seconds` of runs, the second once.
+
+        Args:
+            archive: of a causal language model; `--llm` makes its caches engine state.
+            warmup_runs: runs before the clock starts, of each of the two.
+            seconds: how long the prefill is repeated; the last run is finished.
+        Raises:
+            EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no figures.
+        """
+        options = CheckOptions(unfold_kv_cache=False)
+        command = [str(self.binary), str(Path(archive).absolute()), *options.model_flags(), *self._run_flags(True)]
+        limits = ["--warmup-loops", str(warmup_runs), "--max-time", str(round(seconds * 1000))]
+        with tempfile.TemporaryDirectory(prefix="tract-bench-") as folder:
+            bench = [*command, "--readings", "--emit-jsonl", "llm-bench", *limits]
+            run = self._succeed(bench, folder=Path(folder))  # --readings writes a file where it runs
+            return read_llm_bench(run.stdout, (Path(folder) / "readings.out").read_text(encoding="utf-8"))
 
     def dump_command(
         self, archive: Path, *, transforms: Sequence[str] = (), llm: bool = False, optimise: bool = True
@@ -306,12 +367,16 @@ class TractCli:
     def _dump(self, archive: Path, transforms: Sequence[str], llm: bool, optimise: bool) -> list[str]:
         options = CheckOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
-        return [*start, *(["-O"] if optimise else []), "dump"]
+        return [*start, *self._run_flags(optimise), "dump"]
+
+    def _run_flags(self, optimise: bool) -> list[str]:
+        """Flags that say what computes: optimised code on the CPU, a device, or the graph as it was read."""
+        return [f"--{self.device}"] if self.device != CPU else ["-O"] if optimise else []
 
     def _run_command(self, archive: Path, bundle: Path, options: CheckOptions, *, optimise: bool) -> list[str]:
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         inputs = ["--input-from-npz", str(Path(bundle).absolute())]
-        return [*start, *(["-O"] if optimise else []), "run", *inputs, *options.run_flags()]
+        return [*start, *self._run_flags(optimise), "run", *inputs, *options.run_flags()]
 
     def _check_command(self, archive: Path, bundle: Path, options: CheckOptions) -> list[str]:
         expected = ["--assert-output-bundle", str(Path(bundle).absolute())]
@@ -319,7 +384,13 @@ class TractCli:
 
     # --- running ---
 
-    def _execute(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def _succeed(self, command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        run = self._execute(command, folder)
+        if run.returncode:
+            self._fail(run)
+        return run
+
+    def _execute(self, command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
                 command,
@@ -328,6 +399,7 @@ class TractCli:
                 text=True,
                 errors="replace",
                 timeout=self.timeout_seconds,
+                cwd=folder,
                 env={**os.environ, "TRACT_LOG": _LOG_FILTER, "RUST_LOG_STYLE": "never", "RUST_BACKTRACE": "0"},
             )
         except subprocess.TimeoutExpired:
@@ -346,10 +418,13 @@ class TractCli:
         if run.returncode == _USAGE_EXIT_CODE:
             refusal = next(iter(run.stderr.strip().splitlines()), "no message")
             raise EngineError(f"tract {self.version} does not know its command line: {refusal}.", again)
+        reason = condense_error(_errors(run.stderr))
+        if self.device != CPU and _NO_DEVICE.search(reason):
+            raise device_missing(f"the command tract {self.version}", self.device, reason)
         # "Model ready" is logged once loading, transforms and code generation are done.
         kind = EngineRunError if "Model ready" in run.stderr else EngineLoadError
         refused = "run" if kind is EngineRunError else "load"
-        raise kind(f"{subject}: tract refused the {refused}: {condense_error(_errors(run.stderr))}.", again)
+        raise kind(f"{subject}: tract refused the {refused}: {reason}.", again)
 
 
 def _find(binary: Path | None) -> tuple[Path, str]:
@@ -400,89 +475,6 @@ def _tail(text: str) -> str:
 
 
 # --- bundles ----------------------------------------------------------------------------------
-
-
-def write_bundle(
-    path: Path,
-    turns: Sequence[Mapping[str, Array]],
-    expected: Mapping[str, Array],
-    *,
-    caches: Mapping[str, str] | None = None,
-) -> None:
-    """Write an npz bundle in the one form that tract reads as meant (see `TractCli.check_bundle`).
-
-    Args:
-        path: the `.npz` to write; replaced only when whole.
-        turns: the inputs of each turn, by input name. The first turn also holds the (empty or filled) caches;
-            later turns get theirs from tract.
-        expected: outputs of the last turn, by output name. float16 is stored as float32, exactly.
-        caches: cache input name -> its output name in `expected`; makes the caches comparable when unfolded,
-            by storing them under `<cache input>_concat` as well.
-    Raises:
-        OptionError: no turn, a name used twice, or a dtype that tract does not read from npz.
-    """
-    entries: dict[str, Array] = {}
-    prefixed = len(turns) > 1
-    # All turns of one name side by side: tract drops every turn that is not next to the one before.
-    for name in dict.fromkeys(name for turn in turns for name in turn):
-        for index, turn in enumerate(turns):
-            if name in turn:
-                entries[f"turn_{index}/{name}" if prefixed else name] = turn[name]
-    unfolded = {f"{key}_concat": expected[output] for key, output in (caches or {}).items() if output in expected}
-    outputs = {**expected, **unfolded}
-    clash = {name for turn in turns for name in turn} & set(outputs)
-    if not turns or clash:
-        raise OptionError(f"{path}: {f'{sorted(clash)} are both inputs and outputs' if clash else 'no turn'}.")
-    _write_npz(Path(path), {**entries, **outputs})
-
-
-def _write_npz(path: Path, entries: Mapping[str, Array]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with ZipFile(partial, "w") as archive:
-            for name, array in entries.items():
-                dtype = np.dtype(np.float32) if array.dtype == np.float16 else array.dtype.newbyteorder("=")
-                stored = np.asarray(array, dtype=dtype, order="C")
-                if stored.dtype.kind not in _NPZ_KINDS:
-                    raise OptionError(f"{path}: {name} has dtype {stored.dtype}; tract does not read it from npz.")
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, stored, allow_pickle=False)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _read_turns(bundle: Path) -> dict[str, int]:
-    """Count the turns of every name of a bundle, refusing what tract would misread in silence."""
-    turns: Counter[str] = Counter()
-    previous = ""
-    try:
-        with ZipFile(bundle) as archive:
-            for entry in archive.namelist():
-                label = entry.removesuffix(".npy")
-                match = _TURN_ENTRY.fullmatch(label)
-                name = match[2] if match else label
-                if turns[name] and name != previous:
-                    problem = f"{bundle}: the turns of {name} are not next to each other; tract keeps only the first."
-                    raise OptionError(problem, "Write the bundle with write_bundle.")
-                turns[name] += 1
-                previous = name
-                _check_entry(bundle, archive, entry)
-    except (OSError, BadZipFile, ValueError) as error:
-        raise OptionError(f"{bundle}: not a readable npz ({error}).") from error
-    return dict(turns)
-
-
-def _check_entry(bundle: Path, archive: ZipFile, entry: str) -> None:
-    with archive.open(entry) as stream:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        dtype = read(stream)[2]
-    if dtype == np.float16 or dtype.kind not in _NPZ_KINDS:
-        raise OptionError(
-            f"{bundle}: {entry} is {dtype}, which tract does not read from npz.",
-            "Store float16 as float32 and pass allow_float_casts=True.",
-        )
 
 
 def _refuse_unchecked_turns(bundle: Path, turns: Mapping[str, int], stderr: str) -> None:

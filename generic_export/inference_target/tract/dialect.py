@@ -1,19 +1,18 @@
 """What each tract release can read: a document for the newest one becomes a document for an older one, or is refused.
 
-In: the finished `NnefGraph` and a release. Out: the same graph, with fragments that say younger operators with older ones.
+In: the finished `NnefGraph` and a release. Out: a refusal, or the fragments that say younger operators with older ones.
 Windows were measured on the wheels of `RELEASES`: a graph that calls an unknown operator is refused by name at load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
-from generic_export.errors import DialectError, OptionError
+from generic_export.errors import DialectError
 from generic_export.inference_target.tract.older_forms import OLDER_FORMS
+from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefFragment, NnefGraph, NnefOperation
-
-Version = tuple[int, ...]
 
 # The releases whose wheels the smoke set runs on, oldest first.
 RELEASES = ("0.21.14", "0.22.4", "0.23.0", "0.23.5", "0.23.9")
@@ -53,6 +52,13 @@ SINCE: Mapping[str, str] = {
 }
 
 
+# Options that write something else instead.
+_OTHER_SPELLINGS = {
+    "tract_transformers_sdpa": "spell attention out with reify_sdpa_operator=False.",
+    "tract_core_resize": "from 0.23.0 on, for nearest upsampling by whole factors, set upsample_with_debox=True.",
+}
+
+
 @dataclass(frozen=True)
 class AttributeWindow:
     """An argument that releases before `since` ignore without a word, unless it has the value they take for granted."""
@@ -70,52 +76,63 @@ _ATTRIBUTES = (
 )
 
 
-def parse_version(text: str) -> Version:
-    """Return a release number as numbers.
-
-    Raises:
-        OptionError: it is not one.
-    """
-    try:
-        return tuple(int(part) for part in text.split("."))
-    except ValueError:
-        raise OptionError(f"tract version {text!r} is not of the form 0.23.9.") from None
+def has_operator(release: SemanticVersion, operator: str) -> bool:
+    """Say whether a release has an operator; one without a window is taken to be as old as the dialect."""
+    return release >= SemanticVersion.parse(SINCE.get(operator, RELEASES[0])) and not operator.startswith("older_")
 
 
-def in_dialect(graph: NnefGraph, version: str) -> NnefGraph:
-    """Return the document as `version` reads it.
+def refuse_younger(graph: NnefGraph, release: SemanticVersion) -> None:
+    """Refuse a document that a release would not read, or not read as it is meant.
 
     Args:
         graph: a document that the newest release reads.
-        version: the release it is for.
+        release: the release it is for.
 
     Raises:
         DialectError: an operation is younger and has no older form; it is named with its module and the release it needs.
     """
-    release = parse_version(version)
     for operation in graph.operations:
-        _refuse_ignored_attributes(operation, version, release)
+        _refuse_ignored_attributes(operation, release)
+    own = {fragment.name for fragment in graph.fragments}
+    for operator, where in _calls(graph):
+        if operator not in own and operator not in OLDER_FORMS and not has_operator(release, operator):
+            raise DialectError(
+                f"{operator} at {where or '(root)'}: tract {release} does not have it, {SINCE[operator]} does.",
+                f"Export for tract {SINCE[operator]} or later, or "
+                + _OTHER_SPELLINGS.get(operator, "write that part of the model with other operators."),
+            )
+
+
+def older_fragments(graph: NnefGraph, release: SemanticVersion) -> tuple[NnefFragment, ...]:
+    """Return the fragments that say, for a release, what the document calls and the release does not have."""
     own = {fragment.name for fragment in graph.fragments}
     added: dict[str, NnefFragment] = {}
-    waiting = list(_calls(graph))
+    waiting = [operator for operator, _ in _calls(graph)]
     while waiting:
-        operator, where = waiting.pop(0)
+        operator = waiting.pop(0)
         older = OLDER_FORMS.get(operator)
-        young = release < parse_version(SINCE.get(operator, "0")) or operator.startswith("older_")
-        if not young or operator in own or operator in added:
+        if older is None or operator in own or operator in added or has_operator(release, operator):
             continue
-        if older is None:
-            raise DialectError(
-                f"{operator} at {where or '(root)'}: tract {version} does not have it, {SINCE[operator]} does.",
-                f"Export for tract {SINCE[operator]} or later, or write that part of the model with other operators.",
-            )
         added[operator] = older
-        waiting.extend((call, where) for call in sorted(older.calls))
-    calls = {call for fragment in added.values() for call in fragment.calls}
-    registries = graph.registries
-    if any(call.startswith("tract_transformers_") for call in calls) and "tract_transformers" not in registries:
-        registries = (*registries, "tract_transformers")
-    return replace(graph, fragments=(*added.values(), *graph.fragments), registries=registries)
+        waiting.extend(sorted(older.calls))
+    return tuple(added.values())
+
+
+def refuse_other_registries(graph: NnefGraph, registries: Collection[str]) -> None:
+    """Refuse a document that needs a registry that its runtime is not built with.
+
+    Raises:
+        DialectError: naming the registry.
+    """
+    for registry in graph.registries:
+        if registry != "tract_core" and registry not in registries:
+            users = sorted(
+                {f"{call} at {where or '(root)'}" for call, where in _calls(graph) if call.startswith(registry)}
+            )
+            raise DialectError(
+                f"{users[0] if users else 'the document'} needs the registry {registry}, which the runtime does not have.",
+                "Name the registry in feature_flags if the runtime is built with it.",
+            )
 
 
 def _calls(graph: NnefGraph) -> Iterator[tuple[str, str]]:
@@ -127,16 +144,24 @@ def _calls(graph: NnefGraph) -> Iterator[tuple[str, str]]:
             yield call, f"fragment {fragment.name}"
 
 
-def _refuse_ignored_attributes(operation: NnefOperation, version: str, release: Version) -> None:
+def _refuse_ignored_attributes(operation: NnefOperation, release: SemanticVersion) -> None:
     attributes = dict(operation.attributes)
     for window in _ATTRIBUTES:
         value = attributes.get(window.attribute, window.harmless)
-        if operation.operator == window.operator and value != window.harmless and release < parse_version(window.since):
+        young = release < SemanticVersion.parse(window.since)
+        if operation.operator == window.operator and value != window.harmless and young:
             raise DialectError(
-                f"{window.operator} at {operation.block.path or '(root)'}: tract {version} ignores "
+                f"{window.operator} at {operation.block.path or '(root)'}: tract {release} ignores "
                 f"{window.attribute}={value!r}, which {window.since} reads.",
                 f"Export for tract {window.since} or later.",
             )
 
 
-__all__ = ["RELEASES", "SINCE", "in_dialect", "parse_version"]
+__all__ = [
+    "RELEASES",
+    "SINCE",
+    "has_operator",
+    "older_fragments",
+    "refuse_other_registries",
+    "refuse_younger",
+]

@@ -1,22 +1,25 @@
 """What an inference engine offers, whichever way it is reached, and how its messages are read.
 
 In: an archive (folder, `.tar`, `.nnef.tgz`) and numpy arrays. Out: numpy arrays, facts, operator counts.
-Implemented by `wheel.py`; the message readers are shared with `cli.py`.
+Implemented by `wheel.py`; `cli.py` answers whole questions (`Examiner`) and shares the message readers.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from generic_export.errors import EngineRunError
+
+if TYPE_CHECKING:
+    from generic_export.inference_target.tract.measure import EngineNode, Profile
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -85,6 +88,14 @@ class LoadedModel(Protocol):
         """Count operators of the optimised graph by the engine's own names."""
         ...
 
+    def dump(self) -> tuple[EngineNode, ...]:
+        """List the nodes of the optimised graph, with what the engine says they cost; nothing is run."""
+        ...
+
+    def profile(self, inputs: Sequence[Array]) -> Profile:
+        """Time every node over some seconds of runs, each on a fresh state."""
+        ...
+
     def peak_rss_bytes(self) -> int:
         """Return the largest resident size the engine reached so far, in bytes."""
         ...
@@ -100,14 +111,39 @@ class LoadedModel(Protocol):
     ) -> None: ...
 
 
-class Engine(Protocol):
-    """Something that loads NNEF archives and runs them."""
+class Examiner(Protocol):
+    """Something that looks into an archive, in one process a question. Both engines are."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def version(self) -> str: ...
+
+    def dump(self, archive: Path, *, transforms: Sequence[str] = ()) -> tuple[EngineNode, ...]:
+        """List the nodes of the optimised graph after the transforms.
+
+        Raises:
+            EngineLoadError: the archive or a transform is refused.
+        """
+        ...
+
+    def profile(self, archive: Path, sizes: Mapping[str, int], *, transforms: Sequence[str] = ()) -> Profile:
+        """Time every node over some seconds of runs on made-up inputs, each run on a fresh state.
+
+        Args:
+            archive: folder or file.
+            sizes: value of each symbol in the inputs' dimensions.
+            transforms: applied first, in the engine's form.
+        Raises:
+            EngineLoadError, EngineRunError: the archive is refused, or does not run at these sizes.
+            OptionError: a symbol has no value.
+        """
+        ...
+
+
+class Engine(Examiner, Protocol):
+    """Something that loads NNEF archives and runs them."""
 
     def load(self, archive: Path, *, transforms: Sequence[str] = ()) -> LoadedModel: ...
 

@@ -4,20 +4,44 @@ from __future__ import annotations
 
 import getpass
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from torch import nn
+
 from generic_export.errors import MismatchError, OptionError
-from generic_export.inference_target.base import ExampleRun, InferenceTarget
-from generic_export.inference_target.tract.check import TractCheckTolerance, compare
-from generic_export.inference_target.tract.dialect import RELEASES, in_dialect, parse_version
+from generic_export.inference_target.base import InferenceTarget
+from generic_export.inference_target.example import ExampleRun
+from generic_export.inference_target.tract.asking import ask_cli, ask_wheel
+from generic_export.inference_target.tract.check import Comparison, ToleranceLimits, TractCheckTolerance, compare
+from generic_export.inference_target.tract.cli import TractCli
+from generic_export.inference_target.tract.dialect import (
+    RELEASES,
+    SINCE,
+    has_operator,
+    older_fragments,
+    refuse_other_registries,
+    refuse_younger,
+)
+from generic_export.inference_target.tract.features import (
+    DEFAULT_FEATURES,
+    TractFeature,
+    features_of,
+    registry_names,
+)
 from generic_export.inference_target.tract.wheel import TractWheel
 from generic_export.inference_target.tract.wheels import wheel_python
-from generic_export.nnef.graph import NnefGraph
-from generic_export.ops.builder import Numerics
+from generic_export.inference_target.version import SemanticVersion
+from generic_export.nnef.graph import NnefFragment, NnefGraph
+from generic_export.nnef.registries import with_fragments
+from generic_export.ops.choices import Numerics, Spelling
 
 LATEST_VERSION = RELEASES[-1]
+IDENTITY_PROPERTIES = ("user", "host", "os")
+
+_ATTENTION = "tract_transformers_sdpa"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,29 +51,60 @@ class TractNNEF(InferenceTarget):
     Args:
         version: tract release that will read the archive, 0.21.14 or later; an operation that it does not have is written
             with older ones, or refused with a `DialectError`.
-        check_io_tolerance: how close the engine's outputs must be to PyTorch's.
+        feature_flags: the registries that the runtime is built with beside its core (`TractFeature`, or their names); an
+            archive that needs another one is refused, and the check enables no other.
+        specific_tract_binary_path: the `tract` command that checks the archive, of release `version`; None for the wheel.
+        check_io_tolerance: how close the engine's outputs must be to PyTorch's, as one of tract's levels or in numbers.
         specific_properties: further key/value pairs for the document.
         dump_identity_properties: also record user and host name; off, since archives are shared.
         force_attention_inner_in_f32: widen query, key and value of attention to f32.
         force_linear_accumulation_in_f32: matrix products of f16 accumulate and leave in f32, then are rounded.
         force_norm_in_f32: widen a norm's input, scale and shift, and round once at its end.
+        reify_sdpa_operator: write attention as tract's operator (release 0.22.0, registry tract_transformers) or spell it
+            out; None writes the operator unless the registry is not among `feature_flags`.
+        upsample_with_debox: write nearest upsampling of floats by whole factors as `debox` (release 0.23.0).
 
     Raises:
-        OptionError: the version is not one this dialect is written for.
+        OptionError: the version is not one this dialect is written for, or has no use for another option.
     """
 
-    version: str = LATEST_VERSION
-    check_io_tolerance: TractCheckTolerance = TractCheckTolerance.APPROXIMATE
+    version: str | SemanticVersion = LATEST_VERSION
+    feature_flags: Collection[TractFeature | str] = DEFAULT_FEATURES
+    specific_tract_binary_path: str | Path | None = None
+    check_io_tolerance: TractCheckTolerance | ToleranceLimits = TractCheckTolerance.APPROXIMATE
     specific_properties: Mapping[str, str | float] = field(default_factory=dict)
     dump_identity_properties: bool = False
     force_attention_inner_in_f32: bool = False
     force_linear_accumulation_in_f32: bool = False
     force_norm_in_f32: bool = False
+    reify_sdpa_operator: bool | None = None
+    upsample_with_debox: bool = False
 
     def __post_init__(self) -> None:
-        if parse_version(self.version) < parse_version(RELEASES[0]):
+        if self.release < SemanticVersion.parse(RELEASES[0]):
             raise OptionError(
                 f"tract {self.version} does not know the operators written here.", f"Use {RELEASES[0]} or later."
+            )
+        features = features_of(self.feature_flags)
+        if self.reify_sdpa_operator:
+            self._require("reify_sdpa_operator", _ATTENTION)
+            if TractFeature.TRANSFORMERS not in features:
+                raise OptionError(
+                    "reify_sdpa_operator writes an operator of tract_transformers, which feature_flags leaves out.",
+                    "Add tract_transformers to feature_flags, or set reify_sdpa_operator=False.",
+                )
+        if self.upsample_with_debox:
+            self._require("upsample_with_debox", "debox")
+        if not isinstance(self.check_io_tolerance, (TractCheckTolerance, ToleranceLimits)):
+            raise OptionError(
+                f"check_io_tolerance is {self.check_io_tolerance!r}.", "Give a TractCheckTolerance or ToleranceLimits."
+            )
+
+    def _require(self, option: str, operator: str) -> None:
+        if not has_operator(self.release, operator):
+            raise OptionError(
+                f"{option} writes {operator}, which tract {self.version} does not have.",
+                f"Leave it out, or export for tract {SINCE[operator]} or later.",
             )
 
     @classmethod
@@ -57,13 +112,15 @@ class TractNNEF(InferenceTarget):
         """Return the target for the newest tract release this project knows."""
         return cls()
 
-    def post_translate(self, graph: NnefGraph) -> NnefGraph:
-        """Return the document as the release reads it.
+    @property
+    def release(self) -> SemanticVersion:
+        """The tract release that will read the archive."""
+        return SemanticVersion.parse(self.version)
 
-        Raises:
-            DialectError: an operation is younger than the release and has no older form.
-        """
-        return in_dialect(graph, self.version)
+    @property
+    def registries(self) -> tuple[str, ...]:
+        """The registries that an engine must enable, beside its core."""
+        return registry_names(features_of(self.feature_flags))
 
     @property
     def numerics(self) -> Numerics:
@@ -74,28 +131,111 @@ class TractNNEF(InferenceTarget):
         )
 
     @property
+    def spelling(self) -> Spelling:
+        reified = self.reify_sdpa_operator
+        if reified is None:
+            reified = TractFeature.TRANSFORMERS.value in self.registries
+        return Spelling(attention_operator=reified, debox_upsampling=self.upsample_with_debox)
+
+    @property
     def properties(self) -> Mapping[str, str | float]:
-        properties: dict[str, str | float] = {"tract_target_version": self.version}
+        properties: dict[str, str | float] = {"tract_target_version": str(self.release)}
         if self.dump_identity_properties:
-            properties |= {"user": getpass.getuser(), "host": platform.node(), "os": platform.platform()}
+            identity = (getpass.getuser(), platform.node(), platform.platform())
+            properties |= dict(zip(IDENTITY_PROPERTIES, identity, strict=True))
         return properties | dict(self.specific_properties)
 
-    def post_export(self, archive: Path, example: ExampleRun) -> None:
-        """Run the archive in the pip-installed engine on the example inputs and compare every output.
+    def pre_trace(self, model: nn.Module) -> None:
+        """Look for the engine that will check the archive.
 
-        An archive for an older release is run in that release's own wheel.
+        Raises:
+            EngineMissingError: it is not installed.
+            OptionError: `specific_tract_binary_path` is another release than `version`.
         """
-        python = None if self.version == LATEST_VERSION else wheel_python(self.version)
-        with TractWheel(python=python).load(archive) as model:
-            answers = model.run(list(example.inputs))
-        comparisons = [
-            compare(name, answer, reference, self.check_io_tolerance.limits(reference.dtype))
+        if self.check_io:
+            _ = self._cli() if self.specific_tract_binary_path else self._wheel().version
+
+    def post_translate(self, graph: NnefGraph) -> NnefGraph:
+        """Return the document, if the release reads it.
+
+        Raises:
+            DialectError: an operation is younger than the release and has no older form.
+        """
+        refuse_younger(graph, self.release)
+        return graph
+
+    def specific_fragments(self, graph: NnefGraph) -> Sequence[NnefFragment]:
+        """Return what says, for an older release, the operators that it does not have.
+
+        Raises:
+            DialectError: the document needs a registry that is not among `feature_flags`.
+        """
+        fragments = older_fragments(graph, self.release)
+        refuse_other_registries(with_fragments(graph, fragments), self.registries)
+        return fragments
+
+    def post_export(self, archive: Path, example: ExampleRun) -> None:
+        """Run the archive on the example inputs, in the engine of the release that it is for, and compare every output."""
+        self.require_close(archive, example, self.ask(archive, example.inputs))
+
+    # --- the engine -----------------------------------------------------------------------------
+
+    def ask(self, archive: Path, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run an archive in the engine of this target's release, with this target's registries.
+
+        Args:
+            archive: the archive.
+            inputs: one array per input, in order.
+        Returns:
+            One array per output, in order. The command gives f16 back as f32.
+        """
+        if self.specific_tract_binary_path:
+            return ask_cli(self._cli(), archive, inputs, registries=self.registries)
+        return ask_wheel(self._wheel(), archive, inputs, registries=self.registries)
+
+    def compared(self, example: ExampleRun, answers: Sequence[np.ndarray]) -> list[Comparison]:
+        """Compare an engine's answers with PyTorch's within `check_io_tolerance`, output by output.
+
+        Raises:
+            MismatchError: the engine has another number of outputs.
+        """
+        if len(answers) != len(example.outputs):
+            raise MismatchError(f"tract gives {len(answers)} outputs, PyTorch {len(example.outputs)}.")
+        return [
+            compare(name, _as_stored(answer, reference), reference, self.check_io_tolerance.limits(reference.dtype))
             for name, answer, reference in zip(example.output_names, answers, example.outputs, strict=True)
         ]
-        failed = [str(comparison) for comparison in comparisons if not comparison.passed]
+
+    def require_close(self, archive: Path, example: ExampleRun, answers: Sequence[np.ndarray]) -> list[Comparison]:
+        """Return how close the answers are.
+
+        Raises:
+            MismatchError: an output is beyond `check_io_tolerance`; says which ones, where and how much.
+        """
+        comparisons = self.compared(example, answers)
+        failed = [comparison for comparison in comparisons if not comparison.passed]
         if failed:
             raise MismatchError(
-                f"{archive}: tract differs from PyTorch beyond tolerance {self.check_io_tolerance.value!r}: "
-                + "; ".join(failed),
+                f"{archive}: {len(failed)} of {len(comparisons)} outputs of tract differ from PyTorch beyond tolerance "
+                f"'{self.check_io_tolerance}': " + "; ".join(map(str, failed)),
                 "Export in float32, or choose a wider check_io_tolerance if the difference is expected.",
             )
+        return comparisons
+
+    def _wheel(self) -> TractWheel:
+        return TractWheel(python=wheel_python(str(self.release)))
+
+    def _cli(self) -> TractCli:
+        cli = TractCli(Path(str(self.specific_tract_binary_path)))
+        if SemanticVersion.parse(cli.version) != self.release:
+            raise OptionError(
+                f"{cli.binary} is tract {cli.version}, the archive is for {self.version}.",
+                f"Give the command of that release, or version={cli.version!r}.",
+            )
+        return cli
+
+
+def _as_stored(answer: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Undo what npz does to f16: the command writes it as f32, exactly."""
+    widened = answer.dtype == np.float32 and reference.dtype == np.float16
+    return answer.astype(np.float16) if widened else answer

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn
@@ -35,6 +35,18 @@ from generic_export.errors import (
 )
 from generic_export.inference_target.tract import wheel_worker
 from generic_export.inference_target.tract.engine import Array, IoFact, condense_error, conform_inputs, last_words
+from generic_export.inference_target.tract.features import DEFAULT_REGISTRIES
+from generic_export.inference_target.tract.measure import (
+    CPU,
+    EngineNode,
+    LoadTimes,
+    Profile,
+    check_device,
+    device_missing,
+    example_inputs,
+    read_nodes,
+    read_profile,
+)
 
 WHEEL_VERSION = "0.23.9"  # the release that facts/tract.md describes and that the tests run
 
@@ -46,6 +58,8 @@ _WORKER_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "1048576",  # so that freed weights go back to the system (facts/tract.md §6)
     "PYTHONSAFEPATH": "1",  # the worker's own folder must not shadow modules
 }
+_MEMORY_WORDS = ("memory allocation of", "failed to allocate")  # Rust's allocator, tract's own
+_MEMORY_HINT = "The engine got no more memory: run it on a smaller input, or where there is more."
 _SIGNAL_HINTS = {
     "SIGABRT": "tract panicked; this is how it answers some malformed graphs and out-of-range indices.",
     "SIGSEGV": "tract read invalid memory.",
@@ -61,13 +75,18 @@ class TractWheel:
         timeout_seconds: how long one request (a load, a run) may take before the child is killed.
         python: interpreter whose tract runs, for releases beside the installed one (scripts/install_tract_wheels);
             None for this one.
+        device: "cpu", "cuda" or "metal"; whether there is one shows when an archive is loaded.
+    Raises:
+        OptionError: an unknown device.
     """
 
     name = "wheel"
 
-    def __init__(self, *, timeout_seconds: float = 600.0, python: Path | None = None) -> None:
+    def __init__(self, *, timeout_seconds: float = 600.0, python: Path | None = None, device: str = CPU) -> None:
+        check_device(device)
         self.timeout_seconds = timeout_seconds
         self.python = python
+        self.device = device
 
     @property
     def version(self) -> str:
@@ -83,17 +102,21 @@ class TractWheel:
         except importlib.metadata.PackageNotFoundError:
             raise EngineMissingError("the Python package tract is not installed.", _INSTALL_HINT) from None
 
-    def load(self, archive: Path, *, transforms: Sequence[str] = ()) -> WheelModel:
-        """Load an archive in a new child process, with tract's core, transformers and extra operators.
+    def load(
+        self, archive: Path, *, transforms: Sequence[str] = (), registries: Sequence[str] = DEFAULT_REGISTRIES
+    ) -> WheelModel:
+        """Load an archive in a new child process.
 
         Args:
             archive: folder, `.tar` or gzipped tar with graph.nnef at its root.
             transforms: tract transforms applied in order, each a name ("transformers_detect_all") or a JSON
                 object ('{"name": "set_symbols", "values": {"S": 1}}').
+            registries: operators enabled beside tract's core, by the registries' names.
         Returns:
             The loaded model; use it in a `with` block, or call `close`.
         Raises:
             EngineMissingError: tract is not installed.
+            DeviceMissingError: tract cannot compute on the device asked for.
             EngineLoadError: tract refuses the archive or a transform.
             EngineCrashError, EngineTimeoutError: the child died, or did not answer in time.
             OptionError: a transform is written in a form that the wheel ignores.
@@ -105,12 +128,49 @@ class TractWheel:
         _ = self.version  # EngineMissingError before a process is started
         worker = _WorkerProcess(path.name, self.timeout_seconds, self.python)
         try:
-            facts = worker.request("load", str(path), list(transforms), refusal=EngineLoadError)
+            self._choose_device(worker)
+            facts = worker.request("load", str(path), list(transforms), list(registries), refusal=EngineLoadError)
         except BaseException:
             worker.close()
             raise
         inputs, outputs = (tuple(IoFact(*fact) for fact in side) for side in facts)
         return WheelModel(worker, inputs, outputs)
+
+    def dump(self, archive: Path, *, transforms: Sequence[str] = ()) -> tuple[EngineNode, ...]:
+        """List the nodes of the optimised graph; see `Engine.dump`."""
+        with self.load(archive, transforms=transforms) as model:
+            return model.dump()
+
+    def profile(self, archive: Path, sizes: Mapping[str, int], *, transforms: Sequence[str] = ()) -> Profile:
+        """Time every node; see `Engine.profile`."""
+        with self.load(archive, transforms=transforms) as model:
+            return model.profile(example_inputs(model.inputs, sizes))
+
+    def _choose_device(self, worker: _WorkerProcess) -> None:
+        if self.device == CPU:
+            return
+        reason = worker.request("use_device", self.device)
+        if reason is not None:
+            raise device_missing(f"tract {self.version} from pip", self.device, condense_error(reason, context=0))
+
+
+def convert_with_wheel(
+    model: Path, archive: Path, *, registries: Sequence[str], timeout_seconds: float = 600.0, python: Path | None = None
+) -> None:
+    """Let tract read a model (`.onnx`, or an NNEF archive) and write it as a gzipped NNEF archive of its own.
+
+    Raises:
+        EngineMissingError: tract is not installed.
+        EngineLoadError: tract cannot read the model, or has no NNEF form for it.
+        EngineCrashError, EngineTimeoutError: the child died, or did not answer in time.
+    """
+    _ = TractWheel(python=python).version
+    worker = _WorkerProcess(model.name, timeout_seconds, python)
+    try:
+        paths = str(model.absolute()), str(archive.absolute())
+        worker.request("convert", *paths, list(registries), refusal=EngineLoadError)
+    finally:
+        worker.close()
 
 
 def _version_in(python: Path) -> str:
@@ -174,7 +234,38 @@ class WheelModel:
         Every node counts, `Source` and `Const` and the nodes of loop bodies included; names are tract's
         ("OptMatMul", "FlashSDPA", "InPlaceKvSdpa"). Nothing is run. `TractCli.operators` counts the same.
         """
-        return Counter(self._worker.request("operators"))
+        return Counter(node.operator for node in self.dump())
+
+    def dump(self) -> tuple[EngineNode, ...]:
+        """List the nodes that `operators` counts, with what tract says each one costs. Nothing is run."""
+        return read_nodes(self._worker.request("dump"))
+
+    def profile(self, inputs: Sequence[Array]) -> Profile:
+        """Time every node over about five seconds of runs, each on a fresh state.
+
+        Args:
+            inputs: as `run`.
+        Raises:
+            EngineRunError, EngineCrashError, EngineTimeoutError: as `run`.
+        """
+        return read_profile(self._worker.request("profile", conform_inputs(self.inputs, inputs)))
+
+    def time_turns(self, turns: Sequence[Sequence[Array]]) -> list[float]:
+        """Run turns one after another on one fresh state, and time each inside the child.
+
+        Args:
+            turns: the inputs of each turn, as `run` takes them.
+        Returns:
+            Seconds a turn: the engine's alone, without the way of arrays between the processes.
+        Raises:
+            EngineRunError, EngineCrashError, EngineTimeoutError: as `run`.
+        """
+        seconds: list[float] = self._worker.request("time_turns", [conform_inputs(self.inputs, turn) for turn in turns])
+        return seconds
+
+    def load_times(self) -> LoadTimes:
+        """Return how long the load took, by step."""
+        return LoadTimes(**self._worker.request("timings"))
 
     def peak_rss_bytes(self) -> int:
         """Return the child's peak resident size so far, in bytes (its own only, not the parent's)."""
@@ -336,9 +427,9 @@ class _WorkerProcess:
             code = 0
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         why = last_words(self._stderr_tail())
-        return f"{self._subject}: tract died during the {method} ({cause}): {why or 'no message'}.", _SIGNAL_HINTS.get(
-            cause
-        )
+        starved = any(words in (why or "") for words in _MEMORY_WORDS)
+        hint = _MEMORY_HINT if starved else _SIGNAL_HINTS.get(cause)
+        return f"{self._subject}: tract died during the {method} ({cause}): {why or 'no message'}.", hint
 
     def _stderr_tail(self) -> str:
         # pread: the child shares this file's offset, seeking would move where it writes.

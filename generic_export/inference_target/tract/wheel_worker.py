@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import json
 import os
 import pickle
 import select
@@ -17,6 +16,7 @@ import signal
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,19 +76,46 @@ class Worker:
     def __init__(self, tract: Any) -> None:
         self._tract = tract
         self._runnable: Any = None
+        self._runtime: Any = None
+        self._timings: dict[str, float] = {}
         self._states: dict[int, Any] = {}
         self._ids = itertools.count()
 
-    def load(self, archive: str, transforms: list[str]) -> tuple[list[Any], list[Any]]:
+    def use_device(self, device: str) -> str | None:
+        """Compute on another device than the CPU from the next load on; return the reason where that is impossible."""
+        if not hasattr(self._tract, "runtime_for_name"):
+            return "this release of the wheel runs on the CPU only"
+        try:
+            self._runtime = self._tract.runtime_for_name(device)
+        except self._tract.TractError as error:
+            return str(error)
+        return None
+
+    def load(self, archive: str, transforms: list[str], registries: list[str]) -> tuple[list[Any], list[Any]]:
         """Load, transform and optimise; return (name, datum type, shape) of every input and output."""
-        model = load_model(self._tract, archive)
+        marks = [time.perf_counter()]
+        model = load_model(self._tract, archive, registries)
+        marks.append(time.perf_counter())
         for transform in transforms:
             model.transform(transform)
+        marks.append(time.perf_counter())
         # Facts are read while the model is alive: symbols lose their names with it (facts/tract.md §5.3).
         inputs = [self._fact(model.input_name(i), model.input_fact(i)) for i in range(model.input_count())]
         outputs = [self._fact(model.output_name(i), model.output_fact(i)) for i in range(model.output_count())]
-        self._runnable = runnable_of(model)
+        before = time.perf_counter()
+        self._runnable = runnable_of(model) if self._runtime is None else self._runtime.prepare(model)
+        steps = (*itertools.pairwise(marks), (before, time.perf_counter()))
+        self._timings = {
+            name: end - start for name, (start, end) in zip(("load", "transform", "optimise"), steps, strict=True)
+        }
         return inputs, outputs
+
+    def convert(self, model: str, archive: str, registries: list[str]) -> None:
+        """Write a model, ONNX or NNEF, as a gzipped NNEF archive, the way tract itself spells it."""
+        writer = self._tract.nnef()
+        for registry in registries:
+            writer = getattr(writer, _ENABLERS[registry])()
+        writer.write_model_to_tar_gz(load_model(self._tract, model, registries), archive)
 
     def run(self, inputs: list[Any]) -> list[Any]:
         """Run once on a fresh state."""
@@ -109,9 +136,29 @@ class Worker:
         for session in sessions:
             self._states.pop(session, None)
 
-    def operators(self) -> list[str]:
-        """Name the operator of every node of the optimised graph, nested bodies included."""
-        return [node["op_name"] for node in json.loads(self._runnable.profile_json(None))["nodes"]]
+    def dump(self) -> str:
+        """List every node of the optimised graph, nested bodies included, as JSON; nothing is run."""
+        listed: str = self._runnable.profile_json(None)
+        return listed
+
+    def profile(self, inputs: list[Any]) -> str:
+        """Run again and again on fresh states for five seconds, which is tract's choice; times by node, as JSON."""
+        measured: str = self._runnable.profile_json(inputs)
+        return measured
+
+    def time_turns(self, turns: list[list[Any]]) -> list[float]:
+        """Run turns on one fresh state; return the seconds that each took in the engine."""
+        state = self._runnable.spawn_state()
+        seconds = []
+        for turn in turns:
+            start = time.perf_counter()
+            state.run(turn)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def timings(self) -> dict[str, float]:
+        """Return the seconds that the steps of the load took."""
+        return self._timings
 
     def peak_rss(self) -> int:
         """Return this process's peak resident size in bytes."""
@@ -131,9 +178,22 @@ class Worker:
 # --- what releases up to 0.22 call otherwise --------------------------------------------------------
 
 
-def load_model(tract: Any, archive: str) -> Any:
-    """Load an archive with the core, transformers and extra operators."""
-    nnef = tract.nnef().with_tract_transformers().with_tract_extra()
+# How the wheel enables a registry.
+_ENABLERS = {
+    "tract_transformers": "with_tract_transformers",
+    "tract_extra": "with_tract_extra",
+    "tract_onnx": "with_onnx",
+    "tract_pulse": "with_pulse",
+}
+
+
+def load_model(tract: Any, archive: str, registries: list[str]) -> Any:
+    """Load an archive with the core and some further operators; a file `.onnx` is read as ONNX."""
+    if archive.endswith(".onnx"):
+        return tract.onnx().load(archive).into_model()
+    nnef = tract.nnef()
+    for registry in registries:
+        nnef = getattr(nnef, _ENABLERS[registry])()
     if hasattr(nnef, "load"):
         return nnef.load(archive)
     return nnef.with_tract_core().model_for_path(archive)

@@ -13,11 +13,13 @@ from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import DialectError, EngineMissingError, OptionError
-from generic_export.inference_target.tract.dialect import RELEASES, SINCE, in_dialect, parse_version
+from generic_export.inference_target.tract.dialect import RELEASES, SINCE, older_fragments, refuse_younger
 from generic_export.inference_target.tract.older_forms import OLDER_FORMS
 from generic_export.inference_target.tract.wheel import TractWheel
 from generic_export.inference_target.tract.wheels import wheel_python
+from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefGraph, NnefOperation
+from generic_export.nnef.registries import with_fragments
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "dialect_smoke.py"
 
@@ -70,7 +72,9 @@ def test_windows_are_what_the_wheel_knows(version: str, tmp_path: Path) -> None:
         with pytest.raises(Exception) as refusal:
             TractWheel(timeout_seconds=20, python=python).load(tmp_path).close()
         unknown = "No definition for operator" in str(refusal.value)
-        assert unknown is (parse_version(version) < parse_version(since)), f"{operator}: {refusal.value}"
+        assert unknown is (SemanticVersion.parse(version) < SemanticVersion.parse(since)), (
+            f"{operator}: {refusal.value}"
+        )
 
 
 def test_an_older_form_calls_nothing_that_is_unknown_to_the_oldest_release() -> None:
@@ -99,12 +103,15 @@ def test_a_reduction_that_older_releases_ignore_is_refused(tmp_path: Path) -> No
 def test_the_newest_release_reads_the_document_as_it_is() -> None:
     operation = NnefOperation("tract_core_silu", (), (), ("y",))
     graph = NnefGraph("g", (), ("y",), (operation,), registries=("tract_core",))
-    assert in_dialect(graph, RELEASES[-1]) == graph
+    newest = SemanticVersion.parse(RELEASES[-1])
+    refuse_younger(graph, newest)
+    assert older_fragments(graph, newest) == ()
 
 
 def test_an_older_release_gets_the_fragment_and_its_registry() -> None:
     operation = NnefOperation("tract_core_silu", (), (), ("y",))
-    graph = in_dialect(NnefGraph("g", (), ("y",), (operation,), registries=("tract_core",)), "0.22.4")
+    young = NnefGraph("g", (), ("y",), (operation,), registries=("tract_core",))
+    graph = with_fragments(young, older_fragments(young, SemanticVersion.parse("0.22.4")))
     assert [fragment.name for fragment in graph.fragments] == ["tract_core_silu"]
     assert graph.registries == ("tract_core", "tract_transformers")
 

@@ -292,6 +292,41 @@ def test_kill_from_outside_is_named(engine: TractWheel, add_one: Path) -> None:
             model.run([np.zeros((3_000_000, 3), np.float32)])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="limits another process's memory")
+def test_running_out_of_memory_is_one_clear_error(engine: TractWheel, tmp_path: Path) -> None:
+    import resource
+
+    product = "matmul(unsqueeze(x, axes=[1]), unsqueeze(x, axes=[0]))"
+    archive = write_archive(
+        tmp_path / "outer", f"graph net(x) -> (y) {{ x = external<scalar>(shape=[S]); y = {product}; }}"
+    )
+    with engine.load(archive) as model, engine.load(archive) as other:
+        status = Path(f"/proc/{model.pid}/status").read_text()
+        used = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmSize"))
+        resource.prlimit(model.pid, resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+        with pytest.raises(EngineCrashError, match=r"allocat.*6400000000.*got no more memory"):
+            model.run([np.zeros(40_000, np.float32)])
+        assert not is_running(model.pid)
+        with pytest.raises(EngineCrashError, match="allocat"):
+            model.run([np.zeros(1, np.float32)])
+        assert other.run([np.ones(2, np.float32)])[0].tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_load_that_does_not_end_is_stopped(slow: Path) -> None:
+    with pytest.raises(EngineTimeoutError, match=r"no end of the load after 0\.02 s"):
+        TractWheel(timeout_seconds=0.02).load(slow)
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    assert not any(b"wheel_worker" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
+
+
+def test_registries_are_those_asked_for(engine: TractWheel, tmp_path: Path) -> None:
+    archive = write_archive(tmp_path / "one", ADD_ONE)  # its header declares tract_transformers
+    with pytest.raises(EngineLoadError, match="tract_transformers"):
+        engine.load(archive, registries=("tract_extra",))
+    with engine.load(archive, registries=("tract_transformers", "tract_onnx", "tract_pulse")) as model:
+        assert model.run([np.zeros((1, 3), np.float32)])[0].tolist() == [[1, 1, 1]]
+
+
 def test_long_run_is_stopped_in_time(slow: Path) -> None:
     with TractWheel(timeout_seconds=3).load(slow) as model:
         start = time.monotonic()

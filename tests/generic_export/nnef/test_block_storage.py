@@ -105,7 +105,7 @@ def stored(label: str, values: torch.Tensor) -> tuple[TensorSource, torch.Tensor
 
 
 def run(path: Path, graph: NnefGraph, sources: dict[str, TensorSource], inputs: list[torch.Tensor]) -> torch.Tensor:
-    archive = write_document(path / "model", graph, sources, compression_level=None)
+    archive = write_document(path / "model", graph, sources, compression_level=None).path
     with TractWheel().load(archive) as model:
         return torch.from_numpy(model.run([tensor.numpy() for tensor in inputs])[0])
 

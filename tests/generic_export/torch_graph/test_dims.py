@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 import sympy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._sympy.functions import FloorDiv, Mod
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod
 
 from generic_export.errors import DimensionError, OptionError
-from generic_export.torch_graph.dims import dim_symbol, dim_text, evaluate_dim, same_dim, same_shape, simplify_dim
+from generic_export.torch_graph.dims import (
+    dim_symbol,
+    dim_text,
+    evaluate_dim,
+    plain_size,
+    same_dim,
+    same_shape,
+    simplify_dim,
+)
+from generic_export.torch_graph.size_proofs import never_negative
 
 S, P = dim_symbol("S"), dim_symbol("P")
 
@@ -85,3 +94,25 @@ def test_symbol_names_that_break_tracts_parser_are_refused(name: str) -> None:
 def test_a_missing_symbol_value_is_named() -> None:
     with pytest.raises(DimensionError, match="no value"):
         evaluate_dim(S + P, {"S": 3})
+
+
+def test_extrema_that_one_period_decides_are_gone() -> None:
+    height = dim_symbol("H")
+    quarter, doubled_eighth = FloorDiv(height + 3, 4), 2 * FloorDiv(height + 7, 8)
+    assert plain_size(Min(doubled_eighth, quarter)) == quarter
+    assert plain_size(Max(doubled_eighth, quarter)) == doubled_eighth
+    assert plain_size(Min(height, 4)) == Min(height, 4)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 9), st.integers(1, 6)), min_size=1, max_size=3),
+    st.integers(-5, 5),
+)
+def test_what_is_called_never_negative_never_is(terms: list[tuple[int, int, int]], constant: int) -> None:
+    size = dim_symbol("S")
+    expr = sum((factor * FloorDiv(size + shift, divisor) for factor, shift, divisor in terms), sympy.Integer(constant))
+    values = (
+        constant + sum(f * ((number + shift) // divisor) for f, shift, divisor in terms) for number in range(7000)
+    )
+    assert never_negative(sympy.expand(expr)) == all(value >= 0 for value in values)

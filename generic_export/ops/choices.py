@@ -1,0 +1,39 @@
+"""What a target decides about the way a graph is spelled; the translations ask, and never know which target it is.
+
+In: nothing; a target makes these. Out: read through `NnefBuilder.numerics` and `NnefBuilder.spelling`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Where an f16 graph computes in f32 although PyTorch's own graph would not have to.
+
+    Attributes:
+        f32_linear_accumulation: matrix products accumulate, and leave, in f32 before they are rounded.
+        f32_attention: query, key and value are widened, so that the whole attention is computed in f32.
+        f32_norm: a norm's input, scale and shift are widened, so that it is rounded once, at its end.
+    """
+
+    f32_linear_accumulation: bool = False
+    f32_attention: bool = False
+    f32_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """Which of two ways to say the same thing is written.
+
+    Attributes:
+        attention_operator: attention is one operator of the engine; otherwise products, softmax and masks.
+        debox_upsampling: nearest upsampling by whole factors is `debox`; otherwise `tract_core_resize`.
+    """
+
+    attention_operator: bool = True
+    debox_upsampling: bool = False
+
+
+__all__ = ["Numerics", "Spelling"]

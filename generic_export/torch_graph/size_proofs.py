@@ -1,0 +1,91 @@
+"""Facts about sizes that sympy does not find, proved by trying one period: multiples, signs, the smaller of two.
+
+In: sympy expressions over sizes, built of sums, products with constants, integer divisions and remainders by constants. Such
+an expression grows by the same amount over every period of its divisions, so that one period is a proof.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+
+import sympy
+from torch.utils._sympy import functions as torch_sympy
+
+REMAINDERS = (sympy.Mod, torch_sympy.Mod, torch_sympy.PythonMod)
+
+_MAX_TRIALS = 4096
+_EXTREMA = {torch_sympy.Min: 1, torch_sympy.Max: -1, sympy.Min: 1, sympy.Max: -1}
+
+
+def without_symbolic_divisors(expr: sympy.Expr) -> sympy.Expr:
+    """Return a size with `n // (n // 4)` as 4 wherever `n` is a multiple of 4, as an axis split in fours is."""
+    return expr.replace(torch_sympy.FloorDiv, _constant_quotient)
+
+
+def _constant_quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    if isinstance(divisor, torch_sympy.FloorDiv) and divisor.args[1].is_Integer:
+        whole, part = divisor.args
+        if sympy.expand(base - whole) == 0 and is_multiple(whole, int(part)):
+            return part
+    return torch_sympy.FloorDiv(base, divisor)
+
+
+def without_needless_extrema(expr: sympy.Expr) -> sympy.Expr:
+    """Return a size with `min(a, b)` as `a` wherever `a` is never larger, and `max` likewise."""
+    for function, sign in _EXTREMA.items():
+        if expr.has(function):
+            expr = expr.replace(function, lambda *terms, f=function, s=sign: _extremum(f, terms, s))
+    return expr
+
+
+def _extremum(function: type, terms: tuple[sympy.Expr, ...], sign: int) -> sympy.Expr:
+    kept = list(terms)
+    for term in terms:
+        if any(other is not term and never_negative(sympy.expand(sign * (term - other))) for other in kept):
+            kept.remove(term)
+    return kept[0] if len(kept) == 1 else function(*kept)
+
+
+def is_multiple(expr: sympy.Expr, divisor: int) -> bool:
+    """Say whether a sum of sizes and of their remainders by `divisor` is always a multiple of it."""
+    symbols = sorted(expr.free_symbols, key=str)
+    remainders = expr.atoms(sympy.Function)
+    periodic = all(isinstance(part, REMAINDERS) and part.args[1] == divisor for part in remainders)
+    if not periodic or divisor ** len(symbols) > _MAX_TRIALS:
+        return False
+    periods = itertools.product(range(divisor), repeat=len(symbols))
+    return all(expr.subs(dict(zip(symbols, sizes, strict=True))) % divisor == 0 for sizes in periods)
+
+
+@lru_cache(maxsize=4096)
+def never_negative(expr: sympy.Expr) -> bool:
+    """Say whether an expression over one size is at least 0 whatever that size is; False when that cannot be proved."""
+    if expr.is_nonnegative is not None:
+        return bool(expr.is_nonnegative)
+    period = _period(expr)
+    if period is None or period > _MAX_TRIALS:
+        return False
+    (symbol,) = expr.free_symbols
+    values = [expr.subs(symbol, size) for size in range(2 * period)]
+    growth = values[period] - values[0]
+    return growth >= 0 and all(
+        first >= 0 and second - first == growth for first, second in zip(values[:period], values[period:], strict=True)
+    )
+
+
+def _period(expr: sympy.Expr) -> int | None:
+    """Return a size after which every division of an expression in one symbol starts over, or None."""
+    if len(expr.free_symbols) != 1:
+        return None
+    period = 1
+    for part in sympy.preorder_traversal(expr):
+        if isinstance(part, (torch_sympy.FloorDiv, *REMAINDERS)) and part.args[1].is_Integer:
+            period *= int(part.args[1])
+        elif not (part.is_Symbol or part.is_Integer or part.is_Add or _is_scaled(part)):
+            return None
+    return period
+
+
+def _is_scaled(part: sympy.Basic) -> bool:
+    return part.is_Mul and sum(1 for factor in part.args if factor.free_symbols) <= 1

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Run the smoke set (scripts/dialect_smoke.py) in every engine and release that is installed; write docs/compatibility.md.
+
+In: the wheels of scripts/install_tract_wheels, the command of scripts/install_tract_cli. Out: a table module x engine, with
+the reason for everything that does not pass; exit code 1 when a module that the dialect accepts is wrong somewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.errors import DialectError, EngineMissingError, T2NError
+from generic_export.inference_target.tract.asking import ask_cli, ask_wheel
+from generic_export.inference_target.tract.cli import TractCli
+from generic_export.inference_target.tract.dialect import RELEASES
+from generic_export.inference_target.tract.features import DEFAULT_REGISTRIES
+from generic_export.inference_target.tract.install import TRACT_CLI_VERSION
+from generic_export.inference_target.tract.wheel import TractWheel
+from generic_export.inference_target.tract.wheels import wheel_python
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "compatibility.md"
+_TIMEOUT_SECONDS = 30.0
+_MARKS = {"passed": "✓", "refused": "refused", "failed": "**wrong**"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One engine of one release.
+
+    Attributes:
+        title: heading of the column.
+        version: the release that is exported for.
+        engine: the engine, or why there is none.
+    """
+
+    title: str
+    version: str
+    engine: TractWheel | TractCli | str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one module in one column."""
+
+    case: str
+    column: str
+    status: str
+    reason: str = ""
+
+
+def load_smoke() -> ModuleType:
+    """Return scripts/dialect_smoke.py as a module."""
+    spec = importlib.util.spec_from_file_location("dialect_smoke", ROOT / "scripts" / "dialect_smoke.py")
+    if spec is None or spec.loader is None:
+        raise ImportError("scripts/dialect_smoke.py is missing")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["dialect_smoke"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def columns(versions: Sequence[str]) -> list[Column]:
+    """Return a column per wheel, and one for the command."""
+    found = [Column(f"wheel {version}", version, _wheel(version)) for version in versions]
+    if TRACT_CLI_VERSION in versions:
+        found.append(Column(f"command {TRACT_CLI_VERSION}", TRACT_CLI_VERSION, _command()))
+    return found
+
+
+def _wheel(version: str) -> TractWheel | str:
+    try:
+        return TractWheel(timeout_seconds=_TIMEOUT_SECONDS, python=wheel_python(version))
+    except EngineMissingError as error:
+        return error.message
+
+
+def _command() -> TractCli | str:
+    try:
+        return TractCli(timeout_seconds=_TIMEOUT_SECONDS)
+    except EngineMissingError as error:
+        return error.message
+
+
+def judge(smoke: ModuleType, case: Any, column: Column) -> Outcome:
+    """Export one module for a column's release, run it there at both sizes and compare with PyTorch."""
+    torch.manual_seed(0)
+    module = case.make().eval()
+    names = [f"input_{index}" for index in range(len(case.axes))]
+    axes = dict(zip(names, case.axes, strict=True))
+    target = TractNNEF(version=column.version, dynamic_axes=axes, check_io=False)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            archive = export_model_to_nnef(
+                module, case.inputs(smoke.SIZES[0]), Path(folder) / "smoke.nnef", target, input_names=names
+            )
+            for size in smoke.SIZES:
+                inputs = case.inputs(size)
+                arrays = [value.numpy() for value in inputs]
+                smoke._compare(module, inputs, _answers(column, archive, arrays), case.tolerance)
+        except DialectError as error:
+            return Outcome(case.name, column.title, "refused", error.message)
+        except (T2NError, AssertionError) as error:
+            return Outcome(case.name, column.title, "failed", " ".join(str(error).split())[:300])
+    return Outcome(case.name, column.title, "passed")
+
+
+def _answers(column: Column, archive: Path, arrays: list[Any]) -> list[Any]:
+    if isinstance(column.engine, TractWheel):
+        return ask_wheel(column.engine, archive, arrays, registries=DEFAULT_REGISTRIES)
+    if isinstance(column.engine, TractCli):
+        return ask_cli(column.engine, archive, arrays, registries=DEFAULT_REGISTRIES)
+    raise EngineMissingError(str(column.engine))
+
+
+def document(table: Sequence[Column], cases: Sequence[Any], found: Mapping[tuple[str, str], Outcome]) -> str:
+    """Return docs/compatibility.md."""
+    return "\n".join(_lines(table, cases, found)) + "\n"
+
+
+def _lines(table: Sequence[Column], cases: Sequence[Any], found: Mapping[tuple[str, str], Outcome]) -> Iterator[str]:
+    yield "# What passes in which engine"
+    yield ""
+    yield (
+        f"Written by `scripts/compatibility.py` with PyTorch {torch.__version__.split('+')[0]} on {platform.machine()}. "
+        f"Each of {len(cases)} modules is exported for a tract release"
+    )
+    yield (
+        "(`TractNNEF(version=...)`), run in that release at two sizes of its dynamic axes, and compared with PyTorch "
+        "(element types exactly, values within 1e-4)."
+    )
+    yield ""
+    yield "✓ passed; *refused*: the release has no form for it, and the export says so; **wrong**: anything else."
+    yield ""
+    yield "| module | " + " | ".join(column.title for column in table) + " |"
+    yield "|---|" + "---|" * len(table)
+    for case in cases:
+        marks = (_MARKS[found[case.name, column.title].status] for column in table)
+        yield f"| {case.name} | " + " | ".join(marks) + " |"
+    counts = (sum(found[case.name, column.title].status == "passed" for case in cases) for column in table)
+    yield "| **passed** | " + " | ".join(f"{count} of {len(cases)}" for count in counts) + " |"
+    for status, title in (("refused", "Refused, and why"), ("failed", "Wrong")):
+        rows = _reasons(table, cases, found, status)
+        if rows:
+            yield ""
+            yield f"## {title}"
+            yield ""
+            yield from rows
+
+
+def _reasons(
+    table: Sequence[Column], cases: Sequence[Any], found: Mapping[tuple[str, str], Outcome], status: str
+) -> list[str]:
+    rows = []
+    for case in cases:
+        outcomes = [found[case.name, column.title] for column in table]
+        reasons = {outcome.column: outcome.reason for outcome in outcomes if outcome.status == status}
+        rows += [f"* {case.name}, {column}: {reason}" for column, reason in reasons.items()]
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the document; see --help."""
+    parser = argparse.ArgumentParser(prog="compatibility", description="Write docs/compatibility.md.")
+    parser.add_argument("--versions", nargs="+", default=list(RELEASES), help="releases (default: %(default)s)")
+    parser.add_argument("--only", default="", help="modules whose name contains this")
+    parser.add_argument("--output", type=Path, default=DOCUMENT, help="where to write (default: docs/compatibility.md)")
+    options = parser.parse_args(arguments)
+    smoke = load_smoke()
+    cases = [case for case in smoke.CASES if options.only in case.name]
+    table = columns(options.versions)
+    missing = [f"{column.title}: {column.engine}" for column in table if isinstance(column.engine, str)]
+    if missing:
+        print("\n".join(missing), "\nRun scripts/install_tract_wheels and scripts/install_tract_cli.", file=sys.stderr)
+        return 2
+    found: dict[tuple[str, str], Outcome] = {}
+    for column in table:
+        for case in cases:
+            outcome = found[case.name, column.title] = judge(smoke, case, column)
+            print(f"{column.title}: {case.name}: {outcome.status} {outcome.reason}", flush=True)
+    options.output.write_text(document(table, cases, found), encoding="utf-8")
+    return int(any(outcome.status == "failed" for outcome in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
