@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TractNNEF,
     )
     from generic_export.inference_target.tract.asking import assert_io_cmd_str
+    from generic_export.inference_target.tract.downloader import TractBinaryDownloader
     from generic_export.inference_target.tract.second_opinion import debug_dumper_pytorch_to_onnx_to_nnef
     from generic_export.weights.disk import (
         export_tensors_from_disk_to_nnef,
@@ -35,6 +36,7 @@ _HOMES = {
     "SemanticVersion": "generic_export.inference_target",
     "T2NError": "generic_export.errors",
     "ToleranceLimits": "generic_export.inference_target",
+    "TractBinaryDownloader": "generic_export.inference_target.tract.downloader",
     "TractCheckTolerance": "generic_export.inference_target",
     "TractFeature": "generic_export.inference_target",
     "TractNNEF": "generic_export.inference_target",
@@ -54,6 +56,7 @@ __all__ = [
     "SemanticVersion",
     "T2NError",
     "ToleranceLimits",
+    "TractBinaryDownloader",
     "TractCheckTolerance",
     "TractFeature",
     "TractNNEF",

@@ -37,7 +37,16 @@ app = typer.Typer(
 
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 _QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
-_EngineOption = Annotated[str, typer.Option(help="wheel: tract from pip, embedded. cli: the tract command.")]
+_EngineOption = Annotated[
+    str,
+    typer.Option(
+        help="wheel: tract from pip, embedded. cli: the tract command. auto: the first of them that is there."
+    ),
+]
+_AtolOption = Annotated[
+    float | None, typer.Option(min=0.0, help="Largest error of a logit, instead of the type's own.")
+]
+_RtolOption = Annotated[float | None, typer.Option(min=0.0, help="The same as a share of the largest logit.")]
 _TractOption = Annotated[
     Path | None, typer.Option("--tract", help="The tract command to check with (implies --engine cli).")
 ]
@@ -245,6 +254,8 @@ def validate(
     adapter: _AdapterOption = None,
     device_map: _DeviceMapOption = "auto",
     max_memory: _MaxMemoryOption = None,
+    atol: _AtolOption = None,
+    rtol: _RtolOption = None,
     engine: _EngineOption = "wheel",
     tract: _TractOption = None,
     as_json: _JsonOption = False,
@@ -269,6 +280,8 @@ def validate(
             adapter=adapter,
             device_map=device_map,
             max_memory=max_memory,
+            atol=atol,
+            rtol=rtol,
             engine=engine,
             tract_binary=tract,
             reporter=sink,

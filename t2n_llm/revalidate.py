@@ -18,7 +18,7 @@ from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, r
 from t2n_llm.reference_model import Placement, meta_model, plan_residency
 from t2n_llm.runner import open_runner
 from t2n_llm.source import ModelSource, open_source
-from t2n_llm.validate import ValidationReport, validate_archive
+from t2n_llm.validate import Tolerance, ValidationReport, validate_archive
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ def validate_folder(
     adapter: str | None = None,
     device_map: str = "auto",
     max_memory: str | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
     reporter: Reporter | None = None,
 ) -> ValidationReport:
     """Run the four checks on an export folder.
@@ -51,6 +53,7 @@ def validate_folder(
         engine, tract_binary: see `open_runner`.
         adapter: the adapter that was merged, by hub id or folder; None takes the hub id recorded in the folder.
         device_map, max_memory: where the weights of the PyTorch reference may stay, see `Placement.parse`.
+        atol, rtol: limit of a logit's error, `atol + rtol * largest logit`; None for both takes the element type's.
         reporter: told what happens; None logs.
 
     Raises:
@@ -87,8 +90,13 @@ def validate_folder(
             adapter=opened,
             overrides=overrides,
         )
+        tolerance = Tolerance.for_dtype(dtype).limited(atol, rtol)
         return validate_archive(
-            runner, expected, dtype, on_check=lambda name: reporter.stage(f"Checking in tract: {name}")
+            runner,
+            expected,
+            dtype,
+            tolerance=tolerance,
+            on_check=lambda name: reporter.stage(f"Checking in tract: {name}"),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -158,7 +159,7 @@ class CliRunner:
         return [outputs[f"{prefix}outputs"][0] for prefix in prefixes]
 
 
-ENGINES = ("wheel", "cli")
+ENGINES = ("wheel", "cli", "auto")
 
 
 @contextmanager
@@ -171,7 +172,8 @@ def open_runner(
         archive: folder or file.
         caches: the graph's states.
         dtype: `f32` or `f16`, of the archive.
-        engine: `wheel` (pip-installed, in a worker process) or `cli` (the `tract` command).
+        engine: `wheel` (pip-installed, in a worker process), `cli` (the `tract` command), or `auto`: the first of them that
+            is installed.
         tract_binary: the command to use; implies `cli`.
 
     Raises:
@@ -180,6 +182,8 @@ def open_runner(
     """
     if engine not in ENGINES:
         raise OptionError(f"engine {engine!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")
+    if engine == "auto":
+        engine = "wheel" if find_spec("tract") is not None else "cli"
     if engine == "cli" or tract_binary is not None:
         empty = {cache.input_name: cache.shape(1, 0) for cache in caches}
         yield CliRunner(archive, empty, dtype, TractCli(tract_binary))

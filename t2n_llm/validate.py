@@ -7,7 +7,7 @@ PyTorch's greedy tokens), and free greedy generation with the cache as engine st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,10 +25,18 @@ class Tolerance:
     Attributes:
         max_abs_error: of the logits, as a share of the largest reference logit of the step (at least 1).
         kl_divergence: of the next-token distributions, in nats, per step.
+        absolute: of the logits, added to that share.
     """
 
     max_abs_error: float
     kl_divergence: float
+    absolute: float = 0.0
+
+    def limited(self, atol: float | None, rtol: float | None) -> Tolerance:
+        """Return it with limits of one's own: `atol + rtol * largest logit`; None for both leaves it as it is."""
+        if atol is None and rtol is None:
+            return self
+        return replace(self, absolute=atol or 0.0, max_abs_error=rtol or 0.0)
 
     @staticmethod
     def for_dtype(dtype: str) -> Tolerance:
@@ -68,7 +76,7 @@ class StepResult:
 
     def agrees(self, tolerance: Tolerance) -> bool:
         """Say whether the step is within tolerance; another favourite token must be a tie at this resolution."""
-        limit = tolerance.max_abs_error * self.scale
+        limit = tolerance.absolute + tolerance.max_abs_error * self.scale
         close = self.max_abs_error <= limit and self.kl_divergence <= tolerance.kl_divergence
         return close and (self.same_top1 or self.top1_gap <= 2 * limit)
 
