@@ -148,7 +148,12 @@ def test_tiny_end_to_end_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int) -> None:
     command = [sys.executable, str(SCRIPT), "--size", "tiny", "--work", str(tmp_path), "--repeat", "50"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # A background job (nohup, CI) may have been started with Ctrl-C ignored, and so would its children.
+    heard = signal.signal(number, signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(number, heard)
     assert process.stderr is not None
     for line in process.stderr:
         if "export" in line:
