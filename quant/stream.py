@@ -1,14 +1,12 @@
 """Quantising while tensors stream: a float `TensorSource` in, one of blocks out, a piece of rows at a time.
 
-Two threads work on consecutive pieces and hand them over in order, so that memory stays at a few pieces.
+One piece of rows at a time; the archive's writer streams several tensors at once, which is what keeps the processors busy.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +20,6 @@ from quant.packing import check_quantizable, pack_q4_0, pack_q8_1, unpack_q8_1
 from quant.protocol import InputStatistics, Quantizer
 
 _PIECE_VALUES = 1 << 21
-_WORKERS = 2
 _CACHED_VALUES = 1 << 17
 
 
@@ -115,7 +112,8 @@ class QuantizedTensor:
             WeightError: the tensor holds inf or nan.
         """
         total = QuantizationError()
-        for packed, error in ordered_map(self._quantize, row_pieces(self.source, row_length(self.shape))):
+        for rows in row_pieces(self.source, row_length(self.shape)):
+            packed, error = self._quantize(rows)
             total = total.plus(error)
             yield packed.reshape(-1).numpy().data
         self.report.errors[self.name] = total
@@ -258,26 +256,6 @@ def row_pieces(source: TensorSource, length: int, values: int = _PIECE_VALUES) -
 
 def _rows(data: bytearray, dtype: torch.dtype, length: int) -> torch.Tensor:
     return torch.frombuffer(data, dtype=dtype).reshape(-1, length)
-
-
-def ordered_map(
-    function: Callable[[torch.Tensor], tuple[torch.Tensor, QuantizationError]], pieces: Iterator[torch.Tensor]
-) -> Iterator[tuple[torch.Tensor, QuantizationError]]:
-    """Apply a function to pieces in two threads; results come in order, and at most three pieces are under way."""
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="quantize", initializer=torch.set_num_threads, initargs=(1,))
-    waiting: deque[Future[tuple[torch.Tensor, QuantizationError]]] = deque()
-    try:
-        for piece in pieces:
-            waiting.append(pool.submit(function, piece))
-            if len(waiting) > _WORKERS:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-        # In a worker the call sets that thread's own count, but also the one that new threads start with.
-        torch.set_num_threads(threads)
 
 
 def blocks_error(weight: torch.Tensor, blocks: Q4Blocks) -> QuantizationError:
