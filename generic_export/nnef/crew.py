@@ -5,11 +5,12 @@ In: tasks, best the longest first. Out: nothing; the first error of a task stops
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,7 @@ import torch
 # One more than the processors: while one thread waits for the disk, the others compute.
 THREADS = min((os.cpu_count() or 1) + 1, 6)
 _TICK_SECONDS = 0.1
+_M_ARENA_MAX = -8
 
 T = TypeVar("T")
 Task = Callable[["Crew"], None]
@@ -56,6 +58,7 @@ class Crew:
     def run(self, tasks: Sequence[Task], tick: Callable[[], None] | None = None) -> None:
         """Do all tasks; `tick` is called now and then, in the calling thread."""
         self._tasks.extend(tasks)
+        _share_one_heap()
         with _one_thread_in_torch():
             threads = [
                 threading.Thread(target=self._work, name=f"archive-{number}", daemon=True)
@@ -95,6 +98,16 @@ class Crew:
             self._stop.set()
         finally:
             self._ended.release()
+
+
+def _share_one_heap() -> None:
+    """Let new threads allocate from the heaps that are there.
+
+    glibc gives each thread a heap of its own, and each keeps what its largest buffers took: 418 to 526 MiB over the imports
+    for one and the same export, against 302 to 303 MiB from one heap (M_ARENA_MAX, malloc.h). For the process it stays so.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # not Linux, or not glibc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 @contextmanager
