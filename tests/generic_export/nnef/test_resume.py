@@ -1,5 +1,6 @@
 """Archives that are continued: what is whole is kept, everything else is written again, and the bytes are the same."""
 
+import gzip
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,7 +192,7 @@ def test_whatever_happened_to_the_files_the_result_is_right(tmp_path_factory, da
     assert list(export.path.parent.iterdir()) == [export.path_written]
 
 
-def _uncompressed(files: dict[str, bytes], level: int | None) -> dict[str, bytes]:
+def _uncompressed(files, level):
     return {name: gzip.decompress(data) for name, data in files.items()} if level else files
 
 
