@@ -38,11 +38,14 @@ class GzipState:
         end: length of the compressed file in bytes.
         crc: CRC-32 of the uncompressed bytes so far.
         length: how many they are.
+        stored_crc: CRC-32 of the compressed bytes so far, header excluded: deflate has padding bits, which say nothing and
+            yet belong to the file.
     """
 
     end: int = len(_HEADER)
     crc: int = 0
     length: int = 0
+    stored_crc: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ class GzipStream:
         before = self._state
         self._file.write_at(before.end, block.data)
         crc = zlib_ng.crc32_combine(before.crc, block.crc, block.length)
-        self._state = GzipState(before.end + len(block.data), crc, before.length + block.length)
+        stored_crc = zlib_ng.crc32(block.data, before.stored_crc)
+        self._state = GzipState(before.end + len(block.data), crc, before.length + block.length, stored_crc)
 
 
 def _compress(data: bytearray, level: int) -> _Block:
@@ -164,9 +168,10 @@ def verify_spans(path: Path, spans: Iterable[GzipSpan]) -> GzipState | None:
 
 def _holds(file: io.FileIO, before: GzipState, span: GzipSpan) -> bool:
     digest, crc, position = hashlib.sha256(), before.crc, 0
+    stored = _Stretch(file, before.end, span.after.end, before.stored_crc)
     body_end = len(span.header) + span.size
     try:
-        for data in _inflate(file, before.end, span.after.end):
+        for data in _inflate(stored):
             crc = zlib_ng.crc32(data, crc)
             if position < len(span.header):
                 count = min(len(data), len(span.header) - position)
@@ -178,15 +183,31 @@ def _holds(file: io.FileIO, before: GzipState, span: GzipSpan) -> bool:
     except _DamagedError:
         return False
     whole = position == body_end + span.padding == span.after.length - before.length
-    return whole and crc == span.after.crc and digest.hexdigest() == span.sha256
+    crcs = (crc, stored.crc) == (span.after.crc, span.after.stored_crc)
+    return whole and crcs and digest.hexdigest() == span.sha256
 
 
-def _inflate(file: io.FileIO, begin: int, end: int) -> Iterator[bytes]:
+class _Stretch:
+    """Bytes `begin` to `end` of a file, read once; `crc` goes on from the one given, over what was read."""
+
+    def __init__(self, file: io.FileIO, begin: int, end: int, crc: int) -> None:
+        self.crc = crc
+        self._file = file
+        self._begin = begin
+        self._end = end
+
+    def __iter__(self) -> Iterator[bytes]:
+        position = self._file.seek(self._begin)
+        while position < self._end and (data := self._file.read(min(BLOCK_BYTES, self._end - position))):
+            position += len(data)
+            self.crc = zlib_ng.crc32(data, self.crc)
+            yield data
+
+
+def _inflate(stored: Iterable[bytes]) -> Iterator[bytes]:
     """Decompress a stretch that starts after a full flush, in pieces of at most `BLOCK_BYTES`."""
     inflater = zlib_ng.decompressobj(_RAW)
-    file.seek(begin)
-    while begin < end and (data := file.read(min(BLOCK_BYTES, end - begin))):
-        begin += len(data)
+    for data in stored:
         while data:
             yield inflater.decompress(data, BLOCK_BYTES)
             data = inflater.unconsumed_tail

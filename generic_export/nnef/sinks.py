@@ -11,6 +11,7 @@ import os
 import tarfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -295,10 +296,13 @@ class _TgzStream:
 
     def close(self, finished: Callable[[Mapping[str, int]], None]) -> None:
         self._stream.write(memoryview(bytes(self._padding)))
-        self._stream.cut(lambda state: finished({"end": state.end, "crc": state.crc, "length": state.length}))
+        self._stream.cut(lambda state: finished(asdict(state)))
 
     def abandon(self) -> None:
         pass
+
+
+_STATE_KEYS = {item.name for item in fields(GzipState)}
 
 
 def resumable_state(
@@ -317,7 +321,7 @@ def resumable_state(
     spans: list[GzipSpan] = []
     for name, size in sizes.items():
         record = records.get(name)
-        if record is None or record.bytes != size or record.state.keys() != {"end", "crc", "length"}:
+        if record is None or record.bytes != size or record.state.keys() != _STATE_KEYS:
             break
         padding = -size % tarfile.BLOCKSIZE
         spans.append(GzipSpan(tar_header(name, size), size, padding, record.sha256, GzipState(**record.state)))

@@ -1,6 +1,5 @@
 """Archives that are continued: what is whole is kept, everything else is written again, and the bytes are the same."""
 
-import gzip
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -187,13 +186,8 @@ def test_whatever_happened_to_the_files_the_result_is_right(tmp_path_factory, da
     elif cut < len(text):
         text[cut] ^= data.draw(st.integers(1, 255))
     file.write_bytes(text)
-    # A flipped padding bit of deflate says the same: tensors are verified by what they decompress to.
-    assert _uncompressed(export.run(), level) == _uncompressed(whole, level)
+    assert export.run() == whole
     assert list(export.path.parent.iterdir()) == [export.path_written]
-
-
-def _uncompressed(files, level):
-    return {name: gzip.decompress(data) for name, data in files.items()} if level else files
 
 
 def test_a_committed_archive_with_its_journal_is_verified_and_kept(tmp_path, level):
