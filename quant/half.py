@@ -15,6 +15,7 @@ import torch
 
 from generic_export.errors import WeightError
 from generic_export.weights.source import CHUNK_BYTES, TensorSource
+from generic_export.weights.values import value_pieces
 
 SOURCE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TARGET_DTYPES = (torch.float16, torch.float32, torch.float64)
@@ -90,8 +91,7 @@ class CastTensor:
         """The cast bytes; raises whatever the source raises."""
         self.report.overflows.pop(self.name, None)
         step = CHUNK_BYTES // self.dtype.itemsize
-        for chunk in self.source.chunks():
-            values = _as_values(chunk, self.source)
+        for values in value_pieces(self.source):
             for start in range(0, len(values), step):
                 yield self._cast(values[start : start + step]).view(torch.uint8).numpy().data
 
@@ -127,15 +127,6 @@ def cast_tensor(source: TensorSource, dtype: torch.dtype, report: CastReport) ->
         WeightError: there is no such cast (integers, bool, 8-bit floats).
     """
     return source if source.dtype == dtype else CastTensor(source, dtype, report)
-
-
-def _as_values(chunk: memoryview, source: TensorSource) -> torch.Tensor:
-    if len(chunk) % source.dtype.itemsize:
-        raise WeightError(f"tensor {source.name}: a chunk of {len(chunk)} bytes splits a {_short(source.dtype)} value.")
-    if not len(chunk):
-        return torch.empty(0, dtype=source.dtype)
-    # torch.frombuffer warns about memory it may not write to, although nothing here does.
-    return torch.frombuffer(bytearray(chunk) if chunk.readonly else chunk, dtype=source.dtype)
 
 
 def _holds_inf_or_nan(values: torch.Tensor) -> bool:

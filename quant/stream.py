@@ -14,6 +14,7 @@ import torch
 from generic_export.errors import WeightError
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.weights.source import InMemoryTensor, TensorSource
+from generic_export.weights.values import read_tensor
 from quant.blocks import GROUP, Q4Blocks
 from quant.half import SOURCE_DTYPES
 from quant.packing import check_quantizable, pack_q4_0, pack_q8_1, unpack_q8_1
@@ -158,30 +159,7 @@ class PermutedTensor:
 
     def chunks(self) -> Iterator[memoryview]:
         """The values in the new order; raises whatever the source raises."""
-        yield from InMemoryTensor(self.name, whole_tensor(self.source).permute(self.axes)).chunks()
-
-
-@dataclass(frozen=True, eq=False)
-class RenamedTensor:
-    """A source under another name, as when a tied table is stored twice: two tensors, with two errors."""
-
-    source: TensorSource
-    name: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.source.nbytes
-
-    def chunks(self) -> Iterator[memoryview]:
-        return self.source.chunks()
+        yield from InMemoryTensor(self.name, read_tensor(self.source).permute(self.axes)).chunks()
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,13 +193,6 @@ class PackedBlocks:
 
     def chunks(self) -> Iterator[memoryview]:
         return self.source.chunks()
-
-
-def whole_tensor(source: TensorSource) -> torch.Tensor:
-    """Return a plain source's values as one tensor."""
-    data = bytearray().join(source.chunks())
-    values = torch.frombuffer(data, dtype=source.dtype) if data else torch.empty(0, dtype=source.dtype)
-    return values.reshape(source.shape)
 
 
 def row_length(shape: tuple[int, ...]) -> int:

@@ -16,8 +16,8 @@ import torch
 from generic_export.errors import OptionError
 from generic_export.nnef.archive import check_free_space
 from generic_export.nnef.dat import dat_size, write_dat
-from generic_export.weights.offload import read_tensor
 from generic_export.weights.source import TensorSource
+from generic_export.weights.values import read_tensor
 from quant.half import CastReport, cast_tensor
 from t2n_llm.adapter import Adapter, open_adapter
 from t2n_llm.adapter_merge import BiasShift, LoraModule, LowRankUpdate, Update

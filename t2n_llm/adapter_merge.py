@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from generic_export.errors import AdapterError
-from generic_export.weights.offload import read_tensor
-from generic_export.weights.source import CHUNK_BYTES, InMemoryTensor, TensorSource
+from generic_export.weights.source import CHUNK_BYTES, InMemoryTensor, RenamedTensor, TensorSource
+from generic_export.weights.values import read_tensor
 
 MERGE_ELSEWHERE = "Merge it with peft (merge_and_unload), save the model, and export that."
 
@@ -66,7 +66,7 @@ class Replacement:
 
     def apply(self, base: TensorSource) -> TensorSource:
         """Return the adapter's tensor under the base tensor's name."""
-        return Renamed(base.name, self.source)
+        return RenamedTensor(self.source, base.name)
 
 
 @dataclass(frozen=True)
@@ -97,31 +97,7 @@ class LowRankUpdate:
 
     def apply(self, base: TensorSource) -> TensorSource:
         """Return the merged tensor, f32."""
-        return MergedTensor(Renamed(base.name, self.lora.base) if self.lora.base is not None else base, self)
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """A tensor under another name."""
-
-    name: str
-    source: TensorSource
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.source.nbytes
-
-    def chunks(self) -> Iterator[memoryview]:
-        """The tensor's own chunks."""
-        return self.source.chunks()
+        return MergedTensor(RenamedTensor(self.lora.base, base.name) if self.lora.base is not None else base, self)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from generic_export.nnef.block_storage import (
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.graph import NnefGraph, NnefVariable
 from generic_export.ops.builder import TRACT_DTYPES
-from generic_export.weights.source import BlockTensorSource, TensorSource
+from generic_export.weights.source import BlockTensorSource, RenamedTensor, TensorSource
 from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM, find_algorithm
 from quant.budget import Candidate, kept_plain, kind_factor, layer_count, weight_sensitivity
 from quant.half import CastReport, CastTensor, cast_tensor
@@ -31,7 +31,7 @@ from quant.imatrix import ImatrixQuantizer
 from quant.prequantized import ExactTensor, StoredQ4
 from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import QUANTIZED_SCHEMES, Choice, Recipe, TensorName, choose
-from quant.stream import PermutedTensor, QuantizationReport, QuantizedTensor, RenamedTensor
+from quant.stream import PermutedTensor, QuantizationReport, QuantizedTensor
 from t2n_llm.archive_weights import ArchiveWeights
 from t2n_llm.model import Skeleton
 

@@ -15,11 +15,12 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError, NotEnoughMemoryError
 from generic_export.nnef.graph import NnefGraph
-from generic_export.weights.source import TensorSource
+from generic_export.weights.source import RenamedTensor, TensorSource
+from generic_export.weights.values import read_tensor
 from quant.half import CastTensor
 from quant.prequantized import DecodedTensor, ExactTensor
 from quant.recipe import Choice, Recipe, Rule
-from quant.stream import PermutedTensor, QuantizedTensor, RenamedTensor, whole_tensor
+from quant.stream import PermutedTensor, QuantizedTensor
 from t2n_llm.compression import Compression, compress, plan_compression
 from t2n_llm.model import Skeleton
 from t2n_llm.source import GGUF_SUFFIX, ModelSource, open_source
@@ -109,7 +110,7 @@ def _load(source: ModelSource) -> Any:
     from t2n_llm.reference_model import meta_model
 
     model_class: Any = type(meta_model(source.config, trust_remote_code=source.trust_remote_code))
-    state = {name: whole_tensor(tensor) for name, tensor in source.checkpoint().tensors.items()}
+    state = {name: read_tensor(tensor) for name, tensor in source.checkpoint().tensors.items()}
     model, report = model_class.from_pretrained(
         None,
         config=source.config,

@@ -7,7 +7,6 @@ kept, least recently used first out, within the budget of its `OffloadStore`.
 from __future__ import annotations
 
 import math
-import mmap
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +20,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from generic_export.errors import OptionError, WeightError
 from generic_export.weights.source import CHUNK_BYTES, SelfStored, TensorSource
+from generic_export.weights.values import read_tensor, value_pieces
 
 _aten = torch.ops.aten
-_OWN_PAGES_BYTES = 1 << 20  # tensors from here on get memory pages of their own
 
 # Operators whose result is the same tensor on disk again: nothing is read.
 _LAZY = frozenset({_aten.detach.default, _aten.alias.default})
@@ -166,32 +165,6 @@ class OffloadStore:
             self._bytes -= size
 
 
-def read_tensor(source: TensorSource, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Read a whole source into a CPU tensor, cast chunk by chunk: never two whole copies at a time.
-
-    Raises:
-        WeightError: whatever the source raises, or fewer values than its shape promises.
-    """
-    values = _allocate(source.shape, dtype or source.dtype)
-    flat, filled = values.view(-1), 0
-    for piece in _pieces(source):
-        flat[filled : filled + len(piece)].copy_(piece)
-        filled += len(piece)
-    if filled != flat.numel():
-        raise WeightError(f"tensor {source.name}: {filled} values were read, its shape has {flat.numel()}.")
-    return values
-
-
-def _allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor whose memory goes back to the system the moment it is dropped."""
-    size = math.prod(shape) * dtype.itemsize
-    if size < _OWN_PAGES_BYTES:
-        return torch.empty(tuple(shape), dtype=dtype)
-    # glibc keeps freed blocks of up to 32 MiB, and aligned ones of equal size do not fit where one was freed: tensors
-    # that come and go would grow the process to the size of the model.
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(tuple(shape))
-
-
 class OffloadedTensor(torch.Tensor):
     """A tensor on disk; see the module's docstring.
 
@@ -306,14 +279,6 @@ def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.dtype.itemsize
 
 
-def _pieces(source: TensorSource) -> Iterator[torch.Tensor]:
-    """Yield a source's values as flat tensors, chunk by chunk."""
-    for chunk in source.chunks():
-        if len(chunk):
-            data = bytearray(chunk) if chunk.readonly else chunk  # torch.frombuffer warns about memory it may not write
-            yield torch.frombuffer(data, dtype=source.dtype)
-
-
 # --- modules ----------------------------------------------------------------------------------
 
 
@@ -410,6 +375,6 @@ class OffloadedSource:
             yield from source.chunks()
             return
         step = CHUNK_BYTES // self.dtype.itemsize
-        for piece in _pieces(source):
+        for piece in value_pieces(source):
             for start in range(0, len(piece), step):
                 yield piece[start : start + step].to(self.dtype).view(torch.uint8).numpy().data

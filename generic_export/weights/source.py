@@ -185,6 +185,29 @@ class FileTensor:
             raise WeightError(f"tensor {self.name}: cannot read {self.path}: {error.strerror}.") from error
 
 
+@dataclass(frozen=True, eq=False)
+class RenamedTensor:
+    """A source under another name, as when a tied table is stored twice: two tensors."""
+
+    source: TensorSource
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes
+
+    def chunks(self) -> Iterator[memoryview]:
+        return self.source.chunks()
+
+
 def _fill(file: io.FileIO, chunk: memoryview) -> int:
     """Read until `chunk` is full; returns how many bytes the file did not have."""
     filled = 0

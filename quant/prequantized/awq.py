@@ -14,10 +14,10 @@ import torch
 
 from generic_export.errors import WeightError
 from generic_export.weights.source import TensorSource
+from generic_export.weights.values import read_tensor
 from quant.prequantized.grouped import GroupedWeight
 from quant.prequantized.tensors import Decoding, Layers
 from quant.prequantized.words import unpack_words
-from quant.stream import whole_tensor
 
 _BITS = 4
 _FIELDS = 8
@@ -55,9 +55,9 @@ def _weight(path: str, layers: Layers) -> GroupedWeight:
         f"{path}.weight",
         (words.shape[1] * _FIELDS, words.shape[0]),
         _BITS,
-        scales=lambda: whole_tensor(scales).T,
-        zeros=None if zeros is None else lambda: unpack_words(whole_tensor(zeros), _BITS, 1, _ORDER).T,
-        levels=lambda: _columns(whole_tensor(words)),
+        scales=lambda: read_tensor(scales).T,
+        zeros=None if zeros is None else lambda: unpack_words(read_tensor(zeros), _BITS, 1, _ORDER).T,
+        levels=lambda: _columns(read_tensor(words)),
     )
 
 

@@ -17,8 +17,9 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError
 from generic_export.weights.source import TensorSource
+from generic_export.weights.values import read_tensor
 from quant.prequantized.tensors import PIECE_VALUES, DecodedTensor, Decoding, Layers
-from quant.stream import row_pieces, whole_tensor
+from quant.stream import row_pieces
 
 _STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 _NOT_A_GRID = "4-bit floats lie on no grid of 16 equal steps"
@@ -55,7 +56,7 @@ def _four_bits(name: str, layers: Layers, state: TensorSource) -> DecodedTensor:
     if absmax.dtype == torch.uint8:
         nested = (layers.need(f"{name}.nested_absmax"), layers.need(f"{name}.nested_quant_map"))
     try:
-        said: dict[str, Any] = json.loads(whole_tensor(state).numpy().tobytes())
+        said: dict[str, Any] = json.loads(read_tensor(state).numpy().tobytes())
         shape = tuple(int(size) for size in said["shape"])
         block, nested_block = int(said["blocksize"]), int(said.get("nested_blocksize") or 0)
         offset = float(said.get("nested_offset") or 0.0)
@@ -77,7 +78,7 @@ def _four_bits(name: str, layers: Layers, state: TensorSource) -> DecodedTensor:
 
     def pieces() -> Iterator[torch.Tensor]:
         scales = _scales(absmax, nested, nested_block, offset)
-        levels = whole_tensor(table).to(torch.float32)
+        levels = read_tensor(table).to(torch.float32)
         start = 0
         for piece in row_pieces(stored, 1, PIECE_VALUES // block * block // 2):
             packed = piece.reshape(-1)
@@ -93,10 +94,10 @@ def _scales(
     absmax: TensorSource, nested: tuple[TensorSource, TensorSource] | None, nested_block: int, offset: float
 ) -> torch.Tensor:
     """Return the scale of each block, float32."""
-    stored = whole_tensor(absmax).reshape(-1)
+    stored = read_tensor(absmax).reshape(-1)
     if nested is None:
         return stored.to(torch.float32)
-    outer, table = (whole_tensor(source).to(torch.float32).reshape(-1) for source in nested)
+    outer, table = (read_tensor(source).to(torch.float32).reshape(-1) for source in nested)
     return table[stored.to(torch.int64)] * outer[torch.arange(len(stored)) // nested_block] + offset
 
 
@@ -108,7 +109,7 @@ def _eight_bits(name: str, stored: TensorSource, scale: TensorSource) -> Decoded
         )
 
     def pieces() -> Iterator[torch.Tensor]:
-        scales = whole_tensor(scale).to(torch.float32).reshape(-1, 1)
+        scales = read_tensor(scale).to(torch.float32).reshape(-1, 1)
         start = 0
         for piece in row_pieces(stored, stored.shape[1]):
             yield piece.to(torch.float32) * scales[start : (start := start + len(piece))] / _INT8_LEVELS

@@ -15,11 +15,12 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError, WeightError
 from generic_export.weights.source import TensorSource
+from generic_export.weights.values import read_tensor
 from quant.prequantized.float8 import decode_float8
 from quant.prequantized.grouped import GroupedWeight
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
 from quant.prequantized.words import WORD_BITS, check_bits, unpack_words
-from quant.stream import row_pieces, whole_tensor
+from quant.stream import row_pieces
 
 _PACKED = "pack-quantized"
 _INTEGERS = ("int-quantized", "naive-quantized")
@@ -85,7 +86,7 @@ def _block_size(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _packed(path: str, layers: Layers, bits: int) -> GroupedWeight:
     words, scales = layers.need(f"{path}.weight_packed"), layers.need(f"{path}.weight_scale")
-    shape = whole_tensor(layers.need(f"{path}.weight_shape")).tolist()
+    shape = read_tensor(layers.need(f"{path}.weight_shape")).tolist()
     if len(shape) != 2 or shape[0] != words.shape[0] or -(-shape[1] * bits // WORD_BITS) != words.shape[1]:
         raise CorruptCheckpointError(
             f"tensor {path}.weight_packed: shape {list(words.shape)} does not hold {shape} values of {bits} bits.",
@@ -93,14 +94,14 @@ def _packed(path: str, layers: Layers, bits: int) -> GroupedWeight:
         )
     outputs, inputs = int(shape[0]), int(shape[1])
     zeros, g_idx = layers.get(f"{path}.weight_zero_point"), layers.get(f"{path}.weight_g_idx")
-    order = None if g_idx is None else whole_tensor(g_idx).to(torch.int64)
+    order = None if g_idx is None else read_tensor(g_idx).to(torch.int64)
     return GroupedWeight(
         f"{path}.weight",
         (outputs, inputs),
         bits,
-        scales=lambda: whole_tensor(scales).reshape(outputs, -1),
-        zeros=None if zeros is None else lambda: unpack_words(whole_tensor(zeros), bits, 0)[:outputs],
-        levels=lambda: _rows(whole_tensor(words), bits, inputs),
+        scales=lambda: read_tensor(scales).reshape(outputs, -1),
+        zeros=None if zeros is None else lambda: unpack_words(read_tensor(zeros), bits, 0)[:outputs],
+        levels=lambda: _rows(read_tensor(words), bits, inputs),
         group_of=None if order is None or bool((order < 0).any()) else order,  # -1: no order was chosen
     )
 
@@ -130,5 +131,5 @@ def _int8(path: str, layers: Layers) -> DecodedTensor:
 
 def _by_row(source: TensorSource, rows: int) -> torch.Tensor:
     """Return one value a row and group, float32 [rows, G], of a tensor of one value, one a row, or [rows, G]."""
-    values = whole_tensor(source).to(torch.float32)
+    values = read_tensor(source).to(torch.float32)
     return values.reshape(1, 1).expand(rows, 1) if values.numel() == 1 else values.reshape(rows, -1)

@@ -16,8 +16,9 @@ import torch
 from generic_export.errors import WeightError
 from generic_export.weights.safetensors_index import UnreadableTensor
 from generic_export.weights.source import FileTensor, TensorSource
+from generic_export.weights.values import read_tensor
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
-from quant.stream import row_pieces, whole_tensor
+from quant.stream import row_pieces
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _SCALES = ("_scale_inv", "_scale")
@@ -70,7 +71,7 @@ def float8_weight(
     scale = None if scale is None else _bytes_of(scale)
 
     def pieces() -> Iterator[torch.Tensor]:
-        factors = None if scale is None else whole_tensor(scale).to(torch.float32)
+        factors = None if scale is None else read_tensor(scale).to(torch.float32)
         start = 0
         for piece in row_pieces(stored, width):
             values = piece.to(torch.float32)

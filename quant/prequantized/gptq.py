@@ -14,10 +14,10 @@ import torch
 
 from generic_export.errors import WeightError
 from generic_export.weights.source import TensorSource
+from generic_export.weights.values import read_tensor
 from quant.prequantized.grouped import GroupedWeight
 from quant.prequantized.tensors import Decoding, Layers
 from quant.prequantized.words import WORD_BITS, check_bits, unpack_words
-from quant.stream import whole_tensor
 
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 
@@ -52,16 +52,16 @@ def _weight(path: str, layers: Layers, bits: int, offset: int) -> GroupedWeight:
 
     def read_zeros() -> torch.Tensor:
         # The largest level of v1 files stands for zero point 2^bits, so the sum must not wrap at the level's width.
-        return (unpack_words(whole_tensor(zeros), bits, dim=1).to(torch.int16) + offset).T
+        return (unpack_words(read_tensor(zeros), bits, dim=1).to(torch.int16) + offset).T
 
     return GroupedWeight(
         f"{path}.weight",
         (outputs, inputs),
         bits,
-        scales=lambda: whole_tensor(scales).T,
+        scales=lambda: read_tensor(scales).T,
         zeros=read_zeros,
-        levels=lambda: _columns(whole_tensor(words), bits),
-        group_of=None if g_idx is None else whole_tensor(g_idx).to(torch.int64),
+        levels=lambda: _columns(read_tensor(words), bits),
+        group_of=None if g_idx is None else read_tensor(g_idx).to(torch.int64),
     )
 
 

@@ -16,8 +16,8 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError, WeightError
 from generic_export.weights.source import TensorSource
+from generic_export.weights.values import read_tensor
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
-from quant.stream import whole_tensor
 
 _PACKINGS = {"8bit_u8": 8, "4bit_u8": 4, "2bit_u8": 2, "1bit_u8": 1}
 _PARTS = (
@@ -50,9 +50,9 @@ def decode_hqq(config: Mapping[str, Any], tensors: Mapping[str, TensorSource]) -
 
 def _weight(path: str, layers: Layers) -> DecodedTensor:
     stored, scale, zero = (layers.need(f"{path}.{part}") for part in ("W_q", "scale", "zero"))
-    shape = tuple(int(size) for size in whole_tensor(layers.need(f"{path}.shape")).tolist())
-    packing = bytes(whole_tensor(layers.need(f"{path}.packing")).to(torch.uint8).tolist()).decode("ascii", "replace")
-    axis = int(whole_tensor(layers.need(f"{path}.axis")).item())
+    shape = tuple(int(size) for size in read_tensor(layers.need(f"{path}.shape")).tolist())
+    packing = bytes(read_tensor(layers.need(f"{path}.packing")).to(torch.uint8).tolist()).decode("ascii", "replace")
+    axis = int(read_tensor(layers.need(f"{path}.axis")).item())
     if packing not in _PACKINGS or stored.dtype != torch.uint8:
         raise WeightError(
             f"tensor {path}.W_q: HQQ packing {packing!r} in {stored.dtype} cannot be read.",
@@ -73,9 +73,9 @@ def _weight(path: str, layers: Layers) -> DecodedTensor:
         length = math.prod(shape) // groups
         rows = groups if axis == 1 else length
         # A byte holds rows that lie far apart, so that a weight is unpacked whole.
-        matrix = _unpack(whole_tensor(stored), bits)[:rows].to(torch.float32)
+        matrix = _unpack(read_tensor(stored), bits)[:rows].to(torch.float32)
         side = (-1, 1) if axis == 1 else (1, -1)
-        zeros, scales = (whole_tensor(part).to(torch.float32).reshape(side) for part in (zero, scale))
+        zeros, scales = (read_tensor(part).to(torch.float32).reshape(side) for part in (zero, scale))
         yield ((matrix - zeros) * scales).reshape(shape)
 
     return DecodedTensor(f"{path}.weight", shape, pieces)

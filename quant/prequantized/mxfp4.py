@@ -14,8 +14,9 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError
 from generic_export.weights.source import TensorSource
+from generic_export.weights.values import read_tensor
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
-from quant.stream import row_pieces, whole_tensor
+from quant.stream import row_pieces
 
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _TABLE = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
@@ -52,7 +53,7 @@ def _experts(name: str, blocks: TensorSource, scales: TensorSource) -> DecodedTe
     expert_bytes = rows * groups * _BLOCK_BYTES
 
     def pieces() -> Iterator[torch.Tensor]:
-        exponents = whole_tensor(scales)
+        exponents = read_tensor(scales)
         # One expert at a time: its axes are swapped.
         for index, packed in enumerate(row_pieces(blocks, expert_bytes, expert_bytes)):
             values = unpack_mxfp4(packed.reshape(rows, groups, _BLOCK_BYTES), exponents[index])

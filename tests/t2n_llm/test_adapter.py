@@ -18,8 +18,8 @@ from torch import nn
 
 from generic_export.errors import AdapterError, CorruptCheckpointError, SourceError, T2NError
 from generic_export.nnef.dat import read_dat
-from generic_export.weights.offload import read_tensor
 from generic_export.weights.source import InMemoryTensor
+from generic_export.weights.values import read_tensor
 from t2n_llm import adapter_merge
 from t2n_llm.adapter import Adapter, LoraConfig, open_adapter
 from t2n_llm.adapter_export import export_adapter

@@ -17,11 +17,12 @@ from generic_export.nnef.dat import HEADER_BYTES, read_block_dat
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import open_checkpoint
 from generic_export.weights.source import BlockTensorSource, InMemoryTensor, TensorSource
+from generic_export.weights.values import read_tensor
 from quant.algorithms import BUILT_IN
 from quant.half import CastReport
 from quant.packing import pack_q4_0, unpack_q4_0
 from quant.recipe import Recipe, named_recipe, parse_recipe
-from quant.stream import PackedBlocks, whole_tensor
+from quant.stream import PackedBlocks
 from t2n_llm.archive_weights import ArchiveWeights, StoredParameter
 from t2n_llm.checkpoint import graph_sources
 from t2n_llm.compression import CompressionPlan, compress, plan_compression
@@ -138,7 +139,7 @@ def test_overrides_take_the_place_of_sources() -> None:
     plan, sources = planned("llama", named_recipe("q4_0:imatrix", ALGORITHMS))
     label = "model.layers.0.mlp.down_proj.weight"
     assert plan.calibrated().keys() == plan.formats.keys()
-    weight = whole_tensor(sources[label]).float()
+    weight = read_tensor(sources[label]).float()
     packed = PackedBlocks(InMemoryTensor(label, pack_q4_0(BUILT_IN["min_max"].quantize(weight))))
     norm = InMemoryTensor("n", torch.full((64,), 2.0))
     made = compress(
@@ -213,7 +214,7 @@ def test_a_compressed_archive_agrees_with_the_dequantised_model(compressed: Expo
 
 def test_blocks_in_the_archive_are_those_of_the_algorithm(compressed: ExportResult, tiny_llama: Path) -> None:
     label = "model.layers.2.mlp.down_proj.weight"
-    weight = whole_tensor(open_checkpoint(tiny_llama).tensors[label])
+    weight = read_tensor(open_checkpoint(tiny_llama).tensors[label])
     found = unpack_q4_0(read_block_dat(compressed.archive / f"{label}.dat").data)
     expected = BUILT_IN["search"].quantize(weight)
     assert torch.equal(found.d, expected.d.reshape(-1))
@@ -351,7 +352,7 @@ def test_what_is_quantised_is_read_before_it_is_cast(tiny_llama: Path) -> None:
     sources = graph_sources(graph, skeleton, open_checkpoint(tiny_llama), CastReport())
     made = compress(plan_compression(named_recipe("q4_0", ALGORITHMS), skeleton, graph, sources), sources)
     label = "model.layers.0.mlp.up_proj.weight"
-    weight = whole_tensor(open_checkpoint(tiny_llama).tensors[label])
+    weight = read_tensor(open_checkpoint(tiny_llama).tensors[label])
     expected = pack_q4_0(BUILT_IN["search"].quantize(weight)).numpy().tobytes()
     assert b"".join(made.sources[label].chunks()) == expected
     assert not (weight == weight.half().float()).all()

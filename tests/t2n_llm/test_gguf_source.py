@@ -18,7 +18,7 @@ from generic_export.errors import (
     WeightError,
 )
 from generic_export.nnef.dat import HEADER_BYTES
-from quant.stream import whole_tensor
+from generic_export.weights.values import read_tensor
 from t2n_llm.archive_weights import stored_values
 from t2n_llm.export import ExportResult, export_llm, plan_llm_export
 from t2n_llm.revalidate import validate_folder
@@ -163,7 +163,7 @@ def test_the_parameters_are_those_that_transformers_loads(tmp_path: Path) -> Non
     tensors = source.checkpoint().tensors
     assert tensors.keys() == dict(model.named_parameters()).keys()
     for name, parameter in model.named_parameters():
-        assert torch.equal(whole_tensor(tensors[name]).float(), parameter), name
+        assert torch.equal(read_tensor(tensors[name]).float(), parameter), name
 
 
 def test_gemma_norms_are_stored_plus_one(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_gemma_norms_are_stored_plus_one(tmp_path: Path) -> None:
     values = np.array([[1.5, 2.0, 0.5, 1.0]], np.float32)
     tensor = GgufTensor("blk.0.attn_norm.weight", (4,), "F32", values.view(np.uint8), None)
     source = _parameter(tensor, "model.layers.0.input_layernorm.weight", (4,), Gemma2TensorProcessor(config={}))
-    assert whole_tensor(source).tolist() == [0.5, 1.0, -0.5, 0.0]
+    assert read_tensor(source).tolist() == [0.5, 1.0, -0.5, 0.0]
 
 
 # --- what is wrong with a file ------------------------------------------------------------------------

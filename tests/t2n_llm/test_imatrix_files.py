@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from generic_export.errors import ArchiveError, OptionError, WeightError
 from generic_export.nnef.dat import read_block_dat
 from generic_export.weights.checkpoint import open_checkpoint
+from generic_export.weights.values import read_tensor
 from quant.imatrix import Imatrix, ImatrixQuantizer, load_imatrix, save_imatrix
 from quant.packing import unpack_q4_0
 from quant.protocol import InputStatistics
-from quant.stream import whole_tensor
 from t2n_llm.calibrate import collect_statistics
 from t2n_llm.calibration_text import calibration_ids
 from t2n_llm.compression_options import CompressionOptions
@@ -100,7 +100,7 @@ def test_saved_statistics_give_the_same_blocks_without_a_calibration(
 
 def test_the_blocks_are_those_of_the_weighted_search(calibrated: tuple[ExportResult, Path]) -> None:
     result, saved = calibrated
-    weight = whole_tensor(open_checkpoint(REAL_MODEL).tensors[LABEL]).float()
+    weight = read_tensor(open_checkpoint(REAL_MODEL).tensors[LABEL]).float()
     expected = ImatrixQuantizer().quantize(weight, load_imatrix(saved).statistics[LABEL])
     found = unpack_q4_0(read_block_dat(result.archive / f"{LABEL}.dat").data)
     assert torch.equal(found.dequantize().reshape(weight.shape), expected.dequantize())
@@ -126,7 +126,7 @@ def test_files_of_llama_cpp(calibrated: tuple[ExportResult, Path], tmp_path: Pat
     seen = Warnings()
     again = exported(tmp_path / "again", seen, imatrix=file)
     assert not seen.warnings
-    weight = whole_tensor(open_checkpoint(REAL_MODEL).tensors[LABEL]).float()
+    weight = read_tensor(open_checkpoint(REAL_MODEL).tensors[LABEL]).float()
     power = load_imatrix(saved).statistics[LABEL].mean_square
     ours, theirs = (
         unpack_q4_0(read_block_dat(each.archive / f"{LABEL}.dat").data).dequantize().reshape(weight.shape)

@@ -29,9 +29,9 @@ from generic_export.weights.offload import (
     OffloadedTensor,
     OffloadStore,
     offload_parameters,
-    read_tensor,
 )
 from generic_export.weights.source import FileTensor, InMemoryTensor
+from generic_export.weights.values import read_tensor
 
 
 class Tiny(nn.Module):

@@ -11,8 +11,8 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError, MissingTensorError, WeightError
 from generic_export.weights.source import InMemoryTensor, TensorSource
+from generic_export.weights.values import read_tensor
 from quant.prequantized import decode_checkpoint
-from quant.stream import whole_tensor
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
@@ -24,7 +24,7 @@ def sources(tensors: dict[str, torch.Tensor]) -> dict[str, TensorSource]:
 def values(config: dict[str, Any], tensors: dict[str, torch.Tensor], name: str = "a.weight") -> torch.Tensor:
     decoding = decode_checkpoint(config, sources(tensors))
     assert list(decoding.tensors) == [name] and len(decoding.notes) == 1
-    return whole_tensor(decoding.tensors[name])
+    return read_tensor(decoding.tensors[name])
 
 
 # --- FP8 ----------------------------------------------------------------------------------------------

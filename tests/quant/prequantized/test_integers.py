@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from generic_export.errors import CorruptCheckpointError, MissingTensorError, WeightError
 from generic_export.weights.source import InMemoryTensor, TensorSource
+from generic_export.weights.values import read_tensor
 from quant.packing import dequantize_bytes
 from quant.prequantized import DecodedTensor, Decoding, ExactTensor, decode_checkpoint
 from quant.prequantized.tensors import PIECE_VALUES
-from quant.stream import whole_tensor
 from tests.int4_checkpoints import awq_layer, compressed_layer, gptq_layer, values_of
 
 N, K = 16, 128
@@ -63,7 +63,7 @@ def decoded(method: str, data: tuple[torch.Tensor, ...], bits: int = 4) -> Decod
 def check_blocks(tensor: TensorSource, expected: torch.Tensor) -> None:
     """The values, and the values of the blocks, are the expected ones bit for bit."""
     assert isinstance(tensor, ExactTensor)
-    assert torch.equal(whole_tensor(tensor), expected)
+    assert torch.equal(read_tensor(tensor), expected)
     stored = tensor.stored("label")
     data = torch.frombuffer(bytearray().join(stored.chunks()), dtype=torch.uint8)
     assert data.numel() == stored.nbytes == expected.numel() // 32 * 18
@@ -85,7 +85,7 @@ def test_any_integers_come_back(seed: int, method: str, sym: bool) -> None:
     data = drawn(32, symmetric=sym, seed=seed, rows=8)
     tensor = decoded(method, data).tensors["layer.weight"]
     assert isinstance(tensor, ExactTensor) == bool((data[2] == 8).all())
-    assert torch.equal(whole_tensor(tensor), values_of(*data))
+    assert torch.equal(read_tensor(tensor), values_of(*data))
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
@@ -98,7 +98,7 @@ def test_what_is_no_q4_0_is_dequantised_with_a_note(method: str, change: dict[st
     decoding = decoded(method, data)
     tensor = decoding.tensors["layer.weight"]
     assert isinstance(tensor, DecodedTensor) and tensor.was_quantized
-    assert torch.equal(whole_tensor(tensor), values_of(*data))
+    assert torch.equal(read_tensor(tensor), values_of(*data))
     (note,) = decoding.notes
     assert reason in note and "1 tensor (layer.weight) is dequantised" in note
 
@@ -108,7 +108,7 @@ def test_what_is_no_q4_0_is_dequantised_with_a_note(method: str, change: dict[st
 def test_other_widths_are_dequantised(method: str, bits: int) -> None:
     data = drawn(64, bits=bits)
     decoding = decoded(method, data, bits)
-    assert torch.equal(whole_tensor(decoding.tensors["layer.weight"]), values_of(*data))
+    assert torch.equal(read_tensor(decoding.tensors["layer.weight"]), values_of(*data))
     assert f"have {bits} bits" in decoding.notes[0]
 
 
@@ -118,7 +118,7 @@ def test_scales_that_float16_does_not_hold(method: str) -> None:
     scales[0, 0] = 1e-9
     decoding = decoded(method, (levels, scales, zeros, groups))
     assert "float16 does not hold its scales" in decoding.notes[0]
-    assert torch.equal(whole_tensor(decoding.tensors["layer.weight"]), values_of(levels, scales, zeros, groups))
+    assert torch.equal(read_tensor(decoding.tensors["layer.weight"]), values_of(levels, scales, zeros, groups))
 
 
 # --- GPTQ ---------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_gptq_in_activation_order_is_dequantised() -> None:
     layer = gptq_layer(levels, scales, zeros, g_idx=order.to(torch.int32))
     decoding = decode_checkpoint({"quant_method": "gptq", "bits": 4, "desc_act": True}, sources(layer))
     assert "activation order" in decoding.notes[0]
-    assert torch.equal(whole_tensor(decoding.tensors["layer.weight"]), values_of(levels, scales, zeros, order))
+    assert torch.equal(read_tensor(decoding.tensors["layer.weight"]), values_of(levels, scales, zeros, order))
 
 
 def test_gptq_groups_that_change_places_whole_are_kept() -> None:
@@ -148,14 +148,14 @@ def test_the_two_gptq_formats_differ_by_one_in_their_zero_points() -> None:
     second = decode_checkpoint(config | {"checkpoint_format": "gptq_v2"}, layer).tensors["layer.weight"]
     check_blocks(second, values_of(levels, scales, zeros, groups))
     first = decode_checkpoint(config | {"checkpoint_format": "gptq"}, layer).tensors["layer.weight"]
-    assert torch.equal(whole_tensor(first), values_of(levels, scales, zeros + 1, groups))
+    assert torch.equal(read_tensor(first), values_of(levels, scales, zeros + 1, groups))
 
 
 def test_a_zero_point_of_sixteen_does_not_wrap() -> None:
     levels, scales, zeros, groups = drawn(32)
     zeros = torch.full_like(zeros, 16)
     tensor = decoded("gptq", (levels, scales, zeros, groups)).tensors["layer.weight"]
-    assert torch.equal(whole_tensor(tensor), values_of(levels, scales, zeros, groups))
+    assert torch.equal(read_tensor(tensor), values_of(levels, scales, zeros, groups))
 
 
 # --- whole checkpoints --------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_tensors_of_several_pieces(method: str, symmetric: bool, monkeypatch: py
     assert PIECE_VALUES > 3 * K
     data = drawn(32, symmetric=symmetric)
     tensor = decoded(method, data).tensors["layer.weight"]
-    assert torch.equal(whole_tensor(tensor), values_of(*data))
+    assert torch.equal(read_tensor(tensor), values_of(*data))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_int8_of_compressed_tensors() -> None:
     parts = sources({"weight": weight, "weight_scale": scale, "input_scale": torch.ones(1)})
     decoding = decode_checkpoint(config, parts)
     assert decoding.tensors.keys() == {"layer.weight"}
-    assert torch.equal(whole_tensor(decoding.tensors["layer.weight"]), weight.float() * scale.float())
+    assert torch.equal(read_tensor(decoding.tensors["layer.weight"]), weight.float() * scale.float())
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "bitsandbytes", "hqq"])
