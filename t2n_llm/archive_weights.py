@@ -6,17 +6,17 @@ the engine computes with.
 
 from __future__ import annotations
 
-import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from generic_export.errors import ArchiveError, ValidationError
 from generic_export.nnef.dat import HEADER_BYTES, DatHeader, parse_header
+from generic_export.nnef.entries import ArchiveEntry, archive_entries, readable
 from quant.packing import dequantize_bytes
 
 # Sixteen levels leave an energy error of about a hundredth; a matrix whose rows are mixed up has one near two.
@@ -78,10 +78,10 @@ class ArchiveWeights:
             ValidationError: the model has no such parameter, or the stored values do not resemble it.
         """
         wanted = {f"{tensor.label}.dat": tensor for tensor in self.tensors}
-        for name, read in _files(self.archive):
-            tensor = wanted.pop(name, None)
+        for entry in archive_entries(self.archive):
+            tensor = wanted.pop(entry.name.removeprefix("./"), None)
             if tensor is not None:
-                _place(model, tensor, _values(self.archive, name, read))
+                _place(model, tensor, _values(self.archive, entry))
         if wanted:
             raise ArchiveError(f"{self.archive}: no tensor {next(iter(wanted))!r} in it.", "Export the model again.")
 
@@ -95,34 +95,19 @@ def stored_values(archive: Path) -> Iterator[tuple[str, torch.Tensor]]:
     Raises:
         ArchiveError: it cannot be read.
     """
-    for name, read in _files(archive):
+    for entry in archive_entries(archive):
+        name = entry.name.removeprefix("./")
         if name.endswith(_DAT):
-            yield name.removesuffix(_DAT), _values(archive, name, read)
+            yield name.removesuffix(_DAT), _values(archive, entry)
 
 
-def _files(archive: Path) -> Iterator[tuple[str, Callable[[int], bytes]]]:
-    """Yield each file's name, and what reads it on from its start."""
-    if archive.is_dir():
-        for path in sorted(archive.rglob("*.dat")):
-            with path.open("rb") as file:
-                yield path.relative_to(archive).as_posix(), file.read
-        return
-    try:
-        with tarfile.open(archive, "r|*") as entries:
-            for entry in entries:
-                content: IO[bytes] | None = entries.extractfile(entry)
-                if content is not None:
-                    yield entry.name.removeprefix("./"), content.read
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise ArchiveError(f"{archive}: cannot be read: {error}.", "Export the model again.") from error
-
-
-def _values(archive: Path, name: str, read: Callable[[int], bytes]) -> torch.Tensor:
-    header = parse_header(read(HEADER_BYTES), name=f"{archive}: {name}")
-    data = bytearray(read(header.data_size))
+def _values(archive: Path, entry: ArchiveEntry) -> torch.Tensor:
+    with readable(archive):
+        header = parse_header(entry.stream.read(HEADER_BYTES), name=f"{archive}: {entry.name}")
+        data = bytearray(entry.stream.read(header.data_size))
     if len(data) != header.data_size:
-        raise ArchiveError(f"{archive}: {name} ends early.", "Export the model again.")
-    return _decoded(header, torch.frombuffer(data, dtype=torch.uint8), name)
+        raise ArchiveError(f"{archive}: {entry.name} ends early.", "Export the model again.")
+    return _decoded(header, torch.frombuffer(data, dtype=torch.uint8), entry.name)
 
 
 def _decoded(header: DatHeader, data: torch.Tensor, name: str) -> torch.Tensor:

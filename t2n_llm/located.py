@@ -12,7 +12,7 @@ from typing import Any
 
 from generic_export.errors import ArchiveError
 from generic_export.nnef.archive import GRAPH_FILE
-from t2n_llm.folder import MANIFEST_NAME, read_manifest
+from t2n_llm.folder import MANIFEST_NAME, archive_in, read_manifest
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,7 @@ def locate_archive(path: Path) -> LocatedArchive:
             f"{path}: neither {MANIFEST_NAME} nor {GRAPH_FILE} in it.", "Give an export's folder, or an NNEF archive."
         )
     manifest = read_manifest(path)
-    archive = path / str(manifest["archive"])
-    if not archive.exists():
-        raise ArchiveError(f"{path}: the archive {archive.name} is missing.", "Export the model again.")
-    return _located(archive, path.resolve().name, manifest)
+    return _located(archive_in(path, manifest), path.resolve().name, manifest)
 
 
 def distinct_names(archives: Sequence[LocatedArchive]) -> list[str]:

@@ -6,45 +6,20 @@ Layout as in `archive.py`; element codes of tract 0.23.9 (nnef/src/tensors.rs).
 
 from __future__ import annotations
 
-import io
 import math
 import os
-import struct
-import tarfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
-
-from zlib_ng import gzip_ng, zlib_ng
 
 from generic_export.errors import ArchiveError, TensorFormatError
 from generic_export.nnef.archive import GRAPH_FILE, ArchiveFormat
 from generic_export.nnef.dat import BLOCK_BITS, HEADER_BYTES, TRACT_VENDOR, DatHeader, parse_header
+from generic_export.nnef.entries import DAMAGED, ArchiveEntry, archive_entries, archive_form, readable
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _LARGEST_GRAPH = 1 << 28  # bytes; the graph of a 100-layer model takes two million
-_READ_BYTES = 1 << 20
-_DAMAGED = "The archive is damaged or was not written to its end: export or copy it again."
-# Item type -> name, values a block, bytes a block: tract's block-quantised tensors.
-_BLOCKS = {0x3040: ("q4_0", 32, 18), 0x2040: ("q4_0_legacy", 32, 18), 0x3080: ("q8_1", 32, 36)}
+_LEGACY_Q4_0 = 0x2040  # read by tract, not written any more: values a block 32, bytes a block 18
 _STRING = 0x1000
 _FAMILIES = {0: "f", 1: "u", 2: "u", 3: "i", 4: "i"}
-# What the readers of the standard library raise on bytes that are no tar or no gzip.
-_READ_ERRORS = (
-    tarfile.TarError,
-    EOFError,
-    zlib.error,
-    zlib_ng.error,
-    struct.error,
-    ValueError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-    OSError,
-)
 
 
 @dataclass(frozen=True)
@@ -108,85 +83,14 @@ def read_contents(path: str | os.PathLike[str]) -> ArchiveContents:
         TensorFormatError: a `.dat` in it is malformed, or shorter or longer than its header says.
     """
     path = Path(path)
-    if path.is_dir():
-        return _contents_of(path, _folder_entries(path), ArchiveFormat.DIRECTORY)
-    try:
-        with path.open("rb") as file:
-            gzipped = file.read(2) == _GZIP_MAGIC
-            file.seek(0)
-            if gzipped:
-                return _contents_of(path, _gzip_entries(file), ArchiveFormat.TGZ)
-            return _contents_of(path, _tar_entries(file), ArchiveFormat.TAR)
-    except FileNotFoundError:
-        raise ArchiveError(f"{path}: no such archive.", "Give a folder, a .tar or a .tgz.") from None
-    except OSError as error:
-        raise ArchiveError(f"{path}: cannot be read: {error.strerror or error}.") from error
-
-
-# --- entries: name, size, and a way to read the start ---------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Entry:
-    name: str
-    size: int
-    stream: IO[bytes]
-
-
-def _folder_entries(folder: Path) -> Iterator[_Entry]:
-    for path in sorted(entry for entry in folder.rglob("*") if entry.is_file()):
-        with path.open("rb") as file:
-            yield _Entry(path.relative_to(folder).as_posix(), path.stat().st_size, file)
-
-
-def _tar_entries(file: IO[bytes]) -> Iterator[_Entry]:
-    """Yield the files of a plain tar, seeking over what is not asked for."""
-    with _open_tar(file, "r:") as tar:
-        yield from _members(tar)
-
-
-def _gzip_entries(file: IO[bytes]) -> Iterator[_Entry]:
-    """Yield the files of a gzipped tar, decompressing from start to end; the end holds the checksum."""
-    with gzip_ng.open(file, "rb") as plain:
-        stream = io.BufferedReader(plain, _READ_BYTES)
-        with _open_tar(stream, "r|") as tar:
-            yield from _members(tar)
-        while stream.read(_READ_BYTES):
-            pass
-
-
-class _StrictHeader(tarfile.TarInfo):
-    """A header whose damage is an error. The library takes a damaged or missing one for the end of the archive."""
-
-    @classmethod
-    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictHeader:
-        try:
-            return super().fromtarfile(tarfile_)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
-            raise
-        except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"bad header: {error}") from None
-
-
-def _open_tar(stream: IO[bytes], mode: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=stream, mode=mode, tarinfo=_StrictHeader, encoding="utf-8", errors="surrogateescape")
-
-
-def _members(tar: tarfile.TarFile) -> Iterator[_Entry]:
-    for member in tar:
-        stream = tar.extractfile(member) if member.isfile() else None
-        if stream is not None:
-            yield _Entry(member.name, member.size, stream)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn what the readers raise on damaged bytes into an `ArchiveError`."""
-    try:
-        yield
-    except _READ_ERRORS as error:  # type: ignore[misc]
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise ArchiveError(f"{path}: cannot be read as an archive: {reason}.", _DAMAGED) from error
+    collector = _Collector(path)
+    with readable(path):
+        form = archive_form(path)
+        for entry in archive_entries(path):
+            collector.take(entry)
+        files = path.rglob("*") if path.is_dir() else (path,)
+        stored_bytes = sum(file.stat().st_size for file in files if file.is_file())
+    return collector.contents(form, stored_bytes)
 
 
 # --- what is kept of them ---------------------------------------------------------------------------
@@ -201,7 +105,7 @@ class _Collector:
         self._tensors: list[StoredTensor] = []
         self._others: list[tuple[str, int]] = []
 
-    def take(self, entry: _Entry) -> None:
+    def take(self, entry: ArchiveEntry) -> None:
         name = entry.name.removeprefix("./")
         hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)  # tract passes over them
         if not hidden and name == GRAPH_FILE:
@@ -218,49 +122,39 @@ class _Collector:
             raise ArchiveError(f"{self._path}: no {GRAPH_FILE} in it.", hint)
         return ArchiveContents(self._path, form, stored_bytes, self._graph, tuple(self._tensors), tuple(self._others))
 
-    def _read_graph(self, entry: _Entry) -> str:
+    def _read_graph(self, entry: ArchiveEntry) -> str:
         if entry.size > _LARGEST_GRAPH:
-            raise ArchiveError(f"{self._path}: {GRAPH_FILE} says it is {entry.size} bytes long.", _DAMAGED)
+            raise ArchiveError(f"{self._path}: {GRAPH_FILE} says it is {entry.size} bytes long.", DAMAGED)
         data = entry.stream.read(entry.size)
         if len(data) != entry.size:
-            raise ArchiveError(f"{self._path}: {GRAPH_FILE} ends after {len(data)} of {entry.size} bytes.", _DAMAGED)
+            raise ArchiveError(f"{self._path}: {GRAPH_FILE} ends after {len(data)} of {entry.size} bytes.", DAMAGED)
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ArchiveError(f"{self._path}: {GRAPH_FILE} is not UTF-8 text: {error.reason}.", _DAMAGED) from error
+            raise ArchiveError(f"{self._path}: {GRAPH_FILE} is not UTF-8 text: {error.reason}.", DAMAGED) from error
 
-    def _read_tensor(self, name: str, entry: _Entry) -> StoredTensor:
+    def _read_tensor(self, name: str, entry: ArchiveEntry) -> StoredTensor:
         where = f"{self._path}: {name}"
         header = parse_header(entry.stream.read(HEADER_BYTES), name=where)
         dtype = _checked_dtype(header, where)
         found = entry.size - HEADER_BYTES
         if found != header.data_size:
             raise TensorFormatError(
-                f"{where}: holds {found} bytes of values, its header announces {header.data_size}.", _DAMAGED
+                f"{where}: holds {found} bytes of values, its header announces {header.data_size}.", DAMAGED
             )
         return StoredTensor(name.removesuffix(".dat"), header.shape, dtype, header.data_size)
 
 
-def _contents_of(path: Path, entries: Iterator[_Entry], form: ArchiveFormat) -> ArchiveContents:
-    collector = _Collector(path)
-    with _readable(path):
-        for entry in entries:
-            collector.take(entry)
-        files = path.rglob("*") if path.is_dir() else (path,)
-        stored_bytes = sum(file.stat().st_size for file in files if file.is_file())
-    return collector.contents(form, stored_bytes)
-
-
 def _checked_dtype(header: DatHeader, name: str) -> str:
-    """Return the element type's name; a block format's size is checked against its shape."""
-    if header.vendor == TRACT_VENDOR and header.item_type in _BLOCKS and header.bits == BLOCK_BITS:
-        dtype, values, size = _BLOCKS[header.item_type]
-        elements = math.prod(header.shape)
-        if elements % values or elements // values * size != header.data_size:
+    """Return the element type's name; a block format's size has been checked against its shape, save the legacy one's."""
+    if header.block_format is not None:
+        return header.block_format.name
+    if header.vendor == TRACT_VENDOR and header.item_type == _LEGACY_Q4_0 and header.bits == BLOCK_BITS:
+        if math.prod(header.shape) * 18 != header.data_size * 32:
             raise TensorFormatError(
-                f"{name}: shape {list(header.shape)} in {dtype} does not take {header.data_size} bytes.", _DAMAGED
+                f"{name}: shape {list(header.shape)} in q4_0_legacy does not take {header.data_size} bytes.", DAMAGED
             )
-        return dtype
+        return "q4_0_legacy"
     if header.vendor == TRACT_VENDOR and header.item_type == _STRING:
         return "string"
     if header.vendor == 0 and header.item_type == 5 and header.bits in (1, 8):

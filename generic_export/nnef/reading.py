@@ -14,6 +14,7 @@ from pathlib import Path
 
 from generic_export.errors import ArchiveError
 from generic_export.nnef.archive import GRAPH_FILE
+from generic_export.nnef.entries import archive_entries, readable
 
 _SIGNATURE = re.compile(r"^graph\s+(\w+)\s*\(([^)]*)\)\s*->\s*\(([^)]*)\)", re.MULTILINE)
 
@@ -39,17 +40,11 @@ def read_graph_text(archive: Path) -> str:
         ArchiveError: there is none, or it cannot be read.
     """
     path = Path(archive)
-    try:
-        if path.is_dir():
-            return (path / GRAPH_FILE).read_text(encoding="utf-8")
-        with tarfile.open(path) as tar:
-            for member in tar:
-                stream = tar.extractfile(member) if member.name.removeprefix("./") == GRAPH_FILE else None
-                if stream is not None:
-                    return stream.read().decode("utf-8")
-    except (OSError, tarfile.TarError, EOFError, UnicodeDecodeError) as error:
-        raise ArchiveError(f"{path} cannot be read as an archive: {error}.") from error
-    raise ArchiveError(f"{path} holds no {GRAPH_FILE}.")
+    for entry in archive_entries(path):
+        if entry.name.removeprefix("./") == GRAPH_FILE:
+            with readable(path):
+                return entry.stream.read().decode("utf-8")
+    raise ArchiveError(f"{path} holds no {GRAPH_FILE}.", "Give an NNEF archive: a folder, a .tar or a .tgz.")
 
 
 def unpack(archive: Path, folder: Path) -> Path:
