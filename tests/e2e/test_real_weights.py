@@ -6,7 +6,6 @@ T2N_FETCH_MODELS=1 makes these tests do so. Without it they are skipped.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import shutil
@@ -14,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,6 +21,7 @@ from t2n_llm import export_llm
 from t2n_llm.export import ExportResult
 from t2n_llm.generate import ExportedModel, Sampling, _pieces
 from t2n_llm.source import load_tokenizer
+from tests.load_script import load_script
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = PROJECT / "scripts" / "fetch_test_models.py"
@@ -45,18 +44,9 @@ TEXTS = {
 }
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fetch_test_models", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def model_folder() -> Path:
-    fetcher = load_script()
+    fetcher = load_script("fetch_test_models")
     folder = fetcher.default_output() / fetcher.MODEL_NAME
     if fetcher.is_complete(folder):
         return folder

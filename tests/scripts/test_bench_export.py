@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,20 +15,12 @@ import pytest
 import torch
 
 from generic_export.weights.checkpoint import open_checkpoint
+from tests.load_script import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_export.py"
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_export", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-bench = load_script()
+bench = load_script("bench_export")
 TINY = bench.SHAPES["tiny"]
 
 

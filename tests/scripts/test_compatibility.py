@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from generic_export.errors import EngineMissingError
 from generic_export.inference_target.tract.cli import TractCli
 from generic_export.inference_target.tract.dialect import RELEASES
+from tests.load_script import load_script
 
 ROOT = Path(__file__).parents[2]
 
 
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compatibility", ROOT / "scripts" / "compatibility.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compatibility"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-compatibility = _script()
+compatibility = load_script("compatibility")
 
 
 def test_a_table_of_one_module_in_both_engines(tmp_path: Path) -> None:

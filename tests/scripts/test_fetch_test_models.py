@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+
+from tests.load_script import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fetch_test_models.py"
 
@@ -26,16 +25,7 @@ CHAT_TEMPLATE = (
 HIDDEN, VALUES, INNER = 32, 16, 64
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fetch_test_models", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-fetcher = load_script()
+fetcher = load_script("fetch_test_models")
 
 
 def byte_alphabet() -> list[str]:

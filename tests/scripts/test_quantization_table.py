@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from tests.families import save_tiny_model
+from tests.load_script import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "quantization_table.py"
 REAL_MODEL = SCRIPT.parents[1] / "examples" / "models" / "tiny-llama-real"
@@ -19,12 +18,7 @@ REAL_MODEL = SCRIPT.parents[1] / "examples" / "models" / "tiny-llama-real"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quantization_table", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("quantization_table")
 
 
 def test_permuted_channels_compute_the_same_and_lie_in_other_groups(script, tmp_path):

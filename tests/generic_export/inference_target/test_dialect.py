@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -20,20 +17,12 @@ from generic_export.inference_target.tract.wheels import wheel_python
 from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefGraph, NnefOperation
 from generic_export.nnef.registries import with_fragments
+from tests.load_script import load_script
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "dialect_smoke.py"
 
 
-def _smoke() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dialect_smoke", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["dialect_smoke"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-smoke = _smoke()
+smoke = load_script("dialect_smoke")
 
 # What a release has no form for; everything else in the smoke set must pass there.
 REFUSED = {
