@@ -178,6 +178,16 @@ def _values(source: TensorSource) -> torch.Tensor:
 
 
 def lora_updates(lora: LoraModule, model: nn.Module, adapter: str) -> dict[str, Update]:
+    """Return what one module's LoRA or DoRA does, by parameter of the model: its weight, and its bias if it has one.
+
+    Args:
+        lora: `a` [rank, inputs] and `b` [outputs, rank]; the other way round for embeddings.
+        model: only its shapes matter.
+        adapter: its name, for errors.
+
+    Raises:
+        AdapterError: the model has no such module, or one of other sizes.
+    """
     module = _module(lora.path, model, adapter)
     weight = f"{lora.path}.weight"
     transposed = _outputs_are_columns(module, lora, adapter)
@@ -235,6 +245,11 @@ def _outputs_are_columns(module: nn.Module, lora: LoraModule, adapter: str) -> b
 
 
 def replacement(name: str, source: TensorSource, model: nn.Module, adapter: str) -> Replacement:
+    """Return the replacement of a whole parameter (`modules_to_save`).
+
+    Raises:
+        AdapterError: the model has no such parameter, or one of another shape.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     if name not in parameters:
         raise AdapterError(
@@ -266,6 +281,7 @@ def refuse_tied(updates: Mapping[str, Update], model: nn.Module, adapter: str) -
 
 
 def merge_in_place(parameter: torch.Tensor, name: str, update: Update) -> None:
+    """Apply an update to a parameter in memory, of any shape and float dtype; it is computed in f32 and rounded once."""
     merged = read_tensor(update.apply(InMemoryTensor(name, parameter.detach())), torch.float32)
     with torch.no_grad():
         parameter.copy_(merged)
