@@ -17,7 +17,6 @@ import torch
 from generic_export.errors import OptionError
 from quant.blocks import GROUP, ZERO_POINT, Q4Blocks
 from quant.lattice import keep_lattice, lattice_blocks
-from quant.magnitude_search import magnitude_search
 from quant.protocol import InputStatistics, Quantizer
 from quant.weighted_search import weighted_scale_search
 
@@ -26,7 +25,7 @@ DEFAULT_ALGORITHM = "search"
 
 _LARGEST_SCALE = torch.finfo(torch.float16).max
 _SMALLEST_INVERTIBLE = 1e-38
-_LATTICE_SAMPLE = 512  # groups looked at before a whole piece is
+_LATTICE_SAMPLE = 64  # groups looked at before a whole piece is
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Search:
         """See `Quantizer.quantize`."""
         if statistics is not None:
             return keep_lattice(weight, weighted_scale_search(weight, statistics.mean_square))
-        blocks = magnitude_search(weight)
+        blocks = weighted_scale_search(weight)
         return keep_lattice(weight, blocks) if _may_hold_lattice(weight) else blocks
 
 

@@ -14,14 +14,13 @@ import torch
 from generic_export.errors import WeightError
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.weights.source import InMemoryTensor, TensorSource
-from generic_export.weights.values import read_tensor
-from quant.blocks import GROUP, Q4Blocks
+from generic_export.weights.values import read_tensor, values_of
+from quant.blocks import GROUP
 from quant.half import SOURCE_DTYPES
 from quant.packing import check_quantizable, pack_q4_0, pack_q8_1, unpack_q8_1
 from quant.protocol import InputStatistics, Quantizer
 
-_PIECE_VALUES = 1 << 21
-_CACHED_VALUES = 1 << 17
+_PIECE_VALUES = 1 << 18  # what is computed from a piece stays in a core's cache
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class QuantizedTensor:
             packed = pack_q8_1(weight, name=self.name)
             return packed, measured_error(weight, unpack_q8_1(packed))
         blocks = self.quantizer.quantize(weight, self.statistics)
-        return pack_q4_0(blocks), blocks_error(weight, blocks)
+        return pack_q4_0(blocks), measured_error(weight, blocks.dequantize())
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,35 +208,29 @@ def row_length(shape: tuple[int, ...]) -> int:
 
 
 def row_pieces(source: TensorSource, length: int, values: int = _PIECE_VALUES) -> Iterator[torch.Tensor]:
-    """Yield a source's values as tensors [rows, length] of its own dtype, of about `values` values each."""
+    """Yield a source's values as tensors [rows, length] of its own dtype, all but the last of about `values` values."""
     row_bytes = length * source.dtype.itemsize
     piece_bytes = max(1, values // length) * row_bytes
     rest = bytearray()
     for chunk in source.chunks():
-        rest += chunk
-        whole = len(rest) - len(rest) % row_bytes
         start = 0
-        while whole - start >= piece_bytes:
-            yield _rows(rest[start : start + piece_bytes], source.dtype, length)
+        if rest:
+            start = min(piece_bytes - len(rest), len(chunk))
+            rest += chunk[:start]
+            if len(rest) < piece_bytes:
+                continue
+            yield _rows(rest, source.dtype, length)
+        # Pieces that lie within one chunk are not copied.
+        while len(chunk) - start >= piece_bytes:
+            yield _rows(chunk[start : start + piece_bytes], source.dtype, length)
             start += piece_bytes
-        rest = rest[start:]
+        rest = bytearray(chunk[start:])
     if rest:
         yield _rows(rest, source.dtype, length)
 
 
-def _rows(data: bytearray, dtype: torch.dtype, length: int) -> torch.Tensor:
-    return torch.frombuffer(data, dtype=dtype).reshape(-1, length)
-
-
-def blocks_error(weight: torch.Tensor, blocks: Q4Blocks) -> QuantizationError:
-    """Return the error of Q4_0 blocks against the float32 weight [..., K], computed in pieces that stay in cache."""
-    total = QuantizationError()
-    groups, q, d = weight.reshape(-1, GROUP), blocks.q.reshape(-1, GROUP), blocks.d.reshape(-1)
-    step = _CACHED_VALUES // GROUP
-    for start in range(0, len(groups), step):
-        piece = slice(start, start + step)
-        total = total.plus(measured_error(groups[piece], Q4Blocks(q[piece], d[piece]).dequantize().view(-1, GROUP)))
-    return total
+def _rows(data: bytearray | memoryview, dtype: torch.dtype, length: int) -> torch.Tensor:
+    return values_of(data, dtype).reshape(-1, length)
 
 
 def measured_error(weight: torch.Tensor, values: torch.Tensor) -> QuantizationError:

@@ -25,8 +25,14 @@ def value_pieces(source: TensorSource) -> Iterator[torch.Tensor]:
             dtype = str(source.dtype).removeprefix("torch.")
             raise WeightError(f"tensor {source.name}: a chunk of {len(chunk)} bytes splits a {dtype} value.")
         if len(chunk):
-            # torch.frombuffer warns about memory it may not write to, although nothing here does.
-            yield torch.frombuffer(bytearray(chunk) if chunk.readonly else chunk, dtype=source.dtype)
+            yield values_of(chunk, source.dtype)
+
+
+def values_of(data: bytearray | memoryview, dtype: torch.dtype) -> torch.Tensor:
+    """Return bytes as a flat tensor that shares their memory, unless that is read-only."""
+    # torch.frombuffer warns about memory it may not write to, although nothing here does.
+    readonly = isinstance(data, memoryview) and data.readonly
+    return torch.frombuffer(bytearray(data) if readonly else data, dtype=dtype)
 
 
 def read_tensor(source: TensorSource, dtype: torch.dtype | None = None) -> torch.Tensor:
