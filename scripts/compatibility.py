@@ -8,16 +8,15 @@ the reason for everything that does not pass; exit code 1 when a module that the
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import platform
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import dialect_smoke as smoke
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -63,17 +62,6 @@ class Outcome:
     reason: str = ""
 
 
-def load_smoke() -> ModuleType:
-    """Return scripts/dialect_smoke.py as a module."""
-    spec = importlib.util.spec_from_file_location("dialect_smoke", ROOT / "scripts" / "dialect_smoke.py")
-    if spec is None or spec.loader is None:
-        raise ImportError("scripts/dialect_smoke.py is missing")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["dialect_smoke"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def columns(versions: Sequence[str]) -> list[Column]:
     """Return a column per wheel, and one for the command."""
     found = [Column(f"wheel {version}", version, _wheel(version)) for version in versions]
@@ -96,7 +84,7 @@ def _command() -> TractCli | str:
         return error.message
 
 
-def judge(smoke: ModuleType, case: Any, column: Column) -> Outcome:
+def judge(case: Any, column: Column) -> Outcome:
     """Export one module for a column's release, run it there at both sizes and compare with PyTorch."""
     torch.manual_seed(0)
     module = case.make().eval()
@@ -111,7 +99,7 @@ def judge(smoke: ModuleType, case: Any, column: Column) -> Outcome:
             for size in smoke.SIZES:
                 inputs = case.inputs(size)
                 arrays = [value.numpy() for value in inputs]
-                smoke._compare(module, inputs, _answers(column, archive, arrays), case.tolerance)
+                smoke.compare(module, inputs, _answers(column, archive, arrays), case.tolerance)
         except DialectError as error:
             return Outcome(case.name, column.title, "refused", error.message)
         except (T2NError, AssertionError) as error:
@@ -180,7 +168,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="modules whose name contains this")
     parser.add_argument("--output", type=Path, default=DOCUMENT, help="where to write (default: docs/compatibility.md)")
     options = parser.parse_args(arguments)
-    smoke = load_smoke()
     cases = [case for case in smoke.CASES if options.only in case.name]
     table = columns(options.versions)
     missing = [f"{column.title}: {column.engine}" for column in table if isinstance(column.engine, str)]
@@ -190,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[tuple[str, str], Outcome] = {}
     for column in table:
         for case in cases:
-            outcome = found[case.name, column.title] = judge(smoke, case, column)
+            outcome = found[case.name, column.title] = judge(case, column)
             print(f"{column.title}: {case.name}: {outcome.status} {outcome.reason}", flush=True)
     options.output.write_text(document(table, cases, found), encoding="utf-8")
     return int(any(outcome.status == "failed" for outcome in found.values()))

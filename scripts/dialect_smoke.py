@@ -227,7 +227,7 @@ def judge(case: SmokeCase, version: str, python: Path | None) -> Verdict:
             with TractWheel(timeout_seconds=30, python=python).load(archive) as engine:
                 for size in SIZES:
                     inputs = case.inputs(size)
-                    _compare(module, inputs, engine.run([value.numpy() for value in inputs]), case.tolerance)
+                    compare(module, inputs, engine.run([value.numpy() for value in inputs]), case.tolerance)
         except DialectError as error:
             return Verdict(case.name, version, "refused", error.message)
         except (T2NError, AssertionError) as error:
@@ -235,7 +235,7 @@ def judge(case: SmokeCase, version: str, python: Path | None) -> Verdict:
     return Verdict(case.name, version, "passed")
 
 
-def _compare(module: nn.Module, inputs: Inputs, answers: Sequence[np.ndarray], tolerance: float) -> None:
+def compare(module: nn.Module, inputs: Inputs, answers: Sequence[np.ndarray], tolerance: float) -> None:
     with torch.no_grad():
         result = module(*inputs)
     expected = [result] if isinstance(result, Tensor) else list(result)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import os
 import random
 import shutil
@@ -27,7 +26,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+
+from random_llama import Shape, write_checkpoint
 
 PROJECT = Path(__file__).resolve().parent.parent
 FORMS = ("tar", "dir", "tgz")
@@ -49,19 +49,9 @@ class Reference:
 
 def make_model(folder: Path, megabytes: int) -> None:
     """Write a random Llama checkpoint of about that size in bf16."""
-    bench = _bench()
     hidden, layers = 512, 4
     vocab = max(512, (megabytes * 1_000_000 // 2 - layers * 4_000_000) // (2 * hidden))
-    bench.write_checkpoint(folder, bench.Shape("random", hidden, layers, 8, 4, 64, 2048, vocab, False, 8.0))
-
-
-def _bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_export", PROJECT / "scripts" / "bench_export.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    write_checkpoint(folder, Shape("random", hidden, layers, 8, 4, 64, 2048, vocab, False, 8.0))
 
 
 def start_export(model: Path, target: Path, form: str, *, resume: bool) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,9 +12,6 @@ _SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 def load_script(name: str) -> ModuleType:
     """Return `scripts/<name>.py` as a module."""
-    spec = importlib.util.spec_from_file_location(name, _SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    if str(_SCRIPTS) not in sys.path:
+        sys.path.append(str(_SCRIPTS))  # as Python does when it runs one: they import each other by name
+    return importlib.import_module(name)

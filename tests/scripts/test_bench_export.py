@@ -21,7 +21,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_export.py"
 
 
 bench = load_script("bench_export")
-TINY = bench.SHAPES["tiny"]
+llama = load_script("random_llama")
+TINY = llama.SHAPES["tiny"]
 
 
 def outcome(**changes: Any) -> Any:
@@ -53,13 +54,13 @@ def outcome(**changes: Any) -> Any:
 
 @pytest.mark.parametrize(("size", "parameters"), [("1B", 1_235_814_400), ("3B", 3_212_749_824), ("8B", 8_030_261_248)])
 def test_shapes_have_the_parameters_of_the_published_models(size: str, parameters: int) -> None:
-    tensors = bench.tensors_of(bench.SHAPES[size])
+    tensors = llama.tensors_of(llama.SHAPES[size])
     assert sum(int(np.prod(sizes)) for sizes in tensors.values()) == parameters
 
 
 def test_8b_is_sharded_in_four_files_of_5_gb() -> None:
-    tensors = bench.tensors_of(bench.SHAPES["8B"])
-    shards = bench.shards_of(tensors, bench.SHARD_BYTES)
+    tensors = llama.tensors_of(llama.SHAPES["8B"])
+    shards = llama.shards_of(tensors, llama.SHARD_BYTES)
     assert [name for names in shards for name in names] == list(tensors)
     assert len(shards) == 4
     assert all(sum(2 * int(np.prod(tensors[name])) for name in names) <= 5_000_000_000 for names in shards)
@@ -68,7 +69,7 @@ def test_8b_is_sharded_in_four_files_of_5_gb() -> None:
 def test_transformers_loads_the_checkpoint(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    written = bench.write_checkpoint(tmp_path / "model", TINY)
+    written = llama.write_checkpoint(tmp_path / "model", TINY)
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert model.dtype is torch.bfloat16
@@ -79,18 +80,18 @@ def test_transformers_loads_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_shards_and_index_agree(tmp_path: Path) -> None:
-    bench.write_checkpoint(tmp_path / "model", TINY, shard_bytes=70_000)
+    llama.write_checkpoint(tmp_path / "model", TINY, shard_bytes=70_000)
     checkpoint = open_checkpoint(tmp_path / "model")
     index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
     assert len(checkpoint.files) > 2
     assert all(file.stat().st_size < 72_000 for file in checkpoint.files)
-    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == bench.tensors_of(TINY)
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == llama.tensors_of(TINY)
     assert index["metadata"]["total_size"] == checkpoint.total_bytes
 
 
 @pytest.mark.parametrize("nbytes", [2, 6, 8, 4096, (1 << 24) + 2])
 def test_random_values_are_sane_and_come_in_chunks(nbytes: int) -> None:
-    chunks = list(bench.random_bf16(nbytes, np.random.Generator(np.random.SFC64(0))))
+    chunks = list(llama.random_bf16(nbytes, np.random.Generator(np.random.SFC64(0))))
     assert max(map(len, chunks)) <= 1 << 24
     values = torch.frombuffer(bytearray(b"".join(chunks)), dtype=torch.bfloat16).float()
     assert values.numel() * 2 == nbytes
