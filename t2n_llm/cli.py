@@ -17,6 +17,7 @@ import typer
 from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionError, T2NError
 from t2n_llm.commands_bench import bench, profile
 from t2n_llm.commands_inspect import inspect
+from t2n_llm.commands_remodel import remodel
 from t2n_llm.console import OutputMode, Sink
 from t2n_llm.folder import disk_full, is_disk_full
 
@@ -522,7 +523,7 @@ def _advice(error: BaseException) -> T2NError:
     )
 
 
-for _command in (inspect, profile, bench):  # each in a file of its own
+for _command in (inspect, profile, bench, remodel):  # each in a file of its own
     app.command()(_command)
 
 

@@ -1,0 +1,91 @@
+"""`BoundaryAdapter`: a module that takes and gives what a plan says, around one that stays as it is.
+
+In: a module and its `Boundary`. Out: a module to export; parameters bear the names that they have in the inner one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from generic_export.errors import OptionError
+from generic_export.remodel.boundary import Boundary
+from generic_export.torch_graph.nested import named_outputs
+
+# What an nn.Module keeps its state in: the adapter shares it with the inner module, so that every name stays.
+_STATE = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+_INNER = "_t2n_inner"
+_BOUNDARY = "_t2n_boundary"
+
+
+class BoundaryAdapter(nn.Module):
+    """A module with another boundary.
+
+    Its parameters, buffers and children *are* the inner module's, under their names: what an export reads from one it reads from
+    the other, and no tensor is copied.
+
+    Args:
+        inner: the module; it is called as it is, hooks included, and not modified.
+        boundary: what its inputs and outputs become.
+
+    Raises:
+        OptionError: it is a ScriptModule, which keeps its state out of reach.
+    """
+
+    def __init__(self, inner: nn.Module, boundary: Boundary) -> None:
+        if isinstance(inner, torch.jit.ScriptModule):
+            raise OptionError(
+                f"sub-graph {boundary.name!r} is a ScriptModule, whose boundary cannot be changed from outside.",
+                "Wrap it in an nn.Module that calls it.",
+            )
+        super().__init__()
+        # Past nn.Module, which would make the module a child with a prefix; under names that no child has.
+        object.__setattr__(self, _INNER, inner)
+        object.__setattr__(self, _BOUNDARY, boundary)
+        for name in _STATE:
+            object.__setattr__(self, name, getattr(inner, name))
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        """The inner module's mode: there is one mode for the two."""
+        inner = self.__dict__.get(_INNER)
+        return True if inner is None else inner.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        inner = self.__dict__.get(_INNER)
+        if inner is not None:
+            inner.training = mode
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Call the inner module.
+
+        Args:
+            inputs: the archive's inputs, in order.
+        Returns:
+            The archive's outputs, in order.
+        """
+        boundary: Boundary = self.__dict__[_BOUNDARY]
+        args, kwargs = full_arguments(boundary, *inputs)
+        outputs = named_outputs(self.__dict__[_INNER](*args, **kwargs))[1]
+        axes = [boundary.outputs[position].collapsed for position in boundary.kept]
+        kept = [outputs[position] for position in boundary.kept]
+        return tuple(tensor.squeeze(gone) if gone else tensor for tensor, gone in zip(kept, axes, strict=True))
+
+    def extra_repr(self) -> str:
+        """Return the inner module's class."""
+        return type(self.__dict__[_INNER]).__name__
+
+    def with_boundary(self, boundary: Boundary) -> BoundaryAdapter:
+        """Return another adapter of the same module."""
+        return BoundaryAdapter(self.__dict__[_INNER], boundary)
+
+
+def full_arguments(boundary: Boundary, *inputs: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments that the inner module is called with for these inputs of the archive."""
+    return boundary.side.call.arguments(boundary.side.inner(inputs))
+
+
+__all__ = ["BoundaryAdapter", "full_arguments"]

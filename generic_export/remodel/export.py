@@ -1,0 +1,235 @@
+"""Sub-graphs to archives with the boundaries that a plan says.
+
+In: `Subgraph`s and a `RemodelPlan`. Out: one archive each, checked in the engine, with the plan among its properties.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch.export import Dim
+
+from generic_export.errors import CaptureError, OptionError
+from generic_export.export import export_model_to_nnef
+from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.nnef.contents import read_contents
+from generic_export.nnef.outline import read_outline
+from generic_export.remodel.adapter import BoundaryAdapter
+from generic_export.remodel.boundary import Boundary
+from generic_export.remodel.plan import RemodelPlan, SubgraphPlan
+from generic_export.remodel.resolve import require_known, resolve
+from generic_export.remodel.schema import parse_plan, plan_dict
+from generic_export.remodel.stages import Stages
+from generic_export.remodel.subgraph import Subgraph
+from generic_export.torch_graph.conversion import DynamicAxes
+
+PLAN_PROPERTY = "remodel_plan"
+MODULE_PROPERTY = "remodelled_module"
+
+logger = logging.getLogger("generic_export")
+
+
+@dataclass(frozen=True)
+class Remodelled:
+    """A sub-graph with its new boundary: the arguments of an export.
+
+    Attributes:
+        name: of the sub-graph.
+        module: what to export; it takes `args`.
+        args: example inputs, in order.
+        input_names, output_names: of the archive.
+        dynamic_axes: the axes that stay symbolic.
+        assertions: relations that tract may rely on, beside the ranges in `dynamic_axes`.
+        stages: the boundary before and after.
+        boundary: everything that was decided.
+        properties: what the archive says of its making: the plan, and the class of the inner module.
+    """
+
+    name: str
+    module: BoundaryAdapter
+    args: tuple[torch.Tensor, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    dynamic_axes: DynamicAxes
+    assertions: tuple[str, ...]
+    stages: Stages
+    boundary: Boundary
+    properties: dict[str, str | float]
+
+
+def remodel(subgraph: Subgraph, plan: RemodelPlan) -> Remodelled:
+    """Give a sub-graph the boundary that a plan says; its module is not modified.
+
+    Args:
+        subgraph: the module, with example arguments.
+        plan: what becomes of it; a plan that does not name it leaves its boundary alone.
+
+    Raises:
+        OptionError: the plan does not fit the module; the message names the line.
+        CaptureError: the module returns something else than tensors.
+    """
+    boundary = resolve(subgraph, plan)
+    own = {name: one for name, one in plan.subgraphs.items() if name == subgraph.name}
+    return Remodelled(
+        name=subgraph.name,
+        module=BoundaryAdapter(subgraph.module, boundary),
+        args=boundary.example,
+        input_names=tuple(one.outer_name for one in boundary.side.outer),
+        output_names=tuple(one.outer_name for one in boundary.outer_outputs),
+        dynamic_axes=_dynamic_axes(boundary, boundary.relations.bounds),
+        assertions=boundary.relations.assertions,
+        stages=Stages.of(boundary),
+        boundary=boundary,
+        properties=_properties(subgraph, own),
+    )
+
+
+def export_remodelled(
+    subgraphs: Sequence[Subgraph],
+    plan: RemodelPlan,
+    folder: str | os.PathLike[str],
+    target: TractNNEF | None = None,
+    *,
+    compression_level: int | None = 0,
+    overwrite: bool = True,
+) -> dict[str, Path]:
+    """Export sub-graphs to one archive each, `FOLDER/<name>.nnef` with the suffix of its form.
+
+    The whole plan is held against all of them before the first is written.
+
+    Args:
+        subgraphs: the modules.
+        plan: what becomes of their boundaries.
+        folder: where to write; it is made if need be.
+        target: the tract release, the check and its tolerance; its dynamic axes are replaced by the plan's.
+        compression_level: None for directories, 0 for `.tar`, 1-9 for `.tgz`.
+        overwrite: replace archives that are there already.
+
+    Returns:
+        The archives by name.
+
+    Raises:
+        OptionError: the plan does not fit a module; the message names the line.
+        T2NError: see `export_model_to_nnef`.
+    """
+    require_known(subgraphs, plan)
+    _require_file_names(subgraphs)
+    remodelled = [remodel(subgraph, plan) for subgraph in subgraphs]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return {
+        one.name: export_one(one, Path(folder), target or TractNNEF(), compression_level, overwrite)
+        for one in remodelled
+    }
+
+
+def export_one(
+    remodelled: Remodelled, folder: Path, target: TractNNEF, compression_level: int | None = 0, overwrite: bool = True
+) -> Path:
+    """Export one sub-graph, in the first way that PyTorch can capture it; see `export_remodelled`."""
+    attempts = list(_attempts(remodelled))
+    for number, attempt in enumerate(attempts):
+        try:
+            return _export_attempt(attempt, folder, target, compression_level, overwrite)
+        except CaptureError:
+            if number + 1 == len(attempts):
+                raise
+            logger.info("%s: PyTorch has to be shown that sizes are multiples", remodelled.name)
+    raise OptionError(f"sub-graph {remodelled.name!r} was not exported.")
+
+
+def _export_attempt(
+    remodelled: Remodelled, folder: Path, target: TractNNEF, compression_level: int | None, overwrite: bool
+) -> Path:
+    return export_model_to_nnef(
+        remodelled.module,
+        remodelled.args,
+        folder / f"{remodelled.name}.nnef",
+        replace(
+            target,
+            dynamic_axes=remodelled.dynamic_axes,
+            specific_properties={**target.specific_properties, **remodelled.properties},
+        ),
+        input_names=remodelled.input_names,
+        output_names=remodelled.output_names,
+        compression_level=compression_level,
+        custom_extensions=remodelled.assertions,
+        overwrite=overwrite,
+    )
+
+
+def _attempts(remodelled: Remodelled) -> Iterator[Remodelled]:
+    """Yield the ways to capture a sub-graph, the one that costs nothing first.
+
+    A module may need to know that a size is a multiple (`x.reshape(-1, 8)`). PyTorch then has to be shown, which costs a copy of
+    the input in the archive; and it takes a multiple of 8 that may be 8 for one that may be 1, so that the least may have to be 16.
+    """
+    yield remodelled
+    multiples = remodelled.boundary.relations.multiples
+    for least in (1, 2) if multiples else ():
+        side = replace(remodelled.boundary.side, shown_multiples=multiples)
+        boundary = replace(remodelled.boundary, side=side)
+        bounds = dict(boundary.relations.bounds)
+        for symbol, factor in multiples.items():
+            low, high = bounds.get(symbol, (None, None))
+            bounds[symbol] = (max(low or 0, least * factor), high)
+        yield replace(
+            remodelled,
+            boundary=boundary,
+            module=remodelled.module.with_boundary(boundary),
+            dynamic_axes=_dynamic_axes(boundary, bounds),
+        )
+
+
+def plan_of_archive(path: str | os.PathLike[str]) -> RemodelPlan | None:
+    """Return the plan that an archive was made with, or None where it has none.
+
+    Raises:
+        ArchiveError: it is no archive.
+        OptionError: its property holds no plan.
+    """
+    properties = dict(read_outline(read_contents(path).graph_text).properties)
+    text = properties.get(PLAN_PROPERTY)
+    return None if text is None else parse_plan(str(text), f"{path}, {PLAN_PROPERTY}")
+
+
+def _properties(subgraph: Subgraph, own: Mapping[str, SubgraphPlan]) -> dict[str, str | float]:
+    said = {PLAN_PROPERTY: json.dumps(plan_dict(RemodelPlan(own)))} if own else {}
+    return {MODULE_PROPERTY: type(subgraph.module).__name__, **said}
+
+
+def _dynamic_axes(boundary: Boundary, bounds: Mapping[str, tuple[int | None, int | None]]) -> DynamicAxes:
+    dims: dict[str, str | Dim] = {}
+    axes: dict[str, dict[int, str | Dim]] = {}
+    for one in boundary.side.outer:
+        for axis, dim in enumerate(boundary.side.outer_dims(one)):
+            if isinstance(dim, str):
+                low, high = bounds.get(dim, (None, None))
+                ranged = {key: value for key, value in (("min", low), ("max", high)) if value is not None}
+                axes.setdefault(one.outer_name, {})[axis] = dims.setdefault(dim, Dim(dim, **ranged) if ranged else dim)
+    return axes
+
+
+def _require_file_names(subgraphs: Sequence[Subgraph]) -> None:
+    names = [subgraph.name for subgraph in subgraphs]
+    for name in names:
+        if not name or name != Path(name).name or name.startswith("."):
+            raise OptionError(f"sub-graph name {name!r} is no file name.", "Use letters, digits, -, _ and dots.")
+        if names.count(name) > 1:
+            raise OptionError(f"two sub-graphs are called {name!r}.", "Give each its own name.")
+
+
+__all__ = [
+    "MODULE_PROPERTY",
+    "PLAN_PROPERTY",
+    "Remodelled",
+    "export_one",
+    "export_remodelled",
+    "plan_of_archive",
+    "remodel",
+]
