@@ -229,10 +229,8 @@ def _print_mod(expr: sympy.Expr) -> str:
     base, divisor = expr.args
     if not divisor.is_Integer:
         raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
-    # Inside a remainder, another one by the same divisor is what it is the remainder of: (4 - s % 4) % 4 == -s % 4.
-    for inner in base.atoms(*REMAINDERS):
-        if inner.args[1] == divisor:
-            base = sympy.expand(base.xreplace({inner: inner.args[0]}))
+    # A term of a remainder that is one by the same divisor is what it is the remainder of: (4 - s % 4) % 4 == -s % 4.
+    base = sympy.expand(sympy.Add(*(_without_remainder(term, divisor) for term in sympy.Add.make_args(base))))
     constant, rest = base.as_coeff_Add()
     base = rest + constant % divisor
     if base.could_extract_minus_sign():
@@ -241,6 +239,12 @@ def _print_mod(expr: sympy.Expr) -> str:
         return f"(({count}+{int(divisor) - 1})/{int(divisor)})*{int(divisor)}-{count}"
     factor = _as_factor(base)
     return f"{factor}-({factor}/{int(divisor)})*{int(divisor)}"
+
+
+def _without_remainder(term: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    coefficient, factor = term.as_coeff_Mul()
+    same = isinstance(factor, REMAINDERS) and factor.args[1] == divisor and coefficient.is_Integer
+    return coefficient * factor.args[0] if same else term
 
 
 def _print_ceiling(expr: sympy.Expr) -> str:

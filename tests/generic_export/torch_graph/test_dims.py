@@ -71,6 +71,12 @@ def test_text_has_the_value_of_the_expression(expr: sympy.Expr, s: int, p: int) 
     assert evaluate_text(dim_text(expr), s, p) == evaluate_dim(simplify_dim(expr), {"S": s, "P": p})
 
 
+def test_a_remainder_inside_a_quotient_stays() -> None:
+    expr = Mod(FloorDiv(Mod(S, 2), 2) + Mod(S, 2), 2)
+    assert [evaluate_text(dim_text(expr), s, 0) for s in range(6)] == [0, 1, 0, 1, 0, 1]
+    assert evaluate_text(dim_text(Mod(FloorDiv(Mod(S, 2), 2), 2)), 2, 0) == 0
+
+
 def test_equality_is_for_every_value_of_the_symbols() -> None:
     assert same_dim((S + 1) * 2, 2 * S + 2)
     assert not same_dim(S, P)
