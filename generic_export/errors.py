@@ -42,6 +42,10 @@ class CaptureError(T2NError):
     """PyTorch could not turn the module into a graph."""
 
 
+class NotCapturableError(CaptureError):
+    """torch.export does not take the module's own code; another way of capturing may."""
+
+
 class SpecializedAxisError(CaptureError):
     """An axis declared dynamic was frozen to one size by the model's own code."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from generic_export.errors import (
     EngineMissingError,
     GraphError,
     MismatchError,
+    NotCapturableError,
     OptionError,
     T2NError,
 )
@@ -38,6 +40,8 @@ from generic_export.ops.registry import is_translated
 from generic_export.ops.translate import TranslationOptions, translate
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
 from generic_export.torch_graph.ir import TorchModuleIRGraph
+from generic_export.torch_graph.jit_fallback import stands
+from generic_export.torch_graph.jit_tracer import plain_modules
 from generic_export.torch_graph.naming import identifier, name_results
 from generic_export.torch_graph.nested import named_outputs
 from generic_export.torch_graph.quantised_modules import spelled_out, without_zero_offsets
@@ -68,6 +72,7 @@ def export_model_to_nnef(
     allow_same_io_names: bool = False,
     log_level: int | str | None = None,
     debug_bundle_path: str | os.PathLike[str] | None = None,
+    auto_harden_jit: bool = True,
 ) -> Path:
     """Export a module to an NNEF archive and prove it in the target's engine.
 
@@ -90,6 +95,8 @@ def export_model_to_nnef(
         allow_same_io_names: let an output bear the name of an input; it is written as `<name>_output` then.
         log_level: level of the `generic_export` logger during the call, such as "INFO"; None leaves it as it is.
         debug_bundle_path: `.tgz` that is written when the check fails: the case in one file, see `assert_io_and_debug_bundle`.
+        auto_harden_jit: specialise ScriptModules (`model`, or modules in it) for the example inputs, on a copy, see
+            `harden_jit_for_export`; nothing is decided by a size when axes are dynamic. False keeps every decision.
 
     Returns:
         The path of the archive.
@@ -119,9 +126,10 @@ def export_model_to_nnef(
             output_names,
             kwargs=keywords,
             allow_same_io_names=allow_same_io_names,
+            auto_harden_jit=auto_harden_jit,
         )
-        graph = prepared.graph
-        logger.info("captured %s: %d operators", type(model).__name__, len(graph.ops))
+        graph, kind = prepared.graph, class_name(model)
+        logger.info("captured %s: %d operators", kind, len(graph.ops))
         example = _example_run(model, arguments, keywords, graph) if inference_target.check_io else None
         document = translate_graph(
             graph,
@@ -129,7 +137,7 @@ def export_model_to_nnef(
             TranslationOptions(
                 naming_scheme=nnef_variable_naming_scheme,
                 assertions=tuple(custom_extensions),
-                properties=tuple(producer_properties(source_model=type(model).__name__).items()),
+                properties=tuple(producer_properties(source_model=kind).items()),
             ),
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
@@ -174,15 +182,67 @@ def prepare(
     *,
     kwargs: Mapping[str, Any] | None = None,
     allow_same_io_names: bool = False,
+    auto_harden_jit: bool = True,
 ) -> Prepared:
-    """Capture a module as `export_model_to_nnef` does; see there for the arguments and what is raised."""
+    """Capture a module as `export_model_to_nnef` does; see there for the arguments and what is raised.
+
+    ScriptModules are interpreted; what torch.export cannot capture is captured through its script or its trace.
+    """
     keywords = dict(kwargs or {})
-    with spelled_out(model):
-        with unread_parameters(model):
-            graph = capture(model, args, target, input_names, output_names, kwargs=keywords)
-        stored = _stored_in(model, graph)
+    keep_sizes = bool(target.dynamic_axes)
+    scripts = plain_modules(model, args, keywords, harden=auto_harden_jit, keep_sizes=keep_sizes)
+    with scripts as plain, spelled_out(plain):
+        captured = _Captured(plain, args, keywords, input_names, output_names)
+        try:
+            graph = captured.graph(target)
+        except NotCapturableError as error:
+            captured, graph = _captured_otherwise(captured, target, error)
+        stored = _stored_in(captured.model, graph)
         graph = without_zero_offsets(_with_distinct_names(graph, allow_same=allow_same_io_names), stored)
-        return Prepared(model, args, keywords, graph, module_sources(model, graph), stored)
+        return Prepared(plain, args, keywords, graph, module_sources(captured.model, graph), stored)
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A module and how it is called and named while it is captured."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    input_names: Sequence[str] | None
+    output_names: Sequence[str] | None
+
+    def graph(self, target: InferenceTarget) -> TorchModuleIRGraph:
+        with unread_parameters(self.model):
+            return capture(self.model, self.args, target, self.input_names, self.output_names, kwargs=self.kwargs)
+
+
+def _captured_otherwise(
+    refused: _Captured, target: InferenceTarget, error: NotCapturableError
+) -> tuple[_Captured, TorchModuleIRGraph]:
+    """Capture the script or the trace of a module that torch.export refused, and tell the user.
+
+    Raises:
+        NotCapturableError: neither can be captured either; it is the first refusal.
+        SpecializedAxisError: a trace can, but freezes a dynamic axis.
+    """
+    axes = target.dynamic_axes
+    for stand in stands(refused.model, refused.args, refused.kwargs, axes, refused.input_names):
+        inputs, outputs = refused.input_names or stand.input_names, refused.output_names or stand.output_names
+        captured = _Captured(stand.module, stand.args, {}, inputs, outputs)
+        try:
+            graph = captured.graph(target)
+        except CaptureError as other:
+            logger.info("%s: %s does not help: %s", class_name(refused.model), stand.how, other.message)
+            continue
+        warnings.warn(f"{error.message} It was captured through {stand.how}. {stand.caution}".strip(), stacklevel=4)
+        return captured, graph
+    raise error
+
+
+def class_name(model: nn.Module) -> str:
+    """Return the name of a module's class; a ScriptModule's is that of the class it was made from."""
+    return str(getattr(model, "original_name", "") or type(model).__name__)
 
 
 @contextmanager
@@ -403,8 +463,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put every submodule in eval mode for a block, and back in its own mode after it."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"model is a {type(model).__name__}, not an nn.Module.")
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    # A frozen script has no mode: it is what it was frozen as.
+    modes = {module: module.training for module in model.modules() if hasattr(module, "training")}
+    if hasattr(model, "training"):
+        model.eval()
     try:
         yield
     finally:

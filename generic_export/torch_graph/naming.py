@@ -12,12 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+import torch.fx.traceback as fx_traceback
 from torch.fx import Node
 
 from generic_export.errors import OptionError
 from generic_export.torch_graph.ir import Argument, FixedTensorList, TensorVariable, TorchModuleIRGraph
 
 _FRAME_PATTERN = re.compile(r'File "([^"]+)", line (\d+)')
+SOURCE_KEY = "t2n_source"
+"""Under this key of `torch.fx.traceback.annotate` is the line of a script that is being interpreted."""
+
 _TORCH_ROOT = os.path.dirname(torch.__file__)
 _OWN_ROOT = os.path.dirname(__file__)
 
@@ -61,6 +65,18 @@ def user_source(stack_trace: str) -> str:
         if not path.startswith((_TORCH_ROOT, _OWN_ROOT, "<")):
             return f"{os.path.basename(path)}:{line}"
     return ""
+
+
+def node_source(node: Node) -> str:
+    """Return `file:line` of what an FX node was captured from: where a script was written, else the innermost frame."""
+    noted = (node.meta.get("custom") or {}).get(SOURCE_KEY)
+    return noted or user_source(node.meta.get("stack_trace") or "")
+
+
+def current_source() -> str:
+    """Return the line of the script that is being interpreted right now ("" when none is)."""
+    custom = fx_traceback.current_meta.get("custom") or {}
+    return str(custom.get(SOURCE_KEY, ""))
 
 
 def name_results(graph: TorchModuleIRGraph) -> TorchModuleIRGraph:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from generic_export.errors import CaptureError, OptionError
+from generic_export.torch_graph.jit_schema import forward_signature
 
 _Rebuild = Callable[[Iterator[torch.Tensor]], Any]
 _Leaves = list[tuple[str, Any]]
@@ -92,8 +93,16 @@ def taken_apart(value: Any) -> tuple[list[Any], _Rebuild]:
     return [leaf for _, leaf in found], rebuild
 
 
+def signature_of(module: nn.Module) -> inspect.Signature:
+    """Return the signature of a module's forward, without `self`; a script's is in its schema."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return inspect.signature(module.forward)
+    signature = forward_signature(module)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 def _named_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    signature = inspect.signature(module.forward)
+    signature = signature_of(module)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -161,4 +170,4 @@ def _dataclass_like(original: Any, names: Sequence[str], items: list[Any]) -> An
     return made
 
 
-__all__ = ["FlatCall", "named_outputs", "taken_apart"]
+__all__ = ["FlatCall", "named_outputs", "signature_of", "taken_apart"]

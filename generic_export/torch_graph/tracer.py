@@ -18,6 +18,7 @@ from unittest import mock
 
 import sympy
 import torch
+import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
@@ -25,7 +26,7 @@ from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from generic_export.errors import CaptureError, OptionError, SpecializedAxisError, T2NError
+from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.torch_graph.conversion import (
     Conversion,
     DynamicAxes,
@@ -35,7 +36,8 @@ from generic_export.torch_graph.conversion import (
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.naming import user_source
+from generic_export.torch_graph.jit_module import InterpretedModule as Scripted
+from generic_export.torch_graph.naming import current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, named_outputs
 from generic_export.torch_graph.patches import capture_patches
 from generic_export.torch_graph.units import kept_whole
@@ -157,7 +159,9 @@ class TorchModuleTracer:
         self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...], strategy: _Strategy
     ) -> ExportedProgram:
         oblivious = fx_config.patch(backed_size_oblivious=strategy.oblivious)  # type: ignore[attr-defined]
-        with torch.no_grad(), oblivious, warnings.catch_warnings():
+        # Interpreted scripts note their own source lines; other modules' are in the stack of Python.
+        noted = fx_traceback.preserve_node_meta(any(isinstance(m, Scripted) for m in self.module.modules()))
+        with torch.no_grad(), oblivious, noted, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own pytree code
             return torch.export.export(
                 self.module,
@@ -210,7 +214,7 @@ def _recorded_freezes() -> Iterator[list[str]]:
     replace_symbol, guard_int = ShapeEnv._set_replacement, SymNode.guard_int
 
     def note_line() -> None:
-        source = user_source("".join(traceback.format_stack()))
+        source = current_source() or user_source("".join(traceback.format_stack()))
         if source:
             lines.append(source)
 
@@ -262,7 +266,8 @@ def _capture_error(module: nn.Module, error: Exception, names: Sequence[str], fr
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     specialised = re.search(r"(was inferred to be a constant|specialized|[Nn]ot all values of .* satisfy)[^\n]*", text)
-    source = user_source(text) or (freezes[0] if specialised and freezes else "")
+    noted = getattr(error, "t2n_source", "")
+    source = noted or user_source(text) or (freezes[0] if specialised and freezes else "")
     where = f" at {source}" if source else ""
     name = type(module).__name__
     if specialised:
@@ -271,7 +276,7 @@ def _capture_error(module: nn.Module, error: Exception, names: Sequence[str], fr
             f"{name}{where}: a dynamic axis is frozen to one size by the model: {detail}",
             "Make the axis static, or change the line that depends on its value.",
         )
-    return CaptureError(
+    return NotCapturableError(
         f"{name}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}",
         "Change that line so that it does not depend on values or on one size; the cause carries PyTorch's full account.",
     )

@@ -181,3 +181,24 @@ def test_the_default_folder_is_in_the_users_cache(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert fetcher.default_output() == tmp_path / ".cache" / "t2n-llm" / "models"
+
+
+def silero_wheel(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "vad.whl", "w") as wheel:
+        wheel.writestr(fetcher.SILERO_IN_WHEEL, b"a script")
+    return folder / "vad.whl"
+
+
+def test_a_script_is_taken_out_of_its_wheel_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = fetcher.fetch_silero_vad(tmp_path / "models", download=silero_wheel)
+    assert (folder / "silero_vad.jit").read_bytes() == b"a script"
+    assert [path.name for path in folder.parent.iterdir()] == ["silero-vad"]
+    assert fetcher.fetch_silero_vad(tmp_path / "models", download=no_download) == folder
+    assert fetcher.main(["--output", str(tmp_path / "models"), "silero-vad"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(folder)
+
+
+def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        fetcher.main(["silero"])
+    assert "unknown model 'silero': one of SmolLM2-135M-Instruct, silero-vad." in capsys.readouterr().err

@@ -1,0 +1,240 @@
+"""TorchScript's operators on numbers, lists, strings and dicts, in Python: sizes may be symbolic.
+
+In: an operator's name and its arguments, none of which is a tensor to compute with. Out: the result, or `NOT_HERE`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+NOT_HERE = object()
+"""Returned for operators that are not in the tables."""
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+NUMBERS = (int, float, bool, complex, *_SYMBOLIC)
+
+
+def _as_int(value: Any) -> Any:
+    return torch.sym_int(value) if isinstance(value, _SYMBOLIC) else int(value)
+
+
+def _as_float(value: Any) -> Any:
+    return torch.sym_float(value) if isinstance(value, _SYMBOLIC) else float(value)
+
+
+def _as_bool(value: Any) -> Any:
+    if isinstance(value, torch.SymBool):
+        return value
+    return value != 0 if isinstance(value, _SYMBOLIC) else bool(value)
+
+
+def _divide(left: Any, right: Any, *, rounding_mode: str | None = None) -> Any:
+    if rounding_mode == "floor":
+        return left // right
+    if rounding_mode == "trunc":
+        return _as_int(left / right)
+    return left / right
+
+
+def _floor_divided(left: Any, right: Any) -> Any:
+    """Floats as C++ does it: `1.0 // 0.1` is 10."""
+    if isinstance(left, float) or isinstance(right, float):
+        return float(math.floor(left / right))
+    return left // right
+
+
+def _remainder(left: Any, right: Any) -> Any:
+    """Floats as C++ does it, to the bit."""
+    if isinstance(left, float) or isinstance(right, float):
+        return math.fmod(right + math.fmod(left, right), right)
+    return left % right
+
+
+def _add(left: Any, right: Any, alpha: Any = 1) -> Any:
+    return left + right if isinstance(left, (list, str)) else left + alpha * right
+
+
+def _smallest(*values: Any) -> Any:
+    return min(values[0]) if len(values) == 1 else torch.sym_min(*values)
+
+
+def _largest(*values: Any) -> Any:
+    return max(values[0]) if len(values) == 1 else torch.sym_max(*values)
+
+
+def _range_length(low: Any, high: Any, step: Any) -> Any:
+    """Return how many numbers `range(low, high, step)` has."""
+    return torch.sym_max((high - low + step - (1 if step > 0 else -1)) // step, 0)
+
+
+def _end(index: int) -> int | None:
+    """Return the end of a string as Python has it: -1 is the whole of it in TorchScript."""
+    return None if index == -1 else index
+
+
+def _item(container: Any, index: Any) -> Any:
+    return container[index]
+
+
+def _piece(container: Sequence[Any], start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    return container[start:end:step]
+
+
+def _put(container: Any, key: Any, value: Any) -> Any:
+    container[key] = value
+    return container
+
+
+def _appended(container: list[Any], value: Any) -> list[Any]:
+    container.append(value)
+    return container
+
+
+def _removed(container: list[Any], index: int = -1) -> Any:
+    return container.pop(index)
+
+
+_ON_NUMBERS: dict[str, Callable[..., Any]] = {
+    "add": _add,
+    "sub": lambda left, right, alpha=1: left - alpha * right,
+    "mul": operator.mul,
+    "div": _divide,
+    "floordiv": _floor_divided,
+    "floor_divide": _floor_divided,
+    "remainder": _remainder,
+    "fmod": math.fmod,
+    "neg": operator.neg,
+    "pow": operator.pow,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "abs": abs,
+    "min": _smallest,
+    "max": _largest,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "round": round,
+    "trunc": _as_int,
+    "sqrt": lambda value: torch.sym_sqrt(value) if isinstance(value, _SYMBOLIC) else math.sqrt(value),  # type: ignore[attr-defined]
+    "exp": math.exp,
+    "log": math.log,
+    "log2": math.log2,
+    "log10": math.log10,
+    "Int": _as_int,
+    "Float": _as_float,
+    "Bool": _as_bool,
+    "ScalarImplicit": lambda value: value,
+    "IntImplicit": lambda value: value,
+    "FloatImplicit": lambda value: value,
+    "Scalar": lambda value: value,
+    "item": lambda value: value,
+    "bitwise_and": operator.and_,
+    "__and__": operator.and_,
+    "__or__": operator.or_,
+    "__xor__": operator.xor,
+    "__lshift__": operator.lshift,
+    "__rshift__": operator.rshift,
+    "__range_length": _range_length,
+    "__derive_index": lambda index, start, step: start + index * step,
+    "isnan": math.isnan,
+    "isinf": math.isinf,
+}
+
+_ON_ANYTHING: dict[str, Callable[..., Any]] = {
+    "__not__": lambda value: torch.sym_not(value) if isinstance(value, torch.SymBool) else not value,
+    "__is__": lambda left, right: left is right or ((left is None) and (right is None)),
+    "__isnot__": lambda left, right: left is not right,
+    "format": lambda text, *values: text.format(*values),
+    "warn": lambda *_: None,
+    "str": str,
+    "manual_seed": lambda *_: None,
+    "is_grad_enabled": lambda: False,
+    "set_grad_enabled": lambda *_: None,
+    "is_scripting": lambda: True,
+    "_set_item": _put,
+}
+
+_ON_CONTAINERS: dict[str, Callable[..., Any]] = {
+    "len": len,
+    "append": _appended,
+    "extend": lambda container, more: container.extend(more),
+    "insert": lambda container, index, value: container.insert(index, value),
+    "pop": _removed,
+    "clear": lambda container: container.clear(),
+    "reverse": lambda container: container.reverse(),
+    "copy": lambda container: container.copy(),
+    "list": list,
+    "sum": sum,
+    "any": any,
+    "all": all,
+    "sorted": sorted,
+    "index": lambda container, value: container.index(value),
+    "count": lambda container, value: container.count(value),
+    "__getitem__": _item,
+    "select": _item,
+    "slice": _piece,
+    "_set_item": _put,
+    "__contains__": lambda container, value: value in container,
+    "keys": lambda container: list(container.keys()),
+    "values": lambda container: list(container.values()),
+    "items": lambda container: list(container.items()),
+    "get": lambda container, key, default=None: container.get(key, default),
+    "Delete": lambda container, key: container.__delitem__(key),
+    "lower": lambda text: text.lower(),
+    "upper": lambda text: text.upper(),
+    "strip": lambda text, *rest: text.strip(*rest),
+    "split": lambda text, *rest: text.split(*rest),
+    "startswith": lambda text, part, start=0, end=-1: text[start : _end(end)].startswith(part),
+    "endswith": lambda text, part, start=0, end=-1: text[start : _end(end)].endswith(part),
+    "join": lambda text, parts: text.join(parts),
+    "replace": lambda text, *rest: text.replace(*rest),
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "add": operator.add,
+    "add_": operator.iadd,
+    "mul": operator.mul,
+    "min": _smallest,
+    "max": _largest,
+}
+
+
+def evaluate(name: str, arguments: Sequence[Any]) -> Any:
+    """Evaluate an operator without tensors.
+
+    Args:
+        name: its name without namespace and overload (`__getitem__`).
+        arguments: numbers, sizes, strings, lists, dicts.
+    """
+    first = arguments[0] if arguments else None
+    if isinstance(first, (list, tuple, str, dict)) and name in _ON_CONTAINERS:
+        return _ON_CONTAINERS[name](*arguments)
+    if name in _ON_ANYTHING:
+        return _ON_ANYTHING[name](*arguments)
+    if name in {"eq", "ne"} or (name in _ON_NUMBERS and all(isinstance(value, NUMBERS) for value in arguments)):
+        return _ON_NUMBERS[name](*arguments)
+    return NOT_HERE
+
+
+def as_declared(kind: str, value: Any) -> Any:
+    """Return a number as the type that TorchScript gives it: `2 ** 3` and `round(2.5)` are floats there.
+
+    Args:
+        kind: of the node's output, such as `FloatType`.
+        value: what Python computed.
+    """
+    if kind == "FloatType" and isinstance(value, (int, torch.SymInt)):
+        return _as_float(value)
+    if kind == "IntType" and isinstance(value, (float, torch.SymFloat)):
+        return _as_int(value)
+    return value
+
+
+__all__ = ["NOT_HERE", "NUMBERS", "as_declared", "evaluate"]
