@@ -1,0 +1,280 @@
+"""The exporters that a node can be tried with, each answering with a `StatusExport`.
+
+In: a `Case`. `nnef` is this package's own, checked in tract by a worker process; `fx` is `torch.export`; `onnx_dynamo` and
+`torch_script` write ONNX, which tract reads for the check. All run on every recorded call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import Dim
+
+from generic_export.diagnose.attempt import Attempt, AttemptOptions
+from generic_export.diagnose.graph_inputs import Feed
+from generic_export.diagnose.judging import Judge
+from generic_export.diagnose.piece_by_piece.status import StatusExport, StatusExportCode
+from generic_export.diagnose.piece_module import PieceModule, all_leaves, input_forms, piece_module
+from generic_export.diagnose.pieces import Case
+from generic_export.diagnose.records import Outcome, Stage, Verdict
+from generic_export.diagnose.worker import Limits, Worker, wait_for_news
+from generic_export.errors import MissingExtraError, OptionError, T2NError
+from generic_export.export import evaluation_mode
+from generic_export.inference_target.example import as_array
+from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.inference_target.tract.wheel import TractWheel
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What a node is tried with.
+
+    Attributes:
+        keywords: options of the exporter: `target`, `fusions`, `limits` for `nnef`; those of `torch.export.export` or
+            `torch.onnx.export` for the others.
+        discrepancies: run what was exported and compare.
+        dynamic: keep the axes that vary between calls symbolic.
+        isolated: the children are left out (`nnef`; the other exporters see opaque operators in their places).
+        atol, rtol: limits of a comparison.
+    """
+
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    discrepancies: bool = True
+    dynamic: bool = True
+    isolated: bool = False
+    atol: float = 1e-2
+    rtol: float = 1e-1
+
+
+Exporter = Callable[[Case, ExportRequest], StatusExport]
+
+
+def exporter_named(name: str) -> Exporter:
+    """Return an exporter.
+
+    Raises:
+        OptionError: there is none of that name.
+        MissingExtraError: it needs a package that is not installed.
+    """
+    if name not in EXPORTERS:
+        raise OptionError(f"unknown exporter {name!r}.", f"Use one of {', '.join(EXPORTERS)}.")
+    exporter, needed = EXPORTERS[name]
+    for package in needed:
+        if find_spec(package) is None:
+            raise MissingExtraError(f"exporter {name!r} needs the package {package}.", "pip install 't2n-llm[debug]'")
+    return exporter
+
+
+# --- nnef -------------------------------------------------------------------------------------------
+
+
+def export_nnef(case: Case, request: ExportRequest) -> StatusExport:
+    """Write the node for tract and check it there; `exported` is the verdict."""
+    keywords = dict(request.keywords)
+    limits: Limits = keywords.pop("limits", Limits())
+    judge = Judge(request.atol, request.rtol)
+    with tempfile.TemporaryDirectory(prefix="piece-") as folder:
+        options = AttemptOptions(
+            target=keywords.pop("target", None) or TractNNEF(),
+            folder=Path(folder),
+            fusions=tuple(keywords.pop("fusions", ())),
+            judge=judge if request.discrepancies else Judge(float("inf"), 0.0),
+            isolated=request.isolated,
+        )
+        if keywords:
+            raise OptionError(
+                f"exporter 'nnef' takes no {next(iter(keywords))!r}.", "It takes target, fusions and limits."
+            )
+        verdict = _in_worker(case, options, limits)
+    return _status_of(verdict, request)
+
+
+def _in_worker(case: Case, options: AttemptOptions, limits: Limits) -> Verdict:
+    key, path = case.piece.key, case.piece.path
+    worker = Worker(key, path, lambda reached: Attempt(case, options, reached).run(), limits, isolated=options.isolated)
+    try:
+        while True:
+            verdict = worker.look()
+            if verdict is not None:
+                return verdict
+            wait_for_news([worker])
+    except BaseException:
+        worker.kill()
+        raise
+
+
+def _status_of(verdict: Verdict, request: ExportRequest) -> StatusExport:
+    flags = StatusExportCode.CHILDC if request.isolated else StatusExportCode.NONE
+    if verdict.outcome is Outcome.OK:
+        return StatusExport(StatusExportCode.OK | flags, exported=verdict)
+    if verdict.stage is Stage.COMPARE:
+        flags |= StatusExportCode.DISC
+    step = {Stage.COMPARE: "DISC", Stage.LOAD: "EVAL", Stage.RUN: "EVAL"}.get(verdict.stage or Stage.CAPTURE, "EXPORT")
+    where = f"{verdict.source}: " if verdict.source else ""
+    return StatusExport(StatusExportCode.FAIL | flags, step, f"{where}{verdict.error}", exported=verdict)
+
+
+# --- torch.export -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A node ready for an exporter of PyTorch's."""
+
+    case: Case
+    feed: Feed
+    module: PieceModule
+    examples: tuple[torch.Tensor, ...]
+    shapes: tuple[dict[int, Any], ...]
+
+
+def _prepared(case: Case, request: ExportRequest) -> _Prepared:
+    recorded = case.calls[0]
+    recorded.arguments.require_known()
+    leaves = all_leaves(case, recorded, opaque=False)
+    forms = input_forms(case, opaque=False)
+    feed = Feed.of(forms, {name: leaves[name].dtype for name in forms})
+    module = piece_module(case, recorded, feed).eval()
+    dynamic = feed.dynamic_axes() if request.dynamic else {}
+    if request.dynamic:
+        examples = feed.examples(feed.sizes(leaves), torch.device("cpu"))
+    else:
+        examples = tuple(feed.inputs(leaves).values())
+    shapes = tuple(dict.fromkeys(dynamic.get(part.name, {}), Dim.DYNAMIC) for part in feed.parts)
+    return _Prepared(case, feed, module, examples, shapes)
+
+
+def export_fx(case: Case, request: ExportRequest) -> StatusExport:
+    """Run `torch.export`; `exported` is the `ExportedProgram`."""
+    with evaluation_mode(case.module), torch.no_grad():
+        try:
+            node = _prepared(case, request)
+            program = torch.export.export(
+                node.module, node.examples, dynamic_shapes=(node.shapes,), strict=False, **request.keywords
+            )
+        except Exception as error:  # torch.export raises many unrelated classes
+            return _failed("EXPORT", error, request)
+        run = program.module()
+        return _checked(node, request, lambda inputs: [as_array(t) for t in run(*inputs)], program, node.shapes)
+
+
+# --- ONNX -------------------------------------------------------------------------------------------
+
+
+def export_onnx_dynamo(case: Case, request: ExportRequest) -> StatusExport:
+    """Run `torch.onnx.export(dynamo=True)`; `exported` is the file's bytes."""
+    return _export_onnx(case, request, dynamo=True)
+
+
+def export_torch_script(case: Case, request: ExportRequest) -> StatusExport:
+    """Run `torch.onnx.export(dynamo=False)`, which traces with TorchScript; `exported` is the file's bytes."""
+    return _export_onnx(case, request, dynamo=False)
+
+
+def _export_onnx(case: Case, request: ExportRequest, *, dynamo: bool) -> StatusExport:
+    with (
+        tempfile.TemporaryDirectory(prefix="piece-onnx-") as folder,
+        evaluation_mode(case.module),
+        torch.no_grad(),
+    ):
+        path = Path(folder) / "model.onnx"
+        try:
+            node = _prepared(case, request)
+            _write_onnx(node, path, request, dynamo=dynamo)
+        except Exception as error:  # torch.onnx raises many unrelated classes
+            return _failed("EXPORT", error, request)
+        try:
+            with TractWheel().load(path) as engine:
+                ask = lambda inputs: engine.run([as_array(tensor) for tensor in inputs])  # noqa: E731
+                return _checked(node, request, ask, path.read_bytes(), node.shapes)
+        except T2NError as error:
+            return _failed("EVAL", error, request)
+
+
+def _write_onnx(node: _Prepared, path: Path, request: ExportRequest, *, dynamo: bool) -> None:
+    names = [part.name for part in node.feed.parts]
+    options: dict[str, Any] = {"dynamo": dynamo, "input_names": names, **request.keywords}
+    if dynamo:
+        options |= {"dynamic_shapes": (node.shapes,), "external_data": False, "verbose": False}
+    elif request.dynamic:
+        options["dynamic_axes"] = {n: list(axes) for n, axes in zip(names, node.shapes, strict=True) if axes}
+    silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with silence[0], silence[1], warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(node.module, node.examples, path, **options)
+
+
+# --- the check --------------------------------------------------------------------------------------
+
+
+def _checked(
+    node: _Prepared,
+    request: ExportRequest,
+    run: Callable[[Sequence[torch.Tensor]], list[np.ndarray]],
+    exported: Any,
+    shapes: Any,
+) -> StatusExport:
+    """Run what was exported on every recorded call and compare; all calls are looked at, the worst is told."""
+    flags = StatusExportCode.CHILDC if request.isolated else StatusExportCode.NONE
+    reasons: list[tuple[float, str]] = []
+    calls = node.case.calls if request.dynamic else node.case.calls[:1]
+    for recorded in calls if request.discrepancies else ():
+        leaves = all_leaves(node.case, recorded, opaque=False)
+        if set(node.feed.trees) - set(leaves):
+            continue
+        expected = PieceModule(node.case, recorded, node.feed).results(
+            {name: tensor.clone() for name, tensor in leaves.items()}
+        )
+        try:
+            answers = run(list(node.feed.inputs({name: tensor.clone() for name, tensor in leaves.items()}).values()))
+        except Exception as error:  # an exported program may refuse other sizes in many ways
+            return _failed("EVAL", error, request)
+        for (name, reference), answer in zip(expected.items(), answers, strict=True):
+            reason = _difference(name, as_array(reference), answer, request)
+            if reason is not None:
+                reasons.append((reason[0], f"set {recorded.call.set_index}: {reason[1]}"))
+    if reasons:
+        _, worst = max(reasons, key=lambda item: item[0])
+        return StatusExport(StatusExportCode.FAIL_DISC | flags, "DISC", worst, exported, shapes)
+    return StatusExport(StatusExportCode.OK | flags, exported=exported, dynamic_shapes=shapes)
+
+
+def _difference(
+    name: str, reference: np.ndarray, answer: np.ndarray, request: ExportRequest
+) -> tuple[float, str] | None:
+    if answer.shape != reference.shape:
+        return np.inf, f"{name}: shape {list(answer.shape)}, PyTorch has {list(reference.shape)}"
+    left, right = answer.astype(np.float64), reference.astype(np.float64)
+    if np.allclose(left, right, atol=request.atol, rtol=request.rtol, equal_nan=True):
+        return None
+    error = float(np.nan_to_num(np.abs(left - right), nan=np.inf).max(initial=0.0))
+    return error, f"{name}: max abs error {error:.3g}"
+
+
+def _failed(step: str, error: BaseException, request: ExportRequest) -> StatusExport:
+    flags = StatusExportCode.CHILDC if request.isolated else StatusExportCode.NONE
+    reason = "".join(traceback.format_exception(error))
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return StatusExport(StatusExportCode.FAIL | flags, step, f"{type(error).__name__}: {first}\n{reason}")
+
+
+EXPORTERS: Mapping[str, tuple[Exporter, tuple[str, ...]]] = {
+    "nnef": (export_nnef, ()),
+    "fx": (export_fx, ()),
+    "onnx_dynamo": (export_onnx_dynamo, ("onnx", "onnxscript")),
+    "torch_script": (export_torch_script, ("onnx",)),
+}
+
+
+__all__ = ["EXPORTERS", "ExportRequest", "Exporter", "exporter_named"]

@@ -1,0 +1,104 @@
+"""What came of exporting one node, in the words of the piece-by-piece tool: flags that combine, and a frozen record.
+
+In: verdicts of attempts. Out: `StatusExport`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from generic_export.errors import OptionError
+
+
+class CustomOpStrategy(enum.IntEnum):
+    """When a module is replaced by one opaque operator."""
+
+    NONE = 0  # never: a module is exported whole
+    ONLY_IF_FAILING = 1  # the children of a module that fails, which is then tried again
+    ALWAYS = 2  # the module itself, so that nearly everything passes
+    LOCAL = 3  # the children of every module
+
+    @classmethod
+    def of(cls, value: object) -> CustomOpStrategy:
+        """Return the strategy for what callers give: a strategy, its number or name, True (ONLY_IF_FAILING) or False (NONE).
+
+        Raises:
+            OptionError: it is none of these; a mapping by class is not supported.
+        """
+        if isinstance(value, bool):
+            return cls.ONLY_IF_FAILING if value else cls.NONE
+        try:
+            return cls[value] if isinstance(value, str) else cls(value)  # type: ignore[arg-type]
+        except (KeyError, ValueError, TypeError):
+            names = ", ".join(strategy.name for strategy in cls)
+            raise OptionError(f"replace_by_custom_op is {value!r}.", f"Use one of {names}, or a bool.") from None
+
+
+class StatusExportCode(enum.IntFlag):
+    """How an export went; any flags combine."""
+
+    NONE = 0
+    OK = 1
+    FAIL = 2
+    CHILDC = 4  # with the children replaced by opaque operators
+    CUSTOM = 8  # with the module itself replaced by one
+    DISC = 16  # exported, and gives other numbers
+    NOINPUT = 32  # never called
+
+    OK_CHILDC = OK | CHILDC
+    OK_CUSTOM = OK | CUSTOM
+    FAIL_CHILDC = FAIL | CHILDC
+    FAIL_CUSTOM = FAIL | CUSTOM
+    FAIL_DISC = FAIL | DISC
+    FAIL_NOINPUT = FAIL | NOINPUT
+
+    def remove(self, flags: StatusExportCode) -> StatusExportCode:
+        """Return these flags without some others."""
+        return StatusExportCode(self & ~flags)
+
+    def __str__(self) -> str:
+        names = [flag.name for flag in _SINGLE if flag in self and flag.name]
+        return "_".join(names) or "NONE"
+
+
+_SINGLE = tuple(StatusExportCode[name] for name in ("OK", "FAIL", "CHILDC", "CUSTOM", "DISC", "NOINPUT"))
+
+_SHORT = 30
+
+
+@dataclass(frozen=True)
+class StatusExport:
+    """How the export of a node went.
+
+    Attributes:
+        status: the flags.
+        step: where it failed: `EXPORT`, `EVAL` or `DISC`; "" when it did not.
+        reason: why.
+        exported: what the exporter made, where it makes an object.
+        dynamic_shapes: the dynamic axes it was asked for.
+    """
+
+    status: StatusExportCode
+    step: str = ""
+    reason: str = ""
+    exported: Any = None
+    dynamic_shapes: Any = None
+
+    def is_ok(self) -> bool:
+        """Say whether it passed, with opaque operators or without."""
+        return StatusExportCode.OK in self.status
+
+    @property
+    def short_reason(self) -> str:
+        """The first characters of the reason, on one line."""
+        text = " ".join(self.reason.split())
+        return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."
+
+    def pretty_text(self) -> str:
+        """Return status, step and reason."""
+        return "\n".join(filter(None, [f"{self.status} {self.step}".strip(), self.reason]))
+
+
+__all__ = ["CustomOpStrategy", "StatusExport", "StatusExportCode"]
