@@ -16,6 +16,7 @@ import typer
 
 from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionError, T2NError
 from t2n_llm.commands_bench import bench, profile
+from t2n_llm.commands_diagnose import coverage, diagnose
 from t2n_llm.commands_inspect import inspect
 from t2n_llm.commands_remodel import remodel
 from t2n_llm.console import OutputMode, Sink
@@ -28,6 +29,7 @@ EXIT_DISAGREES = 1
 EXIT_BAD_INPUT = 2
 EXIT_BUG = 3
 _COMMAND = "t2n-llm"
+_JSON_TO_FILE = ("coverage", "diagnose")  # their --json takes a file
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 app = typer.Typer(
@@ -447,13 +449,21 @@ def _quiet_libraries(mode: OutputMode) -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    _settings.debug, _settings.mode = False, OutputMode.JSON if "--json" in words else OutputMode.HUMAN
+    _settings.debug, _settings.mode = False, _spoken(words)
     with _interruptible():
         try:
             code = app(words, prog_name=_COMMAND, standalone_mode=False)
         except (Exception, _Interrupted) as error:
             code = _report(error)
     sys.exit(code or 0)
+
+
+def _spoken(words: list[str]) -> OutputMode:
+    """Return how errors are told: as JSON when JSON goes to stdout, which some commands are told by `--json -`."""
+    to_stdout = "--json" in words
+    if to_stdout and words[0] in _JSON_TO_FILE:
+        to_stdout = "-" in words[words.index("--json") + 1 :][:1]
+    return OutputMode.JSON if to_stdout or "--json=-" in words else OutputMode.HUMAN
 
 
 class _Interrupted(BaseException):
@@ -523,7 +533,7 @@ def _advice(error: BaseException) -> T2NError:
     )
 
 
-for _command in (inspect, profile, bench, remodel):  # each in a file of its own
+for _command in (inspect, profile, bench, coverage, diagnose, remodel):  # each in a file of its own
     app.command()(_command)
 
 

@@ -47,6 +47,7 @@ from t2n_llm.folder import (
 from t2n_llm.graph import build_graph
 from t2n_llm.manifest import ExportRecord
 from t2n_llm.model import Skeleton
+from t2n_llm.next_step import suggested_diagnosis
 from t2n_llm.options import ARCHIVES, ExportOptions, LogReporter, Reporter, parse_options
 from t2n_llm.plan import ExportPlan, make_plan
 from t2n_llm.prequantized import kept_as_stored, quantized_again, require_resident
@@ -185,9 +186,10 @@ def export_llm(
         if output_dir is not None:
             check_free(Path(output_dir), force)
         _require_engine(options)
-    return _open_export(
-        source, output_dir, options, reporter, adapter, revision=revision, token=token, trust=trust_remote_code
-    ).run()
+    with suggested_diagnosis(source, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code):
+        return _open_export(
+            source, output_dir, options, reporter, adapter, revision=revision, token=token, trust=trust_remote_code
+        ).run()
 
 
 def plan_llm_export(
@@ -211,9 +213,10 @@ def plan_llm_export(
         T2NError: what `export_llm` would refuse as well, as far as it does not depend on the weights' values.
     """
     options = options or ExportOptions()
-    return _open_export(
-        source, output_dir, options, reporter, adapter, revision=revision, token=token, trust=trust_remote_code
-    ).plan()
+    with suggested_diagnosis(source, dtype=options.dtype, revision=revision, trust_remote_code=trust_remote_code):
+        return _open_export(
+            source, output_dir, options, reporter, adapter, revision=revision, token=token, trust=trust_remote_code
+        ).plan()
 
 
 def _open_export(

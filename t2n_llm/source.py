@@ -18,6 +18,8 @@ from t2n_llm.folder import is_disk_full
 
 # What an export reads of a repository; no .gguf, .onnx or image is ever downloaded.
 _REPOSITORY_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
+# What is read of one whose weights are not wanted.
+_CONFIG_PATTERNS = ("config.json", "generation_config.json", "*.py")
 # Its weights where it has no safetensors (before 2023); not what a trainer left beside them.
 _PYTORCH_PATTERNS = ("pytorch_model*.bin",)
 # The same weights once more, in the vendor's own layout.
@@ -212,6 +214,55 @@ def fetch_folder(name: str, *, revision: str | None = None, token: str | None = 
     return _download(name, revision, token) if folder is None else (folder, None)
 
 
+@dataclass(frozen=True)
+class ConfigSource:
+    """The config of a model alone.
+
+    Attributes:
+        name: hub id, folder or file, as the user gave it.
+        config: transformers config.
+        revision: commit hash of a hub snapshot, or None.
+        trust_remote_code: whether code beside the config may run.
+    """
+
+    name: str
+    config: Any
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+def open_config(
+    name: str, *, revision: str | None = None, token: str | None = None, trust_remote_code: bool = False
+) -> ConfigSource:
+    """Read the config of a model, and nothing else of it: no weight file is downloaded or opened.
+
+    Args:
+        name: hub id, folder, `config.json` or a file like it, or a `.gguf` file (of which the metadata are read).
+        revision, token, trust_remote_code: as for `open_source`.
+
+    Raises:
+        SourceError: there is none, or it cannot be read.
+        UnknownArchitectureError: transformers does not know the model type.
+    """
+    path = Path(name).expanduser() if name else Path()
+    if path.suffix in (GGUF_SUFFIX, ".json") and path.is_file():
+        if revision is not None:
+            raise SourceError(f"{name} is a local file: --revision has no meaning there.", "Leave --revision out.")
+        if path.suffix == GGUF_SUFFIX:
+            from t2n_llm.gguf_source import read_gguf_metadata
+
+            return ConfigSource(name, read_gguf_metadata(path, require_tokenizer=False).config)
+        return ConfigSource(name, _load_config(name, path, trust_remote_code), None, trust_remote_code)
+    folder, commit = _local_folder(name), None
+    if folder is None:
+        folder, commit = _download(name, revision, token, _CONFIG_PATTERNS)
+    elif revision is not None:
+        raise SourceError(f"{name} is a local folder: --revision has no meaning there.", "Leave --revision out.")
+    if not (folder / "config.json").is_file():
+        raise SourceError(f"{name}: no config.json in {folder}.", "Give the folder that holds config.json.")
+    return ConfigSource(name, _load_config(name, folder, trust_remote_code), commit, trust_remote_code)
+
+
 def _local_folder(name: str) -> Path | None:
     """Return the folder that a name stands for; None when it can only be a hub id."""
     if not name:
@@ -232,7 +283,9 @@ def _local_folder(name: str) -> Path | None:
     return None
 
 
-def _download(repository: str, revision: str | None, token: str | None) -> tuple[Path, str]:
+def _download(
+    repository: str, revision: str | None, token: str | None, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS
+) -> tuple[Path, str]:
     from huggingface_hub import snapshot_download
 
     def fetch(patterns: tuple[str, ...]) -> Path:
@@ -246,8 +299,8 @@ def _download(repository: str, revision: str | None, token: str | None) -> tuple
         return Path(folder)
 
     try:
-        path = fetch(_REPOSITORY_PATTERNS)
-        if not any(path.glob("*.safetensors")):
+        path = fetch(wanted)
+        if wanted is _REPOSITORY_PATTERNS and not any(path.glob("*.safetensors")):
             path = fetch((*_REPOSITORY_PATTERNS, *_PYTORCH_PATTERNS))
     except Exception as error:  # besides its own errors, those of whichever HTTP library it uses
         raise _download_error(repository, revision, error) from error

@@ -73,6 +73,30 @@ def translate(graph: TorchModuleIRGraph, options: TranslationOptions | None = No
     return _document(graph, options, builder, values, outputs)
 
 
+def refusals(
+    graph: TorchModuleIRGraph, options: TranslationOptions | None = None
+) -> tuple[tuple[TorchOp, T2NError], ...]:
+    """Return every operator call that has no translation, or whose arguments its translation refuses, and why.
+
+    The results of a refused call are taken as given, so that what reads them is judged on its own account.
+    """
+    options = options or TranslationOptions()
+    builder = NnefBuilder(
+        numerics=options.numerics, spelling=options.spelling, shared_parameters=_shared_parameters(graph)
+    )
+    values = _Values(graph, builder)
+    found = []
+    for op in graph.ops:
+        try:
+            _translate_op(op, builder, values)
+        except T2NError as error:
+            found.append((op, error))
+            for variable in op.outputs:
+                if variable is not None:
+                    values.bind(variable, builder.external(variable.shape, variable.dtype, variable.name))
+    return tuple(found)
+
+
 def translate_body(graph: TorchModuleIRGraph, builder: NnefBuilder, inputs: Sequence[Value]) -> list[Value]:
     """Translate the operators of an inner graph (a loop's body) where its inputs are values already."""
     values = _Values(graph, builder, inputs)

@@ -115,6 +115,18 @@ class TorchModuleTracer:
         check_symbolic(named, program, freezes)
         return Conversion(named, program).graph()
 
+    def program(self) -> ExportedProgram:
+        """Run torch.export alone; nothing is decomposed (`keep`) or converted.
+
+        Raises:
+            CaptureError, SpecializedAxisError, OptionError: as for `trace`.
+        """
+        call = FlatCall.of(self.module, self.args, self.kwargs)
+        names = self._checked_names(call)
+        whole = kept_whole(self.module, self.whole)
+        with capture_patches(), whole, _flat_forward(self.module, call), _recorded_freezes() as freezes:
+            return functional(self._export(call, names, freezes))
+
     def _checked_names(self, call: FlatCall) -> tuple[str, ...]:
         names = call.names if self.input_names is None else tuple(self.input_names)
         if len(names) != len(call.tensors):
