@@ -107,8 +107,20 @@ def _plain(
     ]
     shape = [input.shape[0], kernel[0], *spatial]
     attributes = _attributes(padding, strides, dilations, groups)
+    weight = _settled_kernel(b, weight, groups)
     in_integers = integer_convolution(b, input, weight, bias, shape, attributes)
     return _emit(b, "conv", [input, weight, bias], shape, attributes) if in_integers is None else in_integers
+
+
+def _settled_kernel(b: NnefBuilder, weight: Value, groups: int) -> Value:
+    """Return a depthwise kernel as something that tract reads in the shape it has.
+
+    tract 0.23.9 takes an axis that was inserted into a constant kernel away again when it specialises a depthwise convolution
+    of static size, and computes with the wrong strides (docs/engine-notes.md). A maximum with itself stands in between.
+    """
+    computed = b.label_of(weight) is None
+    depthwise = groups > 1 and weight.shape[0] == groups and weight.shape[1] == 1
+    return b.binary("max", weight, weight) if computed and depthwise and weight.dtype.is_floating_point else weight
 
 
 def _transposed(

@@ -52,6 +52,24 @@ def test_conv1d_at_two_sizes(options: dict[str, Any]) -> None:
     check(layer, (torch.randn(2, 3, 12),), (torch.randn(1, 3, 7),), dynamic_axes=LENGTH_AXES)
 
 
+class InsertedAxis(nn.Module):
+    """A depthwise kernel that gets its middle axis in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv1d(x, self.kernel.unsqueeze(1), padding=1, groups=8)
+
+
+@pytest.mark.parametrize("axes", [None, LENGTH_AXES])
+def test_depthwise_kernel_with_an_inserted_axis(axes: Any) -> None:
+    sample = (torch.randn(1, 8, 7),)
+    other = sample if axes is None else (torch.randn(2, 8, 12),)
+    check(InsertedAxis(), sample, other, dynamic_axes=axes)
+
+
 def test_conv3d_at_two_sizes() -> None:
     layer = nn.Conv3d(2, 4, (3, 2, 1), stride=(1, 2, 1), padding=(1, 0, 0))
     check(layer, (torch.randn(1, 2, 5, 6, 4),), (torch.randn(2, 2, 7, 9, 3),), dynamic_axes=VOLUME_AXES)
