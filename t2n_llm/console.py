@@ -61,6 +61,9 @@ class _Line:
     first_bytes: int
 
 
+_PIPE_COLUMNS = 200  # tables in a pipe or a file are not folded to the 80 columns of a terminal that is not there
+
+
 class Sink:
     """Speaks for one command; also the `Reporter` of an export. Use it as a context manager around the work."""
 
@@ -330,7 +333,7 @@ class Sink:
         """Print tables and lines for people; their text is markup."""
         if self.mode is OutputMode.HUMAN:
             for part in parts:
-                self._out.print(part)
+                self._out.print(part, width=None if self._out.is_terminal else _PIPE_COLUMNS)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Print a result as JSON, when that is asked for."""
