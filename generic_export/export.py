@@ -42,12 +42,14 @@ from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fu
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.jit_fallback import stands
 from generic_export.torch_graph.jit_tracer import plain_modules
+from generic_export.torch_graph.known_numbers import fold_numbers
 from generic_export.torch_graph.naming import identifier, name_results
 from generic_export.torch_graph.nested import named_outputs
 from generic_export.torch_graph.quantised_modules import spelled_out, without_zero_offsets
 from generic_export.torch_graph.replay import Stored
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
 from generic_export.weights.offload import OffloadedTensor, unread_parameters
+from generic_export.weights.part import part_source
 from generic_export.weights.source import BlockTensorSource, InMemoryTensor, SelfStored, TensorSource
 
 PRODUCER = "t2n-llm"
@@ -141,7 +143,7 @@ def export_model_to_nnef(
             ),
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
-        document, stored = _in_blocks(document, prepared.sources)
+        document, stored = _in_blocks(document, _with_parts(document, prepared.sources))
         archive = write_document(
             Path(file_path_export), document, stored, compression_level=compression_level, overwrite=overwrite
         ).path
@@ -316,7 +318,7 @@ def capture(
         keep=is_translated,
         whole=translated_modules(),
     )
-    graph = apply_fusions(tracer.trace(), (*STANDARD_FUSIONS, *fusions))
+    graph = apply_fusions(tracer.trace(), (fold_numbers, *STANDARD_FUSIONS, *fusions))
     return name_results(target.post_trace(graph))
 
 
@@ -375,6 +377,12 @@ def _source_of(name: str, tensor: torch.Tensor) -> TensorSource:
         return tensor.stored_source(name)
     plain = tensor.load() if isinstance(tensor, OffloadedTensor) else tensor
     return InMemoryTensor(name, _stored(plain))
+
+
+def _with_parts(document: NnefGraph, sources: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
+    """Return the sources, those of stored tensors that are parts of a parameter included."""
+    parts = {variable.label: variable.part for variable in document.variables if variable.part is not None}
+    return {**sources, **{label: part_source(label, part, sources[part.parameter]) for label, part in parts.items()}}
 
 
 def _in_blocks(

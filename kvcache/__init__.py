@@ -1,10 +1,21 @@
-"""Caches, rotary embeddings and attention as explicit graph operators, in the forms tract recognises.
+"""States, recurrences, rotary embeddings and attention as explicit graph operators, in the forms tract recognises.
 
-Adapters over transformers' own classes: no model's forward is written again here.
+Adapters over transformers' own classes: no model's forward is written again here, unless a family's drops its state.
 """
 
 from kvcache.attention import explicit_attention
-from kvcache.cache import CacheTensor, cache_from_tensors, cache_tensors
+from kvcache.forms import state_form
+from kvcache.moe_engine import explicit_experts
+from kvcache.operators import explicit_operators
 from kvcache.rotary import fuse_rotary_embedding
+from kvcache.states import Slot, StateTensor
 
-__all__ = ["CacheTensor", "cache_from_tensors", "cache_tensors", "explicit_attention", "fuse_rotary_embedding"]
+__all__ = [
+    "Slot",
+    "StateTensor",
+    "explicit_attention",
+    "explicit_experts",
+    "explicit_operators",
+    "fuse_rotary_embedding",
+    "state_form",
+]

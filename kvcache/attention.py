@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch import nn
@@ -17,6 +19,16 @@ from generic_export.errors import CaptureError
 from generic_export.ops.attention import additive_mask, causal_mask, engine_attention, spelled_out_attention
 from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.registry import translates
+from kvcache.attention_families import explicit_attention_families
+
+Model = TypeVar("Model")
+
+# Tensors that transformers hands to every implementation, and that ours, with one sequence in a row, has no use for.
+_IDLE = frozenset({"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
+
+_HIDDEN = -65504.0  # f16's lowest number, as in generic_export.ops.attention
+
+_SPELLED_OUT = "eager"  # transformers' name for attention in plain operators
 
 ATTENTION_NAME = "t2n_explicit"
 """The name under which transformers knows our attention while `explicit_attention()` is entered."""
@@ -31,6 +43,7 @@ def attention(
     scale: float,
     is_causal: bool,
     softcap: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Scaled dot-product attention over all cached positions.
 
@@ -38,10 +51,12 @@ def attention(
         query: [B, H, S, D] float.
         key: [B, Hkv, T, D]; H is a multiple of Hkv, head h reads key head h // (H / Hkv).
         value: [B, Hkv, T, Dv].
-        mask: bool, broadcastable to [B, H, S, T]; True where a query may look. None when `is_causal` says it all.
+        mask: broadcastable to [B, H, S, T]; bool, True where a query may look, or float, added to the scores. None when
+            `is_causal` says it all.
         scale: factor of the scores.
         is_causal: query i sees keys up to T - S + i (the queries are the last S positions).
         softcap: scores become softcap * tanh(scores / softcap) before the mask, when given.
+        sinks: [H] or [B, H, S, 1], scores of one more key per head, whose value is zero (GPT-OSS), when given.
 
     Returns:
         [B, H, S, Dv], in the element type of `query`.
@@ -54,10 +69,17 @@ def attention(
     if is_causal:
         steps, total = scores.shape[-2:]
         allowed = torch.ones(steps, total, dtype=torch.bool, device=scores.device).tril(total - steps)
-        mask = allowed if mask is None else mask & allowed
-    if mask is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    if mask is not None and mask.dtype is torch.bool:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return (torch.softmax(scores, dim=-1).to(value.dtype) @ value).to(query.dtype)
+    elif mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        column = sinks.float()[None, :, None, None] if sinks.ndim == 1 else sinks.float()
+        column = column.expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : key.shape[-2]]
+    return (weights.to(value.dtype) @ value).to(query.dtype)
 
 
 @attention.register_fake
@@ -69,6 +91,7 @@ def _(
     scale: float,
     is_causal: bool,
     softcap: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return query.new_empty(*query.shape[:-1], value.shape[-1])
 
@@ -76,24 +99,81 @@ def _(
 # --- transformers' side --------------------------------------------------------------------------
 
 
+@dataclass
+class AttentionChoice:
+    """Which attention implementation a model runs with: ours, or its own where it has no other.
+
+    Attributes:
+        masked: every mask is written out, also a plain causal one.
+        calls: how often the model under trial has called ours.
+        unmasked: how often it did so without a mask, for attention that it does not call causal either.
+        left_out: how many plain causal masks were left out.
+    """
+
+    masked: bool = False
+    calls: int = 0
+    unmasked: int = 0
+    left_out: int = 0
+
+    def first_that_runs(self, build: Callable[[str], Model]) -> Model:
+        """Return what `build(name)` makes with the first implementation that the model really uses.
+
+        Families that are older than transformers' attention interface spell their attention out; they look their own
+        implementations up by name, or ask for a mask and take none for one that hides nothing. Others use the interface, and
+        rely on the mask alone.
+
+        Args:
+            build: makes a model of an implementation's name, and runs it once.
+
+        Raises:
+            CaptureError: as `build` does, when no implementation will do.
+        """
+        for masked in (False, True):
+            self.masked, self.calls, self.unmasked, self.left_out = masked, 0, 0, 0
+            try:
+                # Some models make other masks while they are captured: the trial must see those.
+                with mock.patch("torch.compiler.is_compiling", return_value=True):
+                    model = build(ATTENTION_NAME)
+            except CaptureError:
+                break
+            if self.calls and not (self.unmasked and self.left_out):
+                return model
+        return build(_SPELLED_OUT)
+
+    def forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        """Stand in transformers' table of attention functions."""
+        self.calls += 1
+        return _attention_forward(self, module, *args, **kwargs)
+
+    def mask(self, q_length: int, kv_length: int, **kwargs: Any) -> torch.Tensor | None:
+        """Stand in transformers' table of mask functions."""
+        kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not self.masked
+        mask = _attention_mask(q_length, kv_length, **kwargs)
+        self.left_out += mask is None
+        return mask
+
+
 @contextmanager
-def explicit_attention() -> Iterator[str]:
-    """Register our attention with transformers for the length of the block, and yield its name."""
+def explicit_attention() -> Iterator[AttentionChoice]:
+    """Register our attention with transformers for the length of the block, and yield what chooses it for a model."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    choice = AttentionChoice()
     # The class-wide tables: masking_utils looks only there (AttentionMaskInterface._global_mapping).
     tables = (type(ALL_ATTENTION_FUNCTIONS)._global_mapping, type(ALL_MASK_ATTENTION_FUNCTIONS)._global_mapping)
-    tables[0][ATTENTION_NAME] = _attention_forward
-    tables[1][ATTENTION_NAME] = _attention_mask
+    tables[0][ATTENTION_NAME] = choice.forward
+    tables[1][ATTENTION_NAME] = choice.mask
     try:
-        yield ATTENTION_NAME
+        with explicit_attention_families():
+            yield choice
     finally:
         for table in tables:
             table.pop(ATTENTION_NAME, None)
 
 
 def _attention_forward(
+    choice: AttentionChoice,
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -104,17 +184,44 @@ def _attention_forward(
     softcap: float | None = None,
     is_causal: bool | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: Any,
+    sinks: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' AttentionInterface signature; returns [B, S, H, Dv] and no weights."""
-    if s_aux is not None:
-        raise CaptureError(f"{type(module).__name__}: attention sinks have no translation yet.")
+    """transformers' AttentionInterface signature after `choice`; returns [B, S, H, Dv] and no weights.
+
+    Raises:
+        CaptureError: the model hands over something that decides the result and that we do not know.
+    """
+    unknown = [name for name, value in others.items() if isinstance(value, torch.Tensor) and name not in _IDLE]
+    if unknown:
+        raise CaptureError(f"{type(module).__name__}: no attention of ours takes {unknown[0]!r}.")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    result = torch.ops.t2n.attention(
-        query, key, value, attention_mask, scale, bool(causal) and attention_mask is None, softcap
-    )
+    if indices is not None:
+        attention_mask = _chosen_keys(indices, key.shape[2], attention_mask)
+    choice.unmasked += attention_mask is None and not causal and query.shape[2] > 1
+    causal = bool(causal) and attention_mask is None
+    if position_bias is not None:
+        attention_mask = _biased(position_bias, attention_mask)
+    sinks = s_aux if sinks is None else sinks
+    result = torch.ops.t2n.attention(query, key, value, attention_mask, scale, causal, softcap, sinks)
     return result.transpose(1, 2).contiguous(), None
+
+
+def _biased(bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """What is added to the scores: a bias [B, H, S, T], and very much less where a mask is False or says so."""
+    if mask is None:
+        return bias
+    return bias.masked_fill(~mask, _HIDDEN) if mask.dtype is torch.bool else bias + mask
+
+
+def _chosen_keys(indices: torch.Tensor, total: int, mask: torch.Tensor | None) -> torch.Tensor:
+    """Sparse attention (DeepSeek-V3.2): each query sees the keys that an indexer has chosen for it, int [B, S, k]."""
+    nothing = torch.zeros((*indices.shape[:2], total), dtype=torch.bool, device=indices.device)
+    chosen = nothing.scatter(-1, indices.long(), True)[:, None]
+    return chosen if mask is None else mask & chosen
 
 
 def _attention_mask(
@@ -125,19 +232,28 @@ def _attention_mask(
     mask_function: Callable[..., torch.Tensor] | None = None,
     attention_mask: torch.Tensor | None = None,
     device: torch.device | str = "cpu",
+    allow_is_causal_skip: bool = True,
     **_: Any,
 ) -> torch.Tensor | None:
-    """transformers' AttentionMaskInterface signature; None for the plain causal mask, else bool [1, 1, S, T]."""
+    """transformers' AttentionMaskInterface signature; None for the plain causal mask, else bool [1 or B, 1, S, T].
+
+    Args:
+        attention_mask: bool [B, T], False where a key is padding. An exported decoder takes no such input, but some models
+            make one, of the ids or of ones.
+        allow_is_causal_skip: False where the model reads the mask itself.
+    """
     from transformers.masking_utils import causal_mask_function
 
-    if attention_mask is not None:
-        raise CaptureError("a padding mask has no place in an exported decoder: it takes no attention_mask input.")
-    if mask_function is None or mask_function is causal_mask_function:
+    mask_function = mask_function or causal_mask_function
+    if mask_function is causal_mask_function and attention_mask is None and allow_is_causal_skip:
         return None
     zero = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device=device)
     queries = (torch.arange(q_length, device=device) + q_offset)[None, None, :, None]
     keys = (torch.arange(kv_length, device=device) + kv_offset)[None, None, None, :]
-    return mask_function(zero, zero, queries, keys).expand(-1, -1, q_length, kv_length)
+    mask = mask_function(zero, zero, queries, keys)
+    if attention_mask is not None:
+        mask = mask & attention_mask[:, None, None, kv_offset : kv_offset + kv_length]
+    return mask.expand(-1, -1, q_length, kv_length)
 
 
 # --- tract's side ----------------------------------------------------------------------------------
@@ -153,18 +269,21 @@ def translate_attention(
     scale: float,
     is_causal: bool,
     softcap: float | None,
+    sinks: Value | None = None,
 ) -> Value:
-    """t2n::attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal, float? softcap)"""
+    """t2n::attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal, float? softcap, ...)"""
     dtype = query.dtype
     if b.numerics.f32_attention:
         query, key, value = (b.cast(tensor, torch.float32) for tensor in (query, key, value))
     steps, total = query.shape[-2], key.shape[-2]
-    if softcap is None:
+    yes_or_no = mask is None or mask.dtype is torch.bool
+    if softcap is None and sinks is None and yes_or_no:
         additive = None if mask is None else additive_mask(b, mask, steps, total)
         result = engine_attention(b, query, key, value, additive, scale, is_causal=is_causal)
     else:
+        additive = additive_mask(b, mask, steps, total) if mask is not None and mask.dtype is torch.bool else mask
         if is_causal:
-            mask = causal_mask(b, steps, total)
-        additive = None if mask is None else additive_mask(b, mask, steps, total)
-        result = spelled_out_attention(b, query, key, value, additive, scale, softcap)
+            causal = additive_mask(b, causal_mask(b, steps, total), steps, total)
+            additive = causal if additive is None else b.binary("add", b.cast(additive, torch.float32), causal)
+        result = spelled_out_attention(b, query, key, value, additive, scale, softcap, sinks)
     return b.cast(result, dtype)

@@ -6,6 +6,7 @@ the engine computes with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ import torch
 from torch import nn
 
 from generic_export.errors import ArchiveError, ValidationError
-from generic_export.nnef.dat import HEADER_BYTES, DatHeader, parse_header
+from generic_export.nnef.dat import BLOCK_FORMATS, HEADER_BYTES, DatHeader, parse_header
 from generic_export.nnef.entries import ArchiveEntry, archive_entries, readable
+from generic_export.weights.part import TensorPart
 from quant.packing import dequantize_bytes
 
 # Sixteen levels leave an energy error of about a hundredth; a matrix whose rows are mixed up has one near two.
@@ -32,12 +34,14 @@ class StoredParameter:
         label: its name in the archive.
         parameters: the parameters that get its values.
         axes: the order of the parameter's axes in the archive, or None.
+        part: what it is of the parameter, or None when it is all of it.
         replaced: calibration changed the values on purpose, so that they need not resemble the checkpoint's.
     """
 
     label: str
     parameters: tuple[str, ...]
     axes: tuple[int, ...] | None = None
+    part: TensorPart | None = None
     replaced: bool = False
 
 
@@ -60,11 +64,12 @@ class ArchiveWeights:
             StoredParameter(
                 str(record["label"]),
                 tuple(record["parameters"]),
-                None if record["axes"] is None else tuple(record["axes"]),
-                bool(record["replaced"]),
+                axes=None if record["axes"] is None else tuple(record["axes"]),
+                part=TensorPart.parse(record["part"]) if record.get("part") else None,
+                replaced=bool(record["replaced"]),
             )
             for record in records
-            if record["scheme"] not in ("f16", "f32") or record["replaced"]
+            if record["scheme"] in BLOCK_FORMATS or record["replaced"]
         )
         return ArchiveWeights(archive, wanted)
 
@@ -129,14 +134,32 @@ def _place(model: nn.Module, tensor: StoredParameter, values: torch.Tensor) -> N
             raise ValidationError(
                 f"the archive holds {tensor.label}, and the model has no parameter {name}.", "Is it the same model?"
             ) from error
-        if tuple(old.shape) != tuple(values.shape):
+        place, stored = _place_in(old.detach(), tensor.part, values)
+        if tuple(place.shape) != tuple(stored.shape):
             raise ValidationError(
-                f"{name}: the model has shape {list(old.shape)}, the archive {list(values.shape)}.",
+                f"{name}: the model has shape {list(place.shape)}, the archive {list(stored.shape)}.",
                 "Is it the model that was exported?",
             )
         if not tensor.replaced:
-            _check_resemblance(name, old.detach(), values)
-        setattr(owner, attribute, nn.Parameter(values.to(old.dtype), requires_grad=False))
+            _check_resemblance(name, place, stored)
+        if tensor.part is None:
+            setattr(owner, attribute, nn.Parameter(stored.to(old.dtype), requires_grad=False))
+        else:
+            place.copy_(stored)
+
+
+def _place_in(
+    parameter: torch.Tensor, part: TensorPart | None, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the view of a parameter that stored values belong to, and those values without padding."""
+    if part is None:
+        return parameter, values
+    if parameter.numel() != math.prod(part.view):
+        raise ValidationError(
+            f"{part.parameter}: the model has shape {list(parameter.shape)}, the archive a part of {list(part.view)}.",
+            "Is it the model that was exported?",
+        )
+    return part.of(parameter), part.inner(values)
 
 
 def _check_resemblance(name: str, original: torch.Tensor, values: torch.Tensor) -> None:

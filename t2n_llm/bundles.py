@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from generic_export.inference_target.tract.cli import write_bundle
-from kvcache.cache import CacheTensor
+from kvcache.states import StateTensor
 from t2n_llm.model import Skeleton
 from t2n_llm.reference import ReferenceRun
 
@@ -27,7 +27,7 @@ class Bundle:
 
     Attributes:
         name: file name without suffix.
-        turns: inputs by name; the first turn holds the caches.
+        turns: inputs by name; the first turn holds the states.
         expected: outputs by name after the last turn.
     """
 
@@ -42,16 +42,19 @@ class Bundle:
         return path
 
 
-def make_bundles(reference: ReferenceRun, caches: Sequence[CacheTensor], num_logits_to_keep: int) -> list[Bundle]:
+def make_bundles(reference: ReferenceRun, states: Sequence[StateTensor], num_logits_to_keep: int) -> list[Bundle]:
     """Return the bundles of one export: prefill, chunked prefill, a decode step with a past, generation.
+
+    The command feeds keys and values from turn to turn, and nothing else: models with states of fixed size get the bundles of
+    one turn.
 
     Args:
         reference: what PyTorch said.
-        caches: the graph's states.
+        states: the graph's states.
         num_logits_to_keep: positions whose logits the graph gives (0 for all).
     """
     plan = reference.plan
-    empty = {cache.input_name: np.zeros(cache.shape(1, 0), np.float32) for cache in caches}
+    empty = {state.input_name: state.at_start(1) for state in states}
     chunks = list(pairwise((0, *plan.chunk_ends)))
     length = len(plan.text_ids)
 
@@ -62,44 +65,56 @@ def make_bundles(reference: ReferenceRun, caches: Sequence[CacheTensor], num_log
     def ids(values: Sequence[int]) -> np.ndarray:
         return np.array([list(values)], np.int64)
 
-    full_caches = {cache.output_name: array for cache, array in zip(caches, reference.text_caches, strict=True)}
-    past = {
-        cache.input_name: np.ascontiguousarray(array[:, :, : length - 1])
-        for cache, array in zip(caches, reference.text_caches, strict=True)
-    }
-    prompt = plan.text_ids[: plan.prompt_length]
-    fed = reference.greedy_ids[: min(GENERATION_TURNS, len(reference.greedy_ids)) - 1]
-    last_start, last_end = chunks[-1]
-    return [
+    full = {state.output_name: reference.text_states[state.slot] for state in states}
+    bundles = [
         Bundle(
             "prefill",
             ({"input_ids": ids(plan.text_ids), **empty},),
-            {"outputs": kept(reference.text_logits, length), **full_caches},
-        ),
-        Bundle(
-            "chunked_prefill",
-            tuple(
-                {"input_ids": ids(plan.text_ids[start:end]), **(empty if start == 0 else {})} for start, end in chunks
-            ),
-            {"outputs": kept(reference.text_logits, last_end - last_start)},
-        ),
-        Bundle(
-            "decode_step",
-            ({"input_ids": ids(plan.text_ids[-1:]), **past},),
-            {"outputs": kept(reference.text_logits, 1), **full_caches},
-        ),
-        Bundle(
-            "generation",
-            ({"input_ids": ids(prompt), **empty}, *({"input_ids": ids([token])} for token in fed)),
-            {"outputs": kept(reference.greedy_logits[: len(fed) + 1], 1)},
-        ),
+            {"outputs": kept(reference.text_logits, length), **full},
+        )
     ]
+    past = _past_states(reference, states, length - 1)
+    if past is not None and not _held_by_engine(reference, states):
+        step = {"input_ids": ids(plan.text_ids[-1:]), **past}
+        bundles.append(Bundle("decode_step", (step,), {"outputs": kept(reference.text_logits, 1), **full}))
+    if not all(state.grows for state in states):
+        return bundles
+
+    prompt = plan.text_ids[: plan.prompt_length]
+    fed = reference.greedy_ids[: min(GENERATION_TURNS, len(reference.greedy_ids)) - 1]
+    last_start, last_end = chunks[-1]
+    pieces = [{"input_ids": ids(plan.text_ids[start:end]), **(empty if start == 0 else {})} for start, end in chunks]
+    turns = [{"input_ids": ids(prompt), **empty}, *({"input_ids": ids([token])} for token in fed)]
+    return [
+        *bundles,
+        Bundle("chunked_prefill", tuple(pieces), {"outputs": kept(reference.text_logits, last_end - last_start)}),
+        Bundle("generation", tuple(turns), {"outputs": kept(reference.greedy_logits[: len(fed) + 1], 1)}),
+    ]
+
+
+def _held_by_engine(reference: ReferenceRun, states: Sequence[StateTensor]) -> bool:
+    """Whether the model keeps something that is no input of the graph: then a past cannot be given."""
+    return bool(set(reference.text_states) - {state.slot for state in states})
+
+
+def _past_states(reference: ReferenceRun, states: Sequence[StateTensor], length: int) -> dict[str, np.ndarray] | None:
+    """Return the states before the last token by input name; None where the reference does not know them."""
+    past = {}
+    for state in states:
+        if state.axis is not None:
+            kept = np.take(reference.text_states[state.slot], range(length), state.axis)
+            past[state.input_name] = np.ascontiguousarray(kept)
+        elif state.slot in reference.past_states:
+            past[state.input_name] = reference.past_states[state.slot]
+        else:
+            return None
+    return past
 
 
 def bundles_size(skeleton: Skeleton, length: int, num_logits_to_keep: int) -> int:
     """Return about how many bytes `make_bundles` writes for a text of `length` tokens."""
-    caches = sum(prod(cache.shape(1, length)) for cache in skeleton.caches)
+    states = sum(prod(state.sizes(1, length)) for state in skeleton.states)
     kept = length if num_logits_to_keep == 0 else min(num_logits_to_keep, length)
     logits = kept * skeleton.config.get_text_config(decoder=True).vocab_size
-    # Caches: as output and as `_concat` in two bundles, as input in one. Logits: in all four.
-    return 4 * (5 * caches + 4 * logits)
+    # States: as output and as `_concat` in two bundles, as input in one. Logits: in all four.
+    return 4 * (5 * states + 4 * logits)

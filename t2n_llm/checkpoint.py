@@ -18,12 +18,13 @@ from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.graph import NnefGraph
 from generic_export.ops.builder import TRACT_DTYPES
 from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.part import part_source
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
 from quant.half import CastReport, cast_tensor
 from quant.prequantized import DecodedTensor, ExactTensor
 from t2n_llm.adapter_merge import Update
 from t2n_llm.conversion import ConvertedTensor, RecordedTensor, record
-from t2n_llm.model import Skeleton
+from t2n_llm.weightless import Weightless
 
 _TORCH_DTYPES = {name: dtype for dtype, name in TRACT_DTYPES.items()}
 
@@ -73,7 +74,7 @@ class ParameterMatch:
 
 def graph_sources(
     graph: NnefGraph,
-    skeleton: Skeleton,
+    skeleton: Weightless,
     checkpoint: Checkpoint,
     report: CastReport,
     updates: Mapping[str, Update] | None = None,
@@ -92,20 +93,23 @@ def graph_sources(
         WeightError: tensors that belong together do not fit together.
     """
     aliases = _aliases(skeleton.tied)
-    causal_lm = skeleton.module.causal_lm
-    match = match_parameters(causal_lm, checkpoint.tensors)
+    model = skeleton.network
+    match = match_parameters(model, checkpoint.tensors)
     sources: dict[str, TensorSource] = {}
     for variable in graph.variables:
-        names = (variable.label, *aliases.get(variable.label, ()))
+        parameter = variable.parameter
+        names = (parameter, *aliases.get(parameter, ()))
         found = next((match.tensors[name] for name in names if name in match.tensors), None)
-        if found is None and variable.label in skeleton.buffers:
-            found = InMemoryTensor(variable.label, skeleton.buffers[variable.label])
+        if found is None and parameter in skeleton.buffers:
+            found = InMemoryTensor(parameter, skeleton.buffers[parameter])
         if found is None:
-            raise _missing(variable.label, len(checkpoint.files), match.unclaimed)
-        if updates is not None and variable.label in updates:
-            found = updates[variable.label].apply(found)
+            raise _missing(parameter, len(checkpoint.files), match.unclaimed)
+        if updates is not None and parameter in updates:
+            found = updates[parameter].apply(found)
+        if variable.part is not None:
+            found = part_source(variable.label, variable.part, found)
         sources[variable.label] = cast_tensor(found, _TORCH_DTYPES[variable.dtype], report)
-    return GraphSources(sources, _unexpected(causal_lm, match.unclaimed))
+    return GraphSources(sources, _unexpected(model, match.unclaimed))
 
 
 def _aliases(tied: Mapping[str, str]) -> dict[str, list[str]]:

@@ -19,8 +19,11 @@ from t2n_llm.commands_bench import bench, profile
 from t2n_llm.commands_diagnose import coverage, diagnose
 from t2n_llm.commands_inspect import inspect
 from t2n_llm.commands_remodel import remodel
+from t2n_llm.commands_tasks import export_task, validate_task
+from t2n_llm.commands_zoo import zoo
 from t2n_llm.console import OutputMode, Sink
 from t2n_llm.folder import disk_full, is_disk_full
+from t2n_llm.tasks import TEXT_GENERATION, recorded_task
 
 if TYPE_CHECKING:
     from t2n_llm.validate import ValidationReport
@@ -100,6 +103,13 @@ def export(
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Folder to make; by default named after the model."),
     ] = None,
+    task: Annotated[
+        str,
+        typer.Option(
+            help="text-generation, feature-extraction (last hidden states), sequence-classification (logits) or "
+            "image-text-to-text (vision encoder and decoder)."
+        ),
+    ] = TEXT_GENERATION,
     dtype: Annotated[str, typer.Option(help="f16 or f32: weights, activations and caches.")] = "f16",
     compress: Annotated[
         str | None,
@@ -155,9 +165,19 @@ def export(
     f32_norm: Annotated[
         bool, typer.Option("--f32-norm", help="Compute norms in f32, scale and shift included.")
     ] = False,
+    stateful: Annotated[
+        bool, typer.Option("--stateful", help="The engine keeps the cache from the start: input_ids is the only input.")
+    ] = False,
+    kv_cache: Annotated[
+        str | None,
+        typer.Option("--kv-cache", metavar="TYPE", help="int8 or int4: as --stateful, keys and values quantised."),
+    ] = None,
     keep_f32: Annotated[
         list[str] | None,
         typer.Option("--keep-f32", metavar="PATTERN", help="Keep these parameters in f32 (shell pattern, repeatable)."),
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Height and width of images in pixels, for vision models that take any size.")
     ] = None,
     decode_steps: _StepsOption = 64,
     low_memory: _LowMemoryOption = False,
@@ -203,7 +223,6 @@ def export(
         from t2n_llm.options import parse_options
 
         origin: dict[str, Any] = {
-            "adapter": adapter,
             "revision": revision,
             "token": token,
             "trust_remote_code": trust_remote_code,
@@ -227,6 +246,8 @@ def export(
             "f32_linear_accumulation": f32_linear_accumulation,
             "f32_attention": f32_attention,
             "f32_norm": f32_norm,
+            "stateful": stateful,
+            "kv_cache": kv_cache,
             "keep_f32": keep_f32 or (),
             "low_memory": low_memory,
             "device_map": device_map,
@@ -236,6 +257,18 @@ def export(
             "engine": engine,
             "tract_binary": tract,
         }
+        if task != TEXT_GENERATION:
+            export_task(
+                sink,
+                source,
+                output,
+                adapter,
+                dry_run,
+                parse_options(task=task, image_size=image_size, **choices),
+                origin,
+            )
+            return
+        origin["adapter"] = adapter
         if dry_run:
             sink.planned(plan_llm_export(source, output, options=parse_options(**choices), **origin))
             return
@@ -270,24 +303,19 @@ def validate(
     """
     with _sink(as_json, quiet) as sink:
         _quiet_libraries(sink.mode)
+        from t2n_llm.folder import read_manifest
         from t2n_llm.revalidate import validate_folder
 
+        placement: dict[str, Any] = {"device_map": device_map, "max_memory": max_memory, "atol": atol, "rtol": rtol}
+        origin: dict[str, Any] = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
+        asked: dict[str, Any] = {**origin, **placement, "engine": engine, "tract_binary": tract, "reporter": sink}
+        exported = recorded_task(read_manifest(folder))
+        if exported != TEXT_GENERATION:
+            if not validate_task(sink, exported, folder, reference, adapter, asked):
+                raise typer.Exit(EXIT_DISAGREES)
+            return
         report = validate_folder(
-            folder,
-            reference,
-            revision=revision,
-            token=token,
-            trust_remote_code=trust_remote_code,
-            decode_steps=decode_steps,
-            low_memory=low_memory,
-            adapter=adapter,
-            device_map=device_map,
-            max_memory=max_memory,
-            atol=atol,
-            rtol=rtol,
-            engine=engine,
-            tract_binary=tract,
-            reporter=sink,
+            folder, reference, decode_steps=decode_steps, low_memory=low_memory, adapter=adapter, **asked
         )
         if not (report.passed or as_json):
             from t2n_llm.validate import FailedValidationError
@@ -535,6 +563,7 @@ def _advice(error: BaseException) -> T2NError:
 
 for _command in (inspect, profile, bench, coverage, diagnose, remodel):  # each in a file of its own
     app.command()(_command)
+app.add_typer(zoo, name="zoo")
 
 
 if __name__ == "__main__":

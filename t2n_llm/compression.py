@@ -23,6 +23,7 @@ from generic_export.nnef.block_storage import (
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.graph import NnefGraph, NnefVariable
 from generic_export.ops.builder import TRACT_DTYPES
+from generic_export.weights.part import TensorPart
 from generic_export.weights.source import BlockTensorSource, RenamedTensor, TensorSource
 from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM, find_algorithm
 from quant.budget import Candidate, kept_plain, kind_factor, layer_count, weight_sensitivity
@@ -33,7 +34,7 @@ from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import QUANTIZED_SCHEMES, Choice, Recipe, TensorName, choose
 from quant.stream import PermutedTensor, QuantizationReport, QuantizedTensor
 from t2n_llm.archive_weights import ArchiveWeights
-from t2n_llm.model import Skeleton
+from t2n_llm.weightless import Weightless
 
 CALIBRATED_ALGORITHMS = ("imatrix", "gptq", "awq", "best")
 """Algorithms that look at the whole model: `t2n_llm.calibrate` makes their tensors before the others are streamed."""
@@ -59,6 +60,7 @@ class TensorRecord:
         algorithm: what chose its values, or "".
         bytes: of its values.
         axes: the order of the parameter's axes in the archive, or None when unchanged.
+        part: what the tensor is of its parameter, or None when it is all of it.
         replaced: calibration gave it other values than the checkpoint's.
         kept: why it is not quantised although its kind could be, or "".
         relative_error: squared error over energy, once streamed; None when nothing was measured.
@@ -72,6 +74,7 @@ class TensorRecord:
     algorithm: str
     bytes: int
     axes: tuple[int, ...] | None = None
+    part: TensorPart | None = None
     replaced: bool = False
     kept: str = ""
     relative_error: float | None = None
@@ -169,7 +172,7 @@ class CompressionPlan:
 
 def plan_compression(
     recipe: Recipe,
-    skeleton: Skeleton,
+    skeleton: Weightless,
     graph: NnefGraph,
     sources: Mapping[str, TensorSource],
     algorithms: Mapping[str, Quantizer] = BUILT_IN,
@@ -258,7 +261,7 @@ def compress(
     return Compression(plan.recipe, plan.graph, final, records, warnings, report)
 
 
-def product_shapes(graph: NnefGraph, skeleton: Skeleton) -> dict[str, tuple[int, ...]]:
+def product_shapes(graph: NnefGraph, skeleton: Weightless) -> dict[str, tuple[int, ...]]:
     """Return, for the parameters that are weights of products, their shape [..., K] as blocks want it."""
     shapes = {variable.label: variable.shape for variable in graph.variables}
     return {
@@ -273,7 +276,7 @@ def product_shapes(graph: NnefGraph, skeleton: Skeleton) -> dict[str, tuple[int,
 # --- what the recipe says of each tensor ----------------------------------------------------------
 
 
-def _parts(graph: NnefGraph, skeleton: Skeleton) -> list[_Part]:
+def _parts(graph: NnefGraph, skeleton: Weightless) -> list[_Part]:
     """Return every tensor that blocks could be made of, with its role; a tied table counts as embeddings and as head."""
     embeddings, head = _embedding_name(skeleton), _head_name(skeleton)
     tied = _tied_names(skeleton)
@@ -298,7 +301,7 @@ def _role(use: StorageUse, is_head: bool) -> str:
     return "@embeddings" if use.gathered else ""
 
 
-def _tied_names(skeleton: Skeleton) -> dict[str, tuple[str, ...]]:
+def _tied_names(skeleton: Weightless) -> dict[str, tuple[str, ...]]:
     """Return, for each name of a tied parameter, all its names."""
     groups: dict[str, list[str]] = {}
     for name, owner in skeleton.tied.items():
@@ -306,21 +309,21 @@ def _tied_names(skeleton: Skeleton) -> dict[str, tuple[str, ...]]:
     return {name: tuple(names) for names in groups.values() for name in names}
 
 
-def _embedding_name(skeleton: Skeleton) -> str | None:
+def _embedding_name(skeleton: Weightless) -> str | None:
     return _weight_name(skeleton, "get_input_embeddings")
 
 
-def _head_name(skeleton: Skeleton) -> str | None:
+def _head_name(skeleton: Weightless) -> str | None:
     return _weight_name(skeleton, "get_output_embeddings")
 
 
-def _weight_name(skeleton: Skeleton, getter: str) -> str | None:
-    causal_lm: Any = skeleton.module.causal_lm
+def _weight_name(skeleton: Weightless, getter: str) -> str | None:
+    model: Any = skeleton.network
     try:
-        wanted = getattr(causal_lm, getter)()
+        wanted = getattr(model, getter)()
     except (AttributeError, NotImplementedError):  # a model that has no such layer
         return None
-    return next((f"{path}.weight" for path, module in causal_lm.named_modules() if module is wanted), None)
+    return next((f"{path}.weight" for path, module in model.named_modules() if module is wanted), None)
 
 
 def _obstacle(part: _Part, choices: Mapping[str, Choice]) -> str:
@@ -331,7 +334,7 @@ def _obstacle(part: _Part, choices: Mapping[str, Choice]) -> str:
     return may_store(part.use, choice.scheme)
 
 
-def _check_plain_schemes(choices: Mapping[str, Choice], skeleton: Skeleton) -> None:
+def _check_plain_schemes(choices: Mapping[str, Choice], skeleton: Weightless) -> None:
     narrow = skeleton.dtype is torch.float16
     wide = next((name for name, choice in choices.items() if choice.scheme == "f32"), None)
     if narrow and wide is not None:
@@ -484,7 +487,7 @@ def _fitting(override: TensorSource, variable: NnefVariable) -> TensorSource:
     return override if stored is not None else cast_tensor(override, _TORCH_DTYPES[variable.dtype], CastReport())
 
 
-def _parameters(parts: Sequence[_Part], skeleton: Skeleton) -> dict[str, tuple[str, ...]]:
+def _parameters(parts: Sequence[_Part], skeleton: Weightless) -> dict[str, tuple[str, ...]]:
     """Return the names of the model's parameters that each stored tensor stands for."""
     tied = _tied_names(skeleton)
     names: dict[str, list[str]] = {}
@@ -514,12 +517,13 @@ def _record(
         algorithm = KEPT_BLOCKS
     return TensorRecord(
         label=label,
-        parameters=plan.parameters.get(label, (label,)),
+        parameters=plan.parameters.get(label, (label,)) if variable.part is None else (variable.part.parameter,),
         shape=variable.shape,
         scheme=variable.dtype,
         algorithm=algorithm,
         bytes=source.nbytes,
         axes=plan.axes.get(label) if quantized else None,
+        part=variable.part,
         replaced=replaced,
         kept="" if quantized else plan.kept.get(label, ""),
     )

@@ -28,8 +28,8 @@ from t2n_llm.compression import (
     product_shapes,
 )
 from t2n_llm.imatrix_files import check_name, read_statistics, recorded_file, write_statistics
-from t2n_llm.model import Skeleton
 from t2n_llm.source import ModelSource
+from t2n_llm.weightless import Weightless
 
 DEFAULT_CALIBRATION = "builtin"
 IMATRIX = "imatrix"
@@ -129,7 +129,7 @@ class CompressionOptions:
 def compressed(
     options: CompressionOptions,
     source: ModelSource,
-    skeleton: Skeleton,
+    skeleton: Weightless,
     graph: NnefGraph,
     sources: Mapping[str, TensorSource],
     messages: Messages,
@@ -179,7 +179,7 @@ def compressed(
 
 
 def _read_statistics(
-    options: CompressionOptions, source: ModelSource, skeleton: Skeleton, graph: NnefGraph, messages: Messages
+    options: CompressionOptions, source: ModelSource, skeleton: Weightless, graph: NnefGraph, messages: Messages
 ) -> Mapping[str, InputStatistics]:
     """Return what an imatrix file says, by parameter name; nothing without one."""
     if options.imatrix is None:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from generic_export.nnef.archive import WriteProgress
     from t2n_llm.adapter_export import AdapterExport
     from t2n_llm.export import ExportResult
+    from t2n_llm.heads.check import HeadReport
+    from t2n_llm.heads.export import HeadResult
+    from t2n_llm.multimodal.export import MultimodalResult
     from t2n_llm.plan import ExportPlan
     from t2n_llm.quantize_report import QuantizeReport
     from t2n_llm.validate import ValidationReport
@@ -186,6 +189,72 @@ class Sink:
         if "tokenizer.json" in result.manifest["companions"]:
             folder = escape(shlex.quote(str(result.output_dir)))
             self._out.print(f'try it    t2n-llm generate {folder} "Once upon a time"')
+
+    def head_exported(self, result: HeadResult) -> None:
+        """Print the outcome of an export of hidden states or class logits."""
+        if self.mode is OutputMode.JSON:
+            self._json({**result.manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)})
+            return
+        if self.mode is OutputMode.QUIET:
+            return
+        if result.validation is not None:
+            self.head_validated(result.validation)
+        manifest = result.manifest
+        size = manifest["files"][result.archive.name]["bytes"]
+        self._out.print(
+            f"[green]exported[/green] {escape(manifest['source']['name'])} for {manifest['task']}: "
+            f"{manifest['model']['parameters'] / 1e6:.1f} M parameters, {manifest['graph']['dtype']}, {size / 1e6:.1f} MB, "
+            f"{time.monotonic() - self._started:.1f} s"
+        )
+        if manifest["compression"]:
+            self._compression(manifest["compression"])
+        if result.validation is None:
+            self._out.print("[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it")
+        self._out.print(f"archive   {escape(str(result.archive))}")
+
+    def multimodal_exported(self, result: MultimodalResult) -> None:
+        """Print the outcome of an export of a vision-language model."""
+        if self.mode is OutputMode.JSON:
+            self._json({**result.manifest, "output_dir": str(result.output_dir)})
+            return
+        if self.mode is OutputMode.QUIET:
+            return
+        if result.validation is not None:
+            self._checks(result.validation)
+        manifest = result.manifest
+        self._out.print(
+            f"[green]exported[/green] {escape(manifest['source']['name'])} for {manifest['task']}: "
+            f"{manifest['model']['parameters'] / 1e6:.1f} M parameters, {manifest['graph']['dtype']}, "
+            f"{time.monotonic() - self._started:.1f} s"
+        )
+        if result.validation is None:
+            self._out.print("[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it")
+        for role, archive in result.archives.items():
+            size = manifest["files"][archive.name]["bytes"]
+            self._out.print(f"{role:9s} {escape(str(archive))} ({size / 1e6:.1f} MB)")
+
+    def head_validated(self, report: HeadReport) -> None:
+        """Print how the texts of a check compare."""
+        if self.mode is OutputMode.JSON:
+            self._json(report.asdict())
+            return
+        if self.mode is OutputMode.QUIET:
+            return
+        table = Table(
+            title=f"PyTorch f32 against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
+        )
+        for heading in ("texts", "batch", "length", "max abs error", "largest value", ""):
+            table.add_column(heading, justify="left" if heading in ("texts", "") else "right")
+        for check in report.checks:
+            table.add_row(
+                check.name,
+                str(check.batch),
+                str(check.length),
+                f"{check.max_abs_error:.2e}",
+                f"{check.scale:.2e}",
+                "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]",
+            )
+        self._out.print(table)
 
     def adapted(self, result: AdapterExport) -> None:
         """Print the outcome of an export of an adapter alone."""

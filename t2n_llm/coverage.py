@@ -30,7 +30,8 @@ from generic_export.ops.coverage import (
 )
 from generic_export.ops.modules import translated_modules
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
-from kvcache import explicit_attention, fuse_rotary_embedding
+from kvcache import explicit_attention, explicit_experts, explicit_operators, fuse_rotary_embedding
+from kvcache.operators import OperatorNames
 from t2n_llm.forward_record import ForwardRecord, record_forward
 from t2n_llm.layer_cut import LayerCut, cut_layers, layers_path, meta_model
 from t2n_llm.model import WRAPPER_ATTRIBUTE, build_skeleton
@@ -181,8 +182,10 @@ def _versions() -> dict[str, str]:
 
 
 def _decoder_coverage(cut: LayerCut, trust_remote_code: bool) -> ModuleCoverage:
-    with explicit_attention() as attention:
-        skeleton = build_skeleton(cut.config, torch.float16, attention=attention, trust_remote_code=trust_remote_code)
+    with explicit_attention() as attention, explicit_experts() as experts:
+        skeleton = build_skeleton(
+            cut.config, torch.float16, attention=attention, experts=experts, trust_remote_code=trust_remote_code
+        )
         prefix = f"{WRAPPER_ATTRIBUTE}."
         layers = layers_path(skeleton.module.causal_lm, skeleton.config)
         tracer = TorchModuleTracer(
@@ -214,8 +217,8 @@ def _modules_coverage(
     """Run the tiny twin, then capture its modules from the outside in, each with what it received."""
     try:
         twin = tiny_twin(config, trust_remote_code=trust_remote_code)
-        with explicit_attention() as attention:
-            model = _twin_model(twin.model, attention, trust_remote_code)
+        with explicit_operators() as operators:
+            model = _twin_model(twin.model, operators, trust_remote_code)
             record = record_forward(model)
             layers = layers_path(model, twin.config)
             search = _ModuleSearch(record, lambda path: twin.cut.weight(_layer_of(path, layers)))
@@ -226,10 +229,10 @@ def _modules_coverage(
     return merged(search.parts), tuple(search.uncaptured.values())
 
 
-def _twin_model(make: Any, attention: str, trust_remote_code: bool) -> nn.Module:
+def _twin_model(make: Any, operators: OperatorNames, trust_remote_code: bool) -> nn.Module:
     """Make the twin with our attention, or with its own where its class takes no other."""
     try:
-        model: nn.Module = make(attention=attention, trust_remote_code=trust_remote_code)
+        model: nn.Module = make(operators=operators, trust_remote_code=trust_remote_code)
     except ValueError:
         model = make(trust_remote_code=trust_remote_code)
     return model

@@ -19,7 +19,8 @@ from generic_export.diagnose import Diagnosis, Limits, Outcome, Progress, Stage,
 from generic_export.diagnose.search import STRATEGIES
 from generic_export.errors import CaptureError, NotEnoughMemoryError, OptionError
 from generic_export.inference_target import TractNNEF
-from kvcache import explicit_attention, fuse_rotary_embedding
+from kvcache import explicit_operators, fuse_rotary_embedding
+from kvcache.operators import OperatorNames
 from kvcache.state_adapters import register_cache_adapters
 from t2n_llm.input_sets import ModelCalls, calls_of
 from t2n_llm.layer_cut import meta_model
@@ -119,8 +120,8 @@ def diagnose_model(
     options, reporter = options or DiagnosisOptions(), reporter or LogReporter()
     register_cache_adapters()
     reporter.stage(f"Reading {name}")
-    with explicit_attention() as attention:
-        prepared = _prepared(name, options, attention, revision, token)
+    with explicit_operators() as operators:
+        prepared = _prepared(name, options, operators, revision, token)
         for note in prepared.notes:
             reporter.stage(note)
         calls = _calls(prepared.model)
@@ -141,7 +142,7 @@ def diagnose_model(
             fusions=(fuse_rotary_embedding,),
             axes=calls.axes,
             limits=options.limits,
-            context=explicit_attention,
+            context=explicit_operators,
             progress=progress,
         )
     warnings = (*prepared.notes, *_not_compared(diagnosis), *diagnosis.warnings)
@@ -195,7 +196,7 @@ def _calls(model: nn.Module) -> ModelCalls:
 
 
 def _prepared(
-    name: str, options: DiagnosisOptions, attention: str, revision: str | None, token: str | None
+    name: str, options: DiagnosisOptions, operators: OperatorNames, revision: str | None, token: str | None
 ) -> _Prepared:
     trust = options.trust_remote_code
     if options.subject is Subject.WEIGHTS:
@@ -203,32 +204,33 @@ def _prepared(
         source.checkpoint()  # refuses a folder without weights, or with damaged ones
         _require_memory(source.config, trust)
         model = load_f32(source.weights, trust)
-        model.set_attn_implementation(attention)
+        model.set_attn_implementation(operators.attention)
+        model.set_experts_implementation(operators.experts)
         notes = ["diagnosed with the model's own weights"]
     else:
         config = open_config(name, revision=revision, token=token, trust_remote_code=trust).config
         make = _tiny if options.subject is Subject.TINY else _skeleton
-        model, notes = make(config, attention, trust)
+        model, notes = make(config, operators, trust)
     dtype = DTYPES[options.dtype]
     return _Prepared(model.to(dtype).eval().requires_grad_(False), tuple(notes))
 
 
-def _tiny(config: Any, attention: str, trust_remote_code: bool) -> tuple[nn.Module, list[str]]:
+def _tiny(config: Any, operators: OperatorNames, trust_remote_code: bool) -> tuple[nn.Module, list[str]]:
     twin = tiny_twin(config, trust_remote_code=trust_remote_code)
     notes = [f"diagnosed on a tiny twin: {twin.sentence}"]
     moved = [(place, pick) for place, pick in enumerate(twin.cut.picks) if place != pick]
     if moved:
         notes.append("; ".join(f"layer {place} of the twin is layer {pick} of the model" for place, pick in moved))
     try:
-        model = twin.model(attention=attention, trust_remote_code=trust_remote_code)
+        model = twin.model(operators=operators, trust_remote_code=trust_remote_code)
     except ValueError:  # a class that takes no other attention than its own
         model = twin.model(trust_remote_code=trust_remote_code)
     return model, notes
 
 
-def _skeleton(config: Any, attention: str, trust_remote_code: bool) -> tuple[nn.Module, list[str]]:
+def _skeleton(config: Any, operators: OperatorNames, trust_remote_code: bool) -> tuple[nn.Module, list[str]]:
     config = copy.deepcopy(config)
-    config._attn_implementation = attention
+    config._attn_implementation, config._experts_implementation = operators.attention, operators.experts
     model = meta_model(config, trust_remote_code=trust_remote_code)
     count = sum(parameter.numel() for parameter in model.parameters())
     return model, [

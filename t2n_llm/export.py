@@ -5,29 +5,21 @@ source -> graph (no weights) -> weights streamed into the archive -> validated i
 
 from __future__ import annotations
 
-import logging
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from generic_export.errors import NotEnoughMemoryError, OptionError
-from generic_export.export import producer_version
-from generic_export.nnef.archive import Resume, check_free_space
-from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document, write_document
+from generic_export.nnef.archive import check_free_space
+from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.journal import journal_paths, occupied_bytes
+from generic_export.nnef.journal import occupied_bytes
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource
-from quant.half import CastReport, OverflowCount
 from quant.recipe import RECIPE_FILE, recipe_text
-from quant.stream import QuantizationError
 from t2n_llm.adapter import Adapter, open_adapter
 from t2n_llm.bundles import bundles_size, make_bundles
 from t2n_llm.checkpoint import graph_sources
@@ -38,7 +30,6 @@ from t2n_llm.folder import (
     TESTS_FOLDER,
     check_free,
     clear_staging,
-    json_text,
     keep_beside,
     put_in_place,
     staging_folder,
@@ -48,16 +39,14 @@ from t2n_llm.graph import build_graph
 from t2n_llm.manifest import ExportRecord
 from t2n_llm.model import Skeleton
 from t2n_llm.next_step import suggested_diagnosis
-from t2n_llm.options import ARCHIVES, ExportOptions, LogReporter, Reporter, parse_options
+from t2n_llm.options import ARCHIVES, ExportOptions, Reporter, parse_options
 from t2n_llm.plan import ExportPlan, make_plan
 from t2n_llm.prequantized import kept_as_stored, quantized_again, require_resident
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
 from t2n_llm.reference_model import Residency, plan_residency
-from t2n_llm.runner import open_runner
-from t2n_llm.source import ModelSource, open_source
-from t2n_llm.validate import FailedValidationError, ValidationReport, validate_archive
-
-logger = logging.getLogger(__name__)
+from t2n_llm.runner import open_runner, require_engine
+from t2n_llm.stages import Stages, drop_journals, open_stages
+from t2n_llm.validate import FailedValidationError, Tolerance, ValidationReport, validate_archive
 
 _DAT = ".dat"
 _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
@@ -104,6 +93,8 @@ def export_llm(
     f32_linear_accumulation: bool = False,
     f32_attention: bool = False,
     f32_norm: bool = False,
+    stateful: bool = False,
+    kv_cache: str | None = None,
     keep_f32: Sequence[str] = (),
     low_memory: bool = False,
     decode_steps: int = DEFAULT_DECODE_STEPS,
@@ -138,6 +129,8 @@ def export_llm(
         num_logits_to_keep: positions whose logits are given, from the end; 0 for all (speculative decoding).
         batch: make the batch a symbol `B`.
         f32_linear_accumulation, f32_attention, f32_norm: f32 islands in an f16 graph, see `TractNNEF`.
+        stateful: keys and values are the engine's own state: `input_ids` is the only input, in every run time.
+        kv_cache: `int8` or `int4` has the engine keep them quantised (as `stateful`); the checks report what that costs.
         keep_f32: shell patterns of parameters that stay in f32, for values that f16 cannot hold.
         low_memory: run the PyTorch reference in a process that ends before the engine starts.
         decode_steps: tokens decoded by the check.
@@ -173,6 +166,8 @@ def export_llm(
         f32_linear_accumulation=f32_linear_accumulation,
         f32_attention=f32_attention,
         f32_norm=f32_norm,
+        stateful=stateful,
+        kv_cache=kv_cache,
         keep_f32=keep_f32,
         low_memory=low_memory,
         decode_steps=decode_steps,
@@ -185,7 +180,7 @@ def export_llm(
     if check:
         if output_dir is not None:
             check_free(Path(output_dir), force)
-        _require_engine(options)
+        require_engine(options.engine, options.tract_binary)
     with suggested_diagnosis(source, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code):
         return _open_export(
             source, output_dir, options, reporter, adapter, revision=revision, token=token, trust=trust_remote_code
@@ -231,27 +226,9 @@ def _open_export(
     trust: bool,
 ) -> _Export:
     """Resolve the source and the target."""
-    reporter = reporter or LogReporter()
-    if output_dir is not None:
-        check_free(Path(output_dir), options.force)
-    reporter.stage(f"Reading {source}")
-    model = open_source(
-        source,
-        revision=revision,
-        token=token,
-        trust_remote_code=trust,
-        require_tokenizer=options.require_tokenizer,
-    )
+    stages = open_stages(source, output_dir, options, reporter, revision=revision, token=token, trust_remote_code=trust)
     opened = open_adapter(adapter, token=token) if adapter is not None else None
-    target = Path(output_dir) if output_dir is not None else Path(model.short_name)
-    check_free(target, options.force)
-    return _Export(model, target, options, reporter, opened)
-
-
-def _require_engine(options: ExportOptions) -> None:
-    """Ask the engine for its version, so that a missing one is known before the work and not after it."""
-    with open_runner(Path(), (), options.dtype, engine=options.engine, tract_binary=options.tract_binary) as runner:
-        logger.info("%s %s will check", runner.engine_name, runner.engine_version)
+    return _Export(stages, opened)
 
 
 @dataclass(frozen=True)
@@ -268,20 +245,14 @@ class _Prepared:
 class _Export:
     """One export, stage by stage; each stage reads what the one before made."""
 
-    def __init__(
-        self,
-        source: ModelSource,
-        target: Path,
-        options: ExportOptions,
-        reporter: Reporter,
-        adapter: Adapter | None = None,
-    ) -> None:
-        self.source = source
+    def __init__(self, stages: Stages, adapter: Adapter | None = None) -> None:
+        self.stages = stages
+        self.source = stages.source
         self.adapter = adapter
-        self.target = target
-        self.options = options
-        self.reporter = reporter
-        self.casts = CastReport()
+        self.target = stages.target
+        self.options = stages.options
+        self.reporter = stages.reporter
+        self.casts = stages.casts
         self.residency = Residency()
         self.unused: tuple[str, ...] = ()
         self.compression: Compression | None = None
@@ -302,11 +273,11 @@ class _Export:
             name=self.source.public_name,
             revision=self.source.revision,
         )
-        updates = self.adapter.updates(skeleton.module.causal_lm) if self.adapter is not None else None
+        updates = self.adapter.updates(skeleton.network) if self.adapter is not None else None
         sources = graph_sources(graph, skeleton, checkpoint, self.casts, updates)
         self.unused = sources.unused
         if self.options.check:
-            self.residency = plan_residency(skeleton.module.causal_lm, self.options.placement)
+            self.residency = plan_residency(skeleton.network, self.options.placement)
         self._check_combination()
         with compressed(
             self.options.compression, self.source, skeleton, graph, sources, self.reporter, dry=dry
@@ -350,7 +321,7 @@ class _Export:
 
     def _plan(self, ready: _Prepared) -> ExportPlan:
         name, level = ARCHIVES[self.options.archive]
-        names = [file.name for file in self._companions()]
+        names = [file.name for file in self.stages.companions()]
         parameters = sum(prod(variable.shape) for variable in ready.graph.variables)
         reference, engine = 4 * parameters - self.residency.disk_bytes, ready.plan.total_bytes
         checking = max(reference, engine) if self.options.low_memory else reference + engine
@@ -370,21 +341,20 @@ class _Export:
 
     def _make(self, ready: _Prepared) -> ExportResult:
         """Write, check and put in place."""
-        self._warn_of_unused()
+        self.stages.warn_of_unused(self.unused)
         for note in self.notes:
             self.reporter.warn(note)
         skeleton = ready.skeleton
         with staging_folder(self.target, resume=self.options.resume) as staging:
             self._check_disk(ready, staging)
             archive = self._write_archive(staging, ready)
-            self._report_overflows()
-            copied = self._copy_companions(staging)
+            self.stages.report_overflows()
+            copied = self.stages.copy_companions(staging)
             if self.compression is not None:
                 (staging / RECIPE_FILE).write_text(recipe_text(self.compression.recipe), encoding="utf-8")
             validation = self._validate(staging, archive.path, skeleton) if self.options.check else None
             self.reporter.stage("Recording checksums")
-            for journal in journal_paths(archive.path):
-                journal.unlink()
+            drop_journals(archive.path)
             manifest = ExportRecord(
                 self.source,
                 self.adapter,
@@ -409,7 +379,7 @@ class _Export:
         # How far a .tgz shrinks is not known before it is written.
         skeleton = ready.skeleton
         weights = 0 if self.options.archive == "tgz" else ready.plan.tar_bytes - occupied_bytes(staging)
-        beside = sum(file.stat().st_size for file in self._companions())
+        beside = sum(file.stat().st_size for file in self.stages.companions())
         if self.options.check:
             # At its longest: whether weights stay on disk is not known yet.
             plan = plan_check(skeleton.config, None, self.options.decode_steps, teacher_forced=True)
@@ -417,86 +387,15 @@ class _Export:
         check_free_space(self.target, max(weights, 0) + beside + _MANIFEST_ALLOWANCE)
 
     def _write_archive(self, staging: Path, ready: _Prepared) -> WrittenArchive:
-        name, level = ARCHIVES[self.options.archive]
-        clear_staging(staging, name)
-        self.reporter.stage(f"Writing {name}")
-        resume = Resume(
-            self._identity(ready.checkpoint),
-            wanted=self.options.resume,
-            on_found=self.reporter.stage,
-            on_lost=self.reporter.warn,
-            note=self._note_of,
-            recall=self._recall,
-            keep_journal=True,
-        )
-        return write_document(
-            staging / name,
+        clear_staging(staging, self.stages.archive_name())
+        adapter = self.adapter.recorded() if self.adapter is not None else None
+        return self.stages.write_archive(
+            staging,
             ready.graph,
             ready.sources,
-            compression_level=level,
-            overwrite=True,  # a whole archive that an earlier run left here, see `Resume.keep_journal`
-            progress=self.reporter.progress,
-            resume=resume,
+            self.stages.identity(ready.checkpoint, adapter=adapter),
+            errors=self.compression.errors.errors if self.compression is not None else None,
         )
-
-    def _identity(self, checkpoint: Checkpoint) -> str:
-        """Return text that two exports share when the same weights and options go in, by the same version."""
-        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
-        return json_text(
-            {
-                "files": files,
-                "adapter": self.adapter.recorded() if self.adapter is not None else None,
-                "options": self.options.identity(),
-                # Two calibrations need not agree to the last bit: what one made is not mixed with the other's.
-                "calibration": secrets.token_hex(8) if self.options.compression.calibrates() else None,
-                "versions": [producer_version(), torch.__version__],
-            }
-        )
-
-    def _note_of(self, entry: str) -> Any:
-        """Return what was learnt of a tensor while it was streamed; kept in the journal for an export that is continued."""
-        label = entry.removesuffix(_DAT)
-        overflow, error = self.casts.overflows.get(label), self._quantization_errors().get(label)
-        noted = {
-            "overflow": asdict(overflow) if overflow is not None else None,
-            "error": asdict(error) if error is not None else None,
-        }
-        return noted if any(noted.values()) else None
-
-    def _recall(self, entry: str, note: Any) -> None:
-        label = entry.removesuffix(_DAT)
-        if note and note["overflow"]:
-            self.casts.overflows[label] = OverflowCount(**note["overflow"])
-        if note and note["error"]:
-            self._quantization_errors()[label] = QuantizationError(**note["error"])
-
-    def _quantization_errors(self) -> dict[str, QuantizationError]:
-        return self.compression.errors.errors if self.compression is not None else {}
-
-    def _warn_of_unused(self) -> None:
-        if self.unused:
-            more = f" and {len(self.unused) - 3} more" if len(self.unused) > 3 else ""
-            self.reporter.warn(
-                f"the checkpoint holds tensors that the model does not use: {', '.join(self.unused[:3])}{more}."
-            )
-
-    def _report_overflows(self) -> None:
-        for name, overflow in self.casts.overflows.items():
-            self.reporter.warn(
-                f"{name}: {overflow.count} values up to {overflow.max_abs:.3g} do not fit f16 and were set to its "
-                f"largest, 65504. Keep that tensor in f32: --keep-f32 {name}"
-            )
-
-    def _companions(self) -> list[Path]:
-        """Return what a runtime needs beside the archive; configs, tokenizer, chat template."""
-        configs = [self.source.folder / name for name in ("config.json", "generation_config.json")]
-        return [file for file in (*configs, *self.source.tokenizer_files()) if file.is_file()]
-
-    def _copy_companions(self, staging: Path) -> list[str]:
-        companions = self._companions()
-        for file in companions:
-            shutil.copyfile(file, staging / file.name)
-        return [file.name for file in companions]
 
     def _validate(self, staging: Path, archive: Path, skeleton: Skeleton) -> ValidationReport:
         tokenizer = self.source.tokenizer() if self.options.require_tokenizer else None
@@ -515,17 +414,18 @@ class _Export:
         )
         tests = staging / TESTS_FOLDER
         tests.mkdir()
-        caches = {cache.input_name: cache.output_name for cache in skeleton.caches}
-        for bundle in make_bundles(reference, skeleton.caches, self.options.num_logits_to_keep):
-            bundle.write(tests, caches)
+        fed_back = {state.input_name: state.output_name for state in skeleton.states}
+        for bundle in make_bundles(reference, skeleton.states, self.options.num_logits_to_keep):
+            bundle.write(tests, fed_back)
         options = self.options
         with open_runner(
-            archive, skeleton.caches, options.dtype, engine=options.engine, tract_binary=options.tract_binary
+            archive, skeleton.states, options.dtype, engine=options.engine, tract_binary=options.tract_binary
         ) as runner:
             return validate_archive(
                 runner,
                 reference,
                 options.dtype,
+                tolerance=Tolerance.for_export(options.dtype, options.kv_cache),
                 on_check=lambda name: self.reporter.stage(f"Checking in tract: {name}"),
             )
 

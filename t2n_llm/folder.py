@@ -123,10 +123,11 @@ def _leave(staging: Path, owner: OwnedFile, keep: bool) -> None:
         owner.remove()
 
 
-def clear_staging(staging: Path, archive: str) -> None:
-    """Remove everything from a staging folder but an archive, its partials and their journals."""
+def clear_staging(staging: Path, *archives: str) -> None:
+    """Remove everything from a staging folder but archives, their partials and the journals of those."""
+    partials = tuple(f".{archive}.partial-" for archive in archives)
     for path in staging.iterdir():
-        if path.name != archive and not path.name.startswith(f".{archive}.partial-"):
+        if path.name not in archives and not path.name.startswith(partials):
             _remove(path)
 
 
@@ -199,14 +200,14 @@ def disk_full(path: Path) -> DiskFullError:
     )
 
 
-def file_digests(folder: Path, archive: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of every file of a folder, by its relative path; an archive in it is left out."""
+def file_digests(folder: Path, *archives: str) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of every file of a folder, by its relative path; archives in it are left out."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST_NAME)
     named = {path.relative_to(folder).as_posix(): path for path in files}
     return {
         name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for name, path in named.items()
-        if name.split("/")[0] != archive
+        if name.split("/")[0] not in archives
     }
 
 

@@ -17,6 +17,7 @@ from generic_export.nnef.archive import GRAPH_FILE
 from t2n_llm.folder import archive_in, read_manifest
 from t2n_llm.runner import WheelRunner
 from t2n_llm.source import load_tokenizer
+from t2n_llm.tasks import require_language_model
 
 _PREFILL_CHUNK = 512
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -74,6 +75,7 @@ class ExportedModel:
         is_archive = path.is_file() or (path / GRAPH_FILE).is_file()
         folder = path.parent if is_archive else path
         manifest = read_manifest(folder)
+        require_language_model(folder, manifest, "generate")
         return ExportedModel(
             folder=folder,
             archive=archive_in(folder, manifest),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from generic_export.export import capture, producer_properties, translate_graph
 from generic_export.inference_target import TractNNEF
 from generic_export.nnef.graph import NnefGraph
 from generic_export.ops.translate import TranslationOptions
-from kvcache import explicit_attention, fuse_rotary_embedding
+from kvcache import explicit_attention, explicit_experts, fuse_rotary_embedding
+from kvcache.engine_state import engine_held
+from kvcache.state_views import keep_states_whole
 from t2n_llm.model import WRAPPER_ATTRIBUTE, Skeleton, build_skeleton
 
 
@@ -27,6 +29,8 @@ class GraphOptions:
         f32_linear_accumulation, f32_attention, f32_norm: see `TractNNEF`.
         keep_f32: shell patterns of parameters that stay in f32.
         trust_remote_code: allow code that comes with the model.
+        stateful: the engine keeps keys and values from the start; `input_ids` is the only input.
+        kv_bits: 8 or 4 has the engine keep them quantised; implies `stateful`.
     """
 
     dtype: torch.dtype = torch.float16
@@ -37,6 +41,8 @@ class GraphOptions:
     f32_norm: bool = False
     keep_f32: tuple[str, ...] = ()
     trust_remote_code: bool = False
+    stateful: bool = False
+    kv_bits: int | None = None
 
     def target(self, skeleton: Skeleton, properties: Mapping[str, str | float]) -> TractNNEF:
         """Return the target that these options describe for a skeleton."""
@@ -62,16 +68,17 @@ def build_graph(
         revision: its commit, recorded too.
 
     Returns:
-        The skeleton (shapes, caches, buffers) and the document.
+        The skeleton (shapes, states, values that the model computes itself) and the document.
 
     Raises:
         UnknownArchitectureError, CaptureError, TranslationError: the model cannot be expressed; the message says where.
     """
-    with explicit_attention() as attention:
+    with explicit_attention() as attention, explicit_experts() as experts:
         skeleton = build_skeleton(
             config,
             options.dtype,
             attention=attention,
+            experts=experts,
             num_logits_to_keep=options.num_logits_to_keep,
             batched=options.batched,
             keep_f32=options.keep_f32,
@@ -87,6 +94,7 @@ def build_graph(
             fusions=(fuse_rotary_embedding,),
             strip_prefix=f"{WRAPPER_ATTRIBUTE}.",
         )
+    skeleton = replace(skeleton, buffers={**skeleton.buffers, **captured.constants})
     graph = translate_graph(
         captured,
         target,
@@ -95,7 +103,11 @@ def build_graph(
             properties=tuple(producer_properties(source_model=name).items()),
         ),
     )
-    return skeleton, graph
+    graph = keep_states_whole(graph)
+    if not (options.stateful or options.kv_bits):
+        return skeleton, graph
+    held = engine_held(graph, skeleton.states, options.kv_bits)
+    return replace(skeleton, states=(), engine_states=skeleton.states), held
 
 
 def _properties(skeleton: Skeleton, revision: str | None) -> dict[str, str | float]:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from generic_export.errors import CaptureError
-from kvcache.cache import cache_from_tensors, tensors_from_cache
 
 # Distinct primes: no size is another one, or the sum of two others, by accident. (new tokens, past tokens)
 PREFILL, DECODE, CHUNK = (7, 0), (1, 11), (5, 13)
@@ -77,10 +76,23 @@ def _with_plain_caches(model: nn.Module, tokens: _Tokens) -> ModelCalls:
     for steps, past in SIZES:
         cache = _plain_cache(model, tokens, past or 1)
         if past == 0:  # of no length, yet with its heads and widths: as a graph takes it
-            cache = cache_from_tensors([tensor[:, :, :0] for tensor in tensors_from_cache(cache)])
+            cache = _emptied(cache)
         keywords.append({"input_ids": tokens.take(steps), "past_key_values": cache, "use_cache": True})
     axes = {"input_ids": {1: "S"}, "past_key_values.key_0": {2: "P"}}
     return ModelCalls(tuple(keywords), axes, ("prefill", "decode", "chunk"))
+
+
+def _emptied(cache: Any) -> Any:
+    """Return a cache like a filled one, with no positions in it."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    made = DynamicCache()
+    for filled in cache.layers:
+        layer = DynamicLayer()
+        layer.keys, layer.values = filled.keys[:, :, :0], filled.values[:, :, :0]
+        layer.dtype, layer.device, layer.is_initialized = filled.keys.dtype, filled.keys.device, True
+        made.layers.append(layer)
+    return made
 
 
 def _plain_cache(model: nn.Module, tokens: _Tokens, length: int) -> Any | None:

@@ -24,7 +24,7 @@ from t2n_llm.runner import BIND_BATCH, STATEFUL_TRANSFORM
 
 _BYTES = {"bool": 1, **{f"{kind}{bits}": bits // 8 for kind in "fiu" for bits in (8, 16, 32, 64)}}
 _LABEL = re.compile(r'\blabel\s*=\s*"([^"\n]*)"')
-_CACHE_OPERATOR = "tract_transformers_dyn_kv_cache"
+_CACHE_OPERATORS = frozenset({"tract_transformers_dyn_kv_cache", "tract_transformers_quantized_dyn_kv_cache"})
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,7 @@ class _Cache:
     datum_type: str
     shape: tuple[str, ...]
     axis: int
+    bits: int | None = None  # of a value, when the engine keeps them quantised; scales come on top
 
 
 def cache_state(outline: GraphOutline, max_positions: int | None = None) -> CacheState | None:
@@ -234,16 +235,17 @@ def _cache_operators(outline: GraphOutline) -> Iterator[_Cache]:
     for call in outline.invocations:
         axis, datum_type = call.argument("axis"), call.argument("datum_type")
         shape = shape_of(call.argument("past_sequence_shape"))
-        if call.operator == _CACHE_OPERATOR and isinstance(axis, int) and 0 <= axis < len(shape):
-            yield _Cache(call.outputs[0], str(datum_type).lower(), shape, axis)
+        if call.operator in _CACHE_OPERATORS and isinstance(axis, int) and 0 <= axis < len(shape):
+            bits = call.argument("bits")
+            yield _Cache(call.outputs[0], str(datum_type).lower(), shape, axis, bits if isinstance(bits, int) else None)
 
 
 def _bytes_per_token(cache: _Cache) -> int:
-    size = _BYTES.get(cache.datum_type, 0)
+    size = 8 * _BYTES.get(cache.datum_type, 0) if cache.bits is None else cache.bits
     for axis, dim in enumerate(cache.shape):
         if axis != cache.axis:
             size *= evaluate(dim, {"B": 1})
-    return size
+    return size // 8
 
 
 # --- what does not fit together -----------------------------------------------------------------

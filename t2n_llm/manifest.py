@@ -13,6 +13,7 @@ from typing import Any
 from generic_export.export import producer_version
 from generic_export.nnef.document import WrittenArchive
 from generic_export.nnef.graph import NnefGraph
+from kvcache.states import StateTensor
 from quant.half import OverflowCount
 from t2n_llm.adapter import Adapter
 from t2n_llm.compression import Compression
@@ -56,20 +57,8 @@ class ExportRecord:
         """Return the content of `export.json` for the folder in which everything lies."""
         archive = self.archive
         return {
-            "format": MANIFEST_FORMAT,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "source": {
-                "name": self.source.public_name,
-                "revision": self.source.revision,
-                "architecture": type(self.skeleton.module.causal_lm).__name__,
-                "model_type": self.skeleton.config.model_type,
-            },
+            **origin(self.source, self.options, self.skeleton.network),
             "adapter": self.adapter.recorded() if self.adapter is not None else None,
-            "versions": {
-                "t2n-llm": producer_version(),
-                **{name: version(name) for name in ("torch", "transformers", "safetensors", "tract")},
-            },
-            "options": self.options.recorded(),
             "archive": archive.path.name,
             "graph": self._interface(),
             "model": self._model(),
@@ -88,7 +77,8 @@ class ExportRecord:
             "inputs": list(self.graph.inputs),
             "outputs": list(self.graph.outputs),
             "symbols": list(self.graph.symbols),
-            "caches": [asdict(cache) for cache in self.skeleton.caches],
+            "states": [asdict(state) for state in self.skeleton.states],
+            "engine_states": [asdict(state) for state in self.skeleton.engine_states],
             "dtype": self.options.dtype,
         }
 
@@ -100,3 +90,38 @@ class ExportRecord:
             "sliding_window": getattr(text_config, "sliding_window", None),
             "parameters": sum(prod(variable.shape) for variable in self.graph.variables),
         }
+
+
+def origin(source: ModelSource, options: ExportOptions, network: Any) -> dict[str, Any]:
+    """Return what `export.json` says of every export: from what, by what, how.
+
+    Args:
+        source, options: what was asked for.
+        network: the transformers model.
+    """
+    return {
+        "format": MANIFEST_FORMAT,
+        "task": options.task,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "source": {
+            "name": source.public_name,
+            "revision": source.revision,
+            "architecture": type(network).__name__,
+            "model_type": network.config.model_type,
+        },
+        "versions": {
+            "t2n-llm": producer_version(),
+            **{name: version(name) for name in ("torch", "transformers", "safetensors", "tract")},
+        },
+        "options": options.recorded(),
+    }
+
+
+def recorded_states(manifest: Mapping[str, Any]) -> tuple[StateTensor, ...]:
+    """Return the states of the graph that a manifest describes; older ones call them caches.
+
+    Raises:
+        ArchiveError: a record is not complete.
+    """
+    graph = manifest["graph"]
+    return tuple(StateTensor.from_record(record) for record in graph.get("states", graph.get("caches", ())))

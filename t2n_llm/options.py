@@ -17,6 +17,7 @@ from t2n_llm.graph import GraphOptions
 from t2n_llm.reference import DEFAULT_DECODE_STEPS
 from t2n_llm.reference_model import Placement
 from t2n_llm.runner import ENGINES
+from t2n_llm.tasks import TASKS, TEXT_GENERATION
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +66,15 @@ class LogReporter:
         logger.warning("%s", message)
 
 
+KV_CACHES = {"int8": 8, "int4": 4}
+"""Bits of a quantised cache, by the name of the option."""
+
+
 @dataclass(frozen=True)
 class ExportOptions:
     """Every choice of an export, parsed; see `export_llm` for their meaning."""
 
+    task: str = TEXT_GENERATION
     dtype: str = "f16"
     archive: str = "tar"
     check: bool = True
@@ -79,9 +85,12 @@ class ExportOptions:
     f32_linear_accumulation: bool = False
     f32_attention: bool = False
     f32_norm: bool = False
+    stateful: bool = False
+    kv_cache: str | None = None
     keep_f32: tuple[str, ...] = ()
     low_memory: bool = False
     decode_steps: int = DEFAULT_DECODE_STEPS
+    image_size: int | None = None
     require_tokenizer: bool = True
     engine: str = "wheel"
     tract_binary: Path | None = None
@@ -89,6 +98,8 @@ class ExportOptions:
     compression: CompressionOptions = field(default_factory=CompressionOptions)
 
     def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise OptionError(f"task {self.task!r} is unknown.", f"Use one of {', '.join(TASKS)}.")
         if self.dtype not in DTYPES:
             raise OptionError(
                 f"element type {self.dtype!r} is not supported: tract runs {' and '.join(DTYPES)} models.",
@@ -98,6 +109,18 @@ class ExportOptions:
             raise OptionError(f"archive form {self.archive!r} is unknown.", f"Use one of {', '.join(ARCHIVES)}.")
         if self.engine not in ENGINES:
             raise OptionError(f"engine {self.engine!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")
+        if self.kv_cache is not None and self.kv_cache not in KV_CACHES:
+            raise OptionError(f"cache type {self.kv_cache!r} is unknown.", f"Use one of {', '.join(KV_CACHES)}.")
+        if self.task != TEXT_GENERATION and (self.stateful or self.kv_cache):
+            raise OptionError(
+                f"--stateful and --kv-cache belong to the task {TEXT_GENERATION!r}, not to {self.task!r}.",
+                "Leave them out.",
+            )
+        if self.batch and (self.stateful or self.kv_cache):
+            raise OptionError(
+                "an engine that keeps the cache itself needs to know the batch, which is a symbol with --batch.",
+                "Leave --batch out, or --stateful and --kv-cache.",
+            )
         if self.num_logits_to_keep < 0:
             raise OptionError(
                 f"num_logits_to_keep is {self.num_logits_to_keep}.", "Use 1 (last token), 0 (all), or more."
@@ -124,6 +147,8 @@ class ExportOptions:
             f32_attention=self.f32_attention,
             f32_norm=self.f32_norm,
             keep_f32=self.keep_f32,
+            stateful=self.stateful,
+            kv_bits=KV_CACHES[self.kv_cache] if self.kv_cache else None,
             trust_remote_code=trust_remote_code,
         )
 

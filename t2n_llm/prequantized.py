@@ -22,8 +22,8 @@ from quant.prequantized import DecodedTensor, ExactTensor
 from quant.recipe import Choice, Recipe, Rule
 from quant.stream import PermutedTensor, QuantizedTensor
 from t2n_llm.compression import Compression, compress, plan_compression
-from t2n_llm.model import Skeleton
 from t2n_llm.source import GGUF_SUFFIX, ModelSource, open_source
+from t2n_llm.weightless import Weightless
 
 AS_STORED = "as stored"
 """Name of the recipe of an export that was asked for none and whose checkpoint holds Q4_0's values."""
@@ -31,7 +31,7 @@ AS_STORED = "as stored"
 _EXAMPLES = 2
 
 
-def kept_as_stored(skeleton: Skeleton, graph: NnefGraph, sources: Mapping[str, TensorSource]) -> Compression | None:
+def kept_as_stored(skeleton: Weightless, graph: NnefGraph, sources: Mapping[str, TensorSource]) -> Compression | None:
     """Return what stores every tensor that is exactly Q4_0 as it is and leaves the others plain; None when none is.
 
     Args:
@@ -102,14 +102,27 @@ def load_dequantized(weights: Path, *, trust_remote_code: bool = False) -> Any |
         return load_gguf_model(weights)
     if not (weights / "config.json").is_file():
         return None
-    source = open_source(str(weights), trust_remote_code=trust_remote_code, require_tokenizer=False)
-    return _load(source) if source.quantization is not None else None
-
-
-def _load(source: ModelSource) -> Any:
     from t2n_llm.reference_model import meta_model
 
-    model_class: Any = type(meta_model(source.config, trust_remote_code=source.trust_remote_code))
+    source = open_source(str(weights), trust_remote_code=trust_remote_code, require_tokenizer=False)
+    if source.quantization is None:
+        return None
+    model_class = type(meta_model(source.config, trust_remote_code=source.trust_remote_code))
+    model, missing = dequantized(source, model_class)
+    if missing:
+        raise CorruptCheckpointError(
+            f"{source.name}: transformers finds no weights for {missing[0]} ({len(missing)} missing)."
+        )
+    return model
+
+
+def dequantized(source: ModelSource, model_class: Any) -> tuple[Any, list[str]]:
+    """Return the model of a quantised checkpoint in f32, and the parameters that the checkpoint has no values of.
+
+    Args:
+        source: a folder with quantised weights.
+        model_class: of transformers.
+    """
     state = {name: read_tensor(tensor) for name, tensor in source.checkpoint().tensors.items()}
     model, report = model_class.from_pretrained(
         None,
@@ -119,12 +132,7 @@ def _load(source: ModelSource) -> Any:
         attn_implementation="eager",
         output_loading_info=True,
     )
-    missing = sorted(report.get("missing_keys", ()))
-    if missing:
-        raise CorruptCheckpointError(
-            f"{source.name}: transformers finds no weights for {missing[0]} ({len(missing)} missing)."
-        )
-    return model.eval()
+    return model.eval(), sorted(report.get("missing_keys", ()))
 
 
 def _stored(source: TensorSource) -> TensorSource:
@@ -134,7 +142,7 @@ def _stored(source: TensorSource) -> TensorSource:
     return source
 
 
-def _other_names(label: str, skeleton: Skeleton) -> list[str]:
+def _other_names(label: str, skeleton: Weightless) -> list[str]:
     """Return the other names of a tied parameter."""
     owner = skeleton.tied.get(label, label)
     return [name for name in (owner, *(name for name, of in skeleton.tied.items() if of == owner)) if name != label]

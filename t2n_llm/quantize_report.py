@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from generic_export.errors import OptionError
-from kvcache.cache import CacheTensor
 from t2n_llm.archive_weights import stored_values
 from t2n_llm.calibration_text import evaluation_text
 from t2n_llm.compression import FOLDING_ALGORITHMS
 from t2n_llm.folder import MANIFEST_NAME, archive_in, read_manifest
+from t2n_llm.manifest import recorded_states
 from t2n_llm.options import LogReporter, Reporter
 from t2n_llm.quality import (
     ArchiveReading,
@@ -38,6 +38,7 @@ from t2n_llm.reference_model import Placement, meta_model, plan_residency, refer
 from t2n_llm.revalidate import check_same_model, open_original
 from t2n_llm.runner import Turn, open_runner
 from t2n_llm.source import load_tokenizer
+from t2n_llm.tasks import require_language_model
 
 DEFAULT_TOKENS = 2048
 DEFAULT_WINDOW = 256
@@ -226,6 +227,7 @@ class _Exported:
     @staticmethod
     def open(folder: Path) -> _Exported:
         manifest = read_manifest(folder)
+        require_language_model(folder, manifest, "quantize-report")
         return _Exported(folder, manifest, archive_in(folder, manifest))
 
     @property
@@ -268,9 +270,9 @@ class _Exported:
     @contextmanager
     def asked(self, engine: str, tract_binary: Path | None) -> Iterator[_Asked]:
         """Run the archive for the length of a `with` block."""
-        caches = [CacheTensor(**cache) for cache in self.manifest["graph"]["caches"]]
+        states = recorded_states(self.manifest)
         dtype = self.manifest["graph"]["dtype"]
-        with open_runner(self.archive, caches, dtype, engine=engine, tract_binary=tract_binary) as runner:
+        with open_runner(self.archive, states, dtype, engine=engine, tract_binary=tract_binary) as runner:
             yield _Asked(f"{runner.engine_name} {runner.engine_version}", engine_predict(runner, self.reading))
 
 

@@ -1,14 +1,14 @@
 """What PyTorch says: one plain run of the Hugging Face model in f32, recorded as arrays that outlive it.
 
-No part of the exporter is used here: transformers' own eager attention, masks and caches are the judge.
+No part of the exporter computes here: transformers' own eager attention, masks, caches and recurrences are the judge.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ import numpy as np
 import torch
 
 from generic_export.errors import OptionError, ReferenceDiedError
+from kvcache.forms import state_form
+from kvcache.states import Slot
 from t2n_llm.archive_weights import ArchiveWeights
 from t2n_llm.reference_model import Residency, reference_model
 
@@ -117,16 +119,18 @@ class ReferenceRun:
         text_logits: [L, vocab], the logits after each token of the text.
         greedy_ids: the greedy continuation of the prompt, `greedy_steps` ids.
         greedy_logits: [greedy_steps, vocab]; row i chose `greedy_ids[i]`.
-        text_caches: key and value of each layer over the whole text, [1, Hkv, L, D].
+        text_states: what the model keeps after the whole text; keys and values are [1, Hkv, L, D].
         original_logits: [L, vocab] of the model as its checkpoint has it, when `text_logits` come from other weights.
+        past_states: the states of fixed size before the last token of the text; empty where a pass is too dear to know them.
     """
 
     plan: CheckPlan
     text_logits: np.ndarray
     greedy_ids: tuple[int, ...]
     greedy_logits: np.ndarray
-    text_caches: tuple[np.ndarray, ...]
+    text_states: Mapping[Slot, np.ndarray]
     original_logits: np.ndarray | None = None
+    past_states: Mapping[Slot, np.ndarray] = field(default_factory=dict)
 
     @property
     def decode_ids(self) -> tuple[int, ...]:
@@ -170,13 +174,14 @@ def run_reference(
         if overrides is not None:
             original, _ = _run_text(model, plan.text_ids)
             overrides.apply(model)
-        text_logits, caches = _run_text(model, plan.text_ids)
+        text_logits, states = _run_text(model, plan.text_ids)
+        past = {} if plan.teacher_forced else _fixed_states(model, plan.text_ids[:-1], states)
         prompt = plan.text_ids[: plan.prompt_length]
         if plan.teacher_forced:
             ids, greedy_logits = _continue(model, prompt, plan.greedy_steps, text_logits[plan.prompt_length - 1])
         else:
             ids, greedy_logits = _run_greedy(model, prompt, plan.greedy_steps)
-    return ReferenceRun(plan, text_logits, ids, greedy_logits, caches, original)
+    return ReferenceRun(plan, text_logits, ids, greedy_logits, states, original, past)
 
 
 def run_reference_apart(
@@ -231,26 +236,29 @@ def _answer(sender: Connection, folder: Path, plan: CheckPlan, options: dict[str
         sender.send(error)
 
 
-def _run_text(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    from transformers import DynamicCache
+def _run_text(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, dict[Slot, np.ndarray]]:
+    conversation = state_form(model).conversation(model, windowed=False)
+    logits = conversation.answer(_tokens(model, ids))
+    states = {slot: tensor.cpu().numpy() for slot, tensor in conversation.states().items()}
+    return logits[0].float().cpu().numpy(), states
 
-    # Without a config every layer keeps all positions, which is the form of the exported caches.
-    cache = DynamicCache()
-    logits = model(input_ids=_tokens(model, ids), past_key_values=cache, use_cache=True).logits
-    caches = tuple(tensor.cpu().numpy() for layer in cache.layers for tensor in (layer.keys, layer.values))
-    return logits[0].float().cpu().numpy(), caches
+
+def _fixed_states(model: Any, ids: Sequence[int], after: Mapping[Slot, np.ndarray]) -> dict[Slot, np.ndarray]:
+    """Return the states of fixed size after these tokens; keys and values of the whole text can be cut instead."""
+    fixed = [slot for slot in after if not slot.grows]
+    if not fixed:
+        return {}
+    _, states = _run_text(model, ids)
+    return {slot: states[slot] for slot in fixed}
 
 
 def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[int, ...], np.ndarray]:
-    from transformers import DynamicCache
-
-    # With the config: sliding layers drop what they no longer see, as generate() has it.
-    cache = DynamicCache(config=model.config)
+    conversation = state_form(model).conversation(model, windowed=True)
     pending = _tokens(model, prompt)
     ids: list[int] = []
     rows: list[np.ndarray] = []
     for _ in range(steps):
-        logits = model(input_ids=pending, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+        logits = conversation.answer(pending, logits_to_keep=1)[0, -1]
         rows.append(logits.float().cpu().numpy())
         ids.append(int(logits.argmax()))
         pending = _tokens(model, ids[-1:])

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import OptionError, SourceError
-from kvcache.cache import CacheTensor
 from t2n_llm.adapter import Adapter, open_adapter
 from t2n_llm.archive_weights import ArchiveWeights
 from t2n_llm.folder import archive_in, read_manifest
+from t2n_llm.manifest import recorded_states
 from t2n_llm.options import LogReporter, Reporter
 from t2n_llm.prequantized import require_resident
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
@@ -68,9 +68,9 @@ def validate_folder(
     source = open_original(manifest["source"], reference, revision, token, trust_remote_code)
     check_same_model(folder, manifest, source)
     opened = _open_adapter(manifest.get("adapter"), adapter, token)
-    caches = [CacheTensor(**cache) for cache in manifest["graph"]["caches"]]
+    states = recorded_states(manifest)
     dtype = manifest["graph"]["dtype"]
-    with open_runner(archive, caches, dtype, engine=engine, tract_binary=tract_binary) as runner:
+    with open_runner(archive, states, dtype, engine=engine, tract_binary=tract_binary) as runner:
         logger.info("%s %s will check", runner.engine_name, runner.engine_version)  # or is not there
         with_text = manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer()
         tokenizer = source.tokenizer() if with_text else None
@@ -90,7 +90,8 @@ def validate_folder(
             adapter=opened,
             overrides=overrides,
         )
-        tolerance = Tolerance.for_dtype(dtype).limited(atol, rtol)
+        kv_cache = manifest.get("options", {}).get("kv_cache")
+        tolerance = Tolerance.for_export(dtype, kv_cache).limited(atol, rtol)
         return validate_archive(
             runner,
             expected,

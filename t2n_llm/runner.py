@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +15,16 @@ import numpy as np
 
 from generic_export.errors import EngineLoadError, OptionError
 from generic_export.inference_target.tract.cli import TractCli, write_bundle
-from generic_export.inference_target.tract.engine import Session
+from generic_export.inference_target.tract.engine import IoFact, Session
 from generic_export.inference_target.tract.wheel import TractWheel, WheelModel
-from kvcache.cache import CacheTensor
+from kvcache.states import StateTensor
+
+logger = logging.getLogger(__name__)
 
 # `--llm` of the command line and of tract's own causal_llm example apply this transform (facts/tract.md §4.4, §4.5).
 STATEFUL_TRANSFORM = "transformers_detect_all"
 BIND_BATCH = '{"name":"set_symbols","values":{"B":1}}'
-_NUMPY_DTYPES = {"f16": np.float16, "f32": np.float32}
+_NUMPY_DTYPES = {"f16": np.float16, "f32": np.float32, "i64": np.int64, "bool": np.bool_}
 
 Turn = Sequence[int]
 """The new tokens of one call."""
@@ -41,8 +44,8 @@ class Runner(Protocol):
 
         Args:
             turns: new tokens of each call.
-            stateful: False feeds the cache outputs back as inputs; True lets the engine keep them as its state,
-                so that `input_ids` is the only input.
+            stateful: False feeds the state outputs back as inputs; True lets the engine keep keys and values as its own
+                state, and feeds back states of fixed size only.
 
         Returns:
             Per turn, the kept logits [kept, vocab].
@@ -83,27 +86,27 @@ class WheelRunner:
             session = self.open_session()
             return [session.run([_ids(turn)])[0][0] for turn in turns]
         model = self._loaded(stateful=False)
-        caches = [np.zeros(empty_shape(fact.shape), _NUMPY_DTYPES[fact.datum_type]) for fact in model.inputs[1:]]
-        rows = []
-        for turn in turns:
-            logits, *caches = model.run([_ids(turn), *caches])
-            rows.append(logits[0])
+        # A session, since an archive may have the engine keep its caches without any transform.
+        session = _FeedingSession(model.spawn_state(), [_empty(fact) for fact in model.inputs[1:]])
+        rows = [session.run([_ids(turn)])[0][0] for turn in turns]
+        session.close()
         return rows
 
     def open_session(self) -> Session:
-        """Return a fresh stateful session: `input_ids` in, logits out.
+        """Return a fresh session: `input_ids` in, logits out; keys and values are the engine's, fixed states are fed back.
 
         Raises:
-            EngineLoadError: after the engine's own detection the archive still has cache inputs.
+            EngineLoadError: after the engine's own detection the archive still has inputs that grow.
         """
         model = self._loaded(stateful=True)
-        left = [fact.name for fact in model.inputs[1:]]
+        left = [fact.name for fact in model.inputs[1:] if _grows(fact)]
         if left:
             raise EngineLoadError(
                 f"{self._archive}: after {STATEFUL_TRANSFORM} the archive still has inputs {', '.join(left[:3])}.",
                 "Its caches are not in the form that tract recognises (facts/tract.md §4.2).",
             )
-        return model.spawn_state()
+        states = [_empty(fact) for fact in model.inputs[1:]]
+        return _FeedingSession(model.spawn_state(), states) if states else model.spawn_state()
 
     def _loaded(self, *, stateful: bool) -> WheelModel:
         if stateful not in self._models:
@@ -117,20 +120,40 @@ class WheelRunner:
         return self._models[stateful]
 
 
-class CliRunner:
-    """The `tract` command; each `run_turns` is one run of it on a bundle of turns."""
+class _FeedingSession:
+    """A session that hands the states of fixed size, which no transform makes the engine's own, to the next turn itself."""
 
-    def __init__(self, archive: Path, caches: Mapping[str, tuple[int, ...]], dtype: str, cli: TractCli) -> None:
+    def __init__(self, session: Session, states: list[np.ndarray]) -> None:
+        self._session = session
+        self._states = states
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """See `Session.run`: `input_ids` in, logits out."""
+        logits, *self._states = self._session.run([*inputs, *self._states])
+        return [logits]
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        self._session.close()
+
+
+class CliRunner:
+    """The `tract` command; each `run_turns` is one run of it on a bundle of turns, or a run a turn.
+
+    The command feeds keys and values from turn to turn, but no states of fixed size; its `--llm` refuses archives that have any.
+    """
+
+    def __init__(self, archive: Path, states: Sequence[StateTensor], dtype: str, cli: TractCli) -> None:
         """Describe the archive.
 
         Args:
             archive: folder or file.
-            caches: shape of each empty cache input, by name.
+            states: of its graph.
             dtype: `f16` archives need float casts, since npz files hold no f16.
             cli: the command.
         """
         self._archive = archive
-        self._caches = caches
+        self._states = states
         self._casts = dtype == "f16"
         self._cli = cli
 
@@ -146,17 +169,33 @@ class CliRunner:
 
     def run_turns(self, turns: Sequence[Turn], *, stateful: bool) -> list[np.ndarray]:
         """See `Runner.run_turns`."""
-        empty = {} if stateful else {name: np.zeros(shape, np.float32) for name, shape in self._caches.items()}
-        entries: list[dict[str, Any]] = [{"input_ids": _ids(turn)} for turn in turns]
-        entries[0] |= empty
+        empty = {state.input_name: state.at_start(1) for state in self._states}
+        if all(state.grows for state in self._states):
+            return self._run([{"input_ids": _ids(turn)} for turn in turns], {} if stateful else empty)[0]
+        rows, states = [], empty
+        for turn in turns:
+            (logits,), outputs = self._run([{"input_ids": _ids(turn)}], states, llm=False)
+            rows.append(logits)
+            states = {state.input_name: outputs[state.output_name] for state in self._states}
+        return rows
+
+    def _run(
+        self, entries: list[dict[str, Any]], states: dict[str, np.ndarray], *, llm: bool = True
+    ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        """Run turns in one go, and return each one's logits and all outputs."""
+        entries[0] |= states
         with tempfile.TemporaryDirectory(prefix="t2n-llm-turns-") as folder:
             bundle = Path(folder) / "turns.npz"
             write_bundle(bundle, entries, {})
             outputs = self._cli.run_bundle(
-                self._archive, bundle, unfold_kv_cache=not stateful, allow_float_casts=self._casts
+                self._archive,
+                bundle,
+                llm=llm,
+                unfold_kv_cache=llm and bool(states),
+                allow_float_casts=self._casts,
             )
-        prefixes = [f"turn_{index}/" if len(turns) > 1 else "" for index in range(len(turns))]
-        return [outputs[f"{prefix}outputs"][0] for prefix in prefixes]
+        prefixes = [f"turn_{index}/" if len(entries) > 1 else "" for index in range(len(entries))]
+        return [outputs[f"{prefix}outputs"][0] for prefix in prefixes], outputs
 
 
 ENGINES = ("wheel", "cli", "auto")
@@ -164,13 +203,13 @@ ENGINES = ("wheel", "cli", "auto")
 
 @contextmanager
 def open_runner(
-    archive: Path, caches: Sequence[CacheTensor], dtype: str, *, engine: str = "wheel", tract_binary: Path | None = None
+    archive: Path, states: Sequence[StateTensor], dtype: str, *, engine: str = "wheel", tract_binary: Path | None = None
 ) -> Iterator[Runner]:
     """Yield a runner of an archive, and stop its engine after the block.
 
     Args:
         archive: folder or file.
-        caches: the graph's states.
+        states: the graph's.
         dtype: `f32` or `f16`, of the archive.
         engine: `wheel` (pip-installed, in a worker process), `cli` (the `tract` command), or `auto`: the first of them that
             is installed.
@@ -185,15 +224,28 @@ def open_runner(
     if engine == "auto":
         engine = "wheel" if find_spec("tract") is not None else "cli"
     if engine == "cli" or tract_binary is not None:
-        empty = {cache.input_name: cache.shape(1, 0) for cache in caches}
-        yield CliRunner(archive, empty, dtype, TractCli(tract_binary))
+        yield CliRunner(archive, states, dtype, TractCli(tract_binary))
         return
     with WheelRunner(archive) as runner:
         yield runner
 
 
+def require_engine(engine: str, tract_binary: Path | None = None) -> None:
+    """Ask an engine for its version, so that a missing one is known before the work and not after it; see `open_runner`."""
+    with open_runner(Path(), (), "f32", engine=engine, tract_binary=tract_binary) as runner:
+        logger.info("%s %s will check", runner.engine_name, runner.engine_version)
+
+
 def _ids(turn: Turn) -> np.ndarray:
     return np.array([list(turn)], np.int64)
+
+
+def _empty(fact: IoFact) -> np.ndarray:
+    return np.zeros(empty_shape(fact.shape), _NUMPY_DTYPES[fact.datum_type])
+
+
+def _grows(fact: IoFact) -> bool:
+    return any(not dim.isdigit() and dim != "B" for dim in fact.shape)
 
 
 def empty_shape(shape: Sequence[str]) -> tuple[int, ...]:
@@ -201,4 +253,4 @@ def empty_shape(shape: Sequence[str]) -> tuple[int, ...]:
     return tuple(int(dim) if dim.isdigit() else {"B": 1}.get(dim, 0) for dim in shape)
 
 
-__all__ = ["ENGINES", "CliRunner", "Runner", "Turn", "WheelRunner", "empty_shape", "open_runner"]
+__all__ = ["ENGINES", "CliRunner", "Runner", "Turn", "WheelRunner", "empty_shape", "open_runner", "require_engine"]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from generic_export.errors import CaptureError
+from kvcache.operators import OperatorNames
 from t2n_llm.layer_cut import LayerCut, cut_layers, meta_model, rebuilt, value_of
 
 _HIDDEN = 64
@@ -91,17 +92,19 @@ class TinyTwin:
             f"{self.parameters / 1e6:.2f} M random weights"
         )
 
-    def model(self, *, attention: str | None = None, seed: int = 0, trust_remote_code: bool = False) -> nn.Module:
+    def model(
+        self, *, operators: OperatorNames | None = None, seed: int = 0, trust_remote_code: bool = False
+    ) -> nn.Module:
         """Make the twin in f32 on the CPU, with weights that tell positions, layers and scales apart.
 
         Args:
-            attention: name of an attention implementation of transformers; None takes the config's own.
+            operators: attention and experts to run with; None takes the config's own.
             seed: of the weights.
             trust_remote_code: allow code that comes with the model.
         """
         from transformers import AutoModelForCausalLM
 
-        options = {"attn_implementation": attention} if attention else {}
+        options = operators.options if operators else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: nn.Module = AutoModelForCausalLM.from_config(

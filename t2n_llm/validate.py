@@ -53,6 +53,17 @@ class Tolerance:
             raise OptionError(f"no tolerance for element type {dtype!r}.", f"Known: {', '.join(table)}.")
         return table[dtype]
 
+    @staticmethod
+    def for_export(dtype: str, kv_cache: str | None = None) -> Tolerance:
+        """Return the tolerance for archives of an element type, whose cache may be quantised to `int8` or `int4`.
+
+        A quantised cache changes what the model says, it is not a fault of the graph: the limits only tell a cache of that
+        resolution from a wrong one, and the checks report the difference.
+        """
+        return {"int8": Tolerance(0.03, 0.01), "int4": Tolerance(0.5, 0.5)}.get(
+            kv_cache or "", Tolerance.for_dtype(dtype)
+        )
+
 
 @dataclass(frozen=True)
 class StepResult:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,12 +94,24 @@ def verify_export(path: Path, progress: Callable[[WriteProgress], None] | None =
     """
     folder = _export_folder(path)
     manifest = read_manifest(folder)
-    recorded = _recorded(folder, manifest)
-    archive = folder / str(manifest["archive"])
-    check = _Check(archive, recorded, progress)
-    check.run()
-    findings = check.findings + _file_findings(folder, manifest, archive.name, beside=folder == path)
-    return IntegrityReport(path, check.good, check.good_bytes, tuple(findings))
+    whole = folder == path
+    archives = _archives(folder, manifest)
+    checks = [
+        _Check(folder / name, recorded, progress) for name, recorded in archives.items() if whole or name == path.name
+    ]
+    for check in checks:
+        check.run()
+    findings = [finding for check in checks for finding in check.findings]
+    findings += _file_findings(folder, manifest, [check.archive.name for check in checks], beside=whole)
+    good, size = sum(check.good for check in checks), sum(check.good_bytes for check in checks)
+    return IntegrityReport(path, good, size, tuple(findings))
+
+
+def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, str]]]:
+    """Return, by the name of each archive of a folder, what was recorded of its tensors."""
+    parts = manifest.get("parts")
+    records = list(parts.values()) if isinstance(parts, Mapping) else [manifest]
+    return {str(record["archive"]): _recorded(folder, record) for record in records}
 
 
 def _export_folder(path: Path) -> Path:
@@ -107,7 +119,7 @@ def _export_folder(path: Path) -> Path:
     if (path / MANIFEST_NAME).is_file():
         return path
     beside = path.exists() and (path.parent / MANIFEST_NAME).is_file()
-    if beside and str(read_manifest(path.parent)["archive"]) == path.name:
+    if beside and path.name in _archives(path.parent, read_manifest(path.parent)):
         return path.parent
     raise ArchiveError(
         f"{path}: no {MANIFEST_NAME} that says what should be in it.",
@@ -136,7 +148,7 @@ class _Check:
     ) -> None:
         self.findings: list[Finding] = []
         self.good = self.good_bytes = 0
-        self._archive = archive
+        self.archive = archive
         self._recorded = recorded
         self._progress = progress
         self._seen: set[str] = set()
@@ -144,15 +156,15 @@ class _Check:
         self._total = sum(size for size, _ in recorded.values())
 
     def run(self) -> None:
-        if not self._archive.exists():
-            self._find(self._archive.name, MISSING)
+        if not self.archive.exists():
+            self._find(self.archive.name, MISSING)
             return
         try:
             with ExitStack() as stack:
-                for entry in _entries(self._archive, stack):
+                for entry in _entries(self.archive, stack):
                     self._look_at(entry)
         except _UNREADABLE as error:
-            self._find(self._archive.name, DAMAGED, f"cannot be read on: {error}")
+            self._find(self.archive.name, DAMAGED, f"cannot be read on: {error}")
         for label in self._recorded:
             if label not in self._seen:
                 self._find(label, MISSING)
@@ -172,7 +184,7 @@ class _Check:
                 self._tell(label, len(chunk))
         except _UNREADABLE as error:
             self._find(label, DAMAGED, f"cannot be read: {error}")
-            if not isinstance(error, OSError) or not self._archive.is_dir():
+            if not isinstance(error, OSError) or not self.archive.is_dir():
                 raise
             return
         if entry.size != expected[0]:
@@ -220,13 +232,15 @@ def _pieces(file: IO[bytes] | None) -> Iterator[bytes]:
         yield chunk
 
 
-def _file_findings(folder: Path, manifest: Mapping[str, Any], archive: str, *, beside: bool) -> list[Finding]:
-    """Compare the archive's length, and the files `beside` it."""
+def _file_findings(
+    folder: Path, manifest: Mapping[str, Any], archives: Sequence[str], *, beside: bool
+) -> list[Finding]:
+    """Compare the archives' lengths, and the files `beside` them."""
     findings: list[Finding] = []
     files = manifest.get("files")
     for name, entry in files.items() if isinstance(files, Mapping) else ():
         path = folder / str(name)
-        if name == archive:
+        if name in archives:
             size = path.stat().st_size if path.is_file() else None
             if size is not None and size != entry["bytes"]:
                 findings.append(Finding(name, DAMAGED, f"{size} bytes, {entry['bytes']} were written"))

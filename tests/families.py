@@ -6,7 +6,7 @@ leave them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 
 
-def save_tiny_model(family: str, folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
+def save_tiny_model(
+    family: str,
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    configs: Mapping[str, Callable[[], Any]] = FAMILIES,
+) -> Path:
     """Write a random checkpoint of a family (config and safetensors, no tokenizer) and return its folder."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = FAMILIES[family]()
+    config = configs[family]()
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from generic_export.errors import GraphError
+from generic_export.weights.part import TensorPart
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,18 @@ class NnefVariable:
         label: path in the archive, without `.dat`.
         shape: concrete.
         dtype: a tract name (`f16`), or a block format of `nnef.dat` (`q4_0`).
+        part: what it is of a parameter, when it is not the parameter that bears its label.
     """
 
     label: str
     shape: tuple[int, ...]
     dtype: str
+    part: TensorPart | None = None
+
+    @property
+    def parameter(self) -> str:
+        """Name of the model's tensor that its values come from."""
+        return self.label if self.part is None else self.part.parameter
 
 
 @dataclass(frozen=True)

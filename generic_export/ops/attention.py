@@ -178,8 +178,13 @@ def causal_mask(b: NnefBuilder, steps: Dim, total: Dim, *, past: Dim | None = No
     """Return bool [1, 1, S, T]: key position j <= past + query position i; the queries stand last when past is None."""
     start = simplify_dim(sympy.sympify(total) - sympy.sympify(steps)) if past is None else past
     end = simplify_dim(sympy.sympify(start) + sympy.sympify(steps))
-    queries = b.unsqueeze(arange_start(b, start, end), [0, 1, 3])
-    keys = b.unsqueeze(arange_start(b, 0, total), [0, 1, 2])
+    # One axis at a time, as a mask written in PyTorch reaches us: the two are then one operation. tract fails on equal ones
+    # ("eval() called on a Dummy op", 0.23.9).
+    queries, keys = arange_start(b, start, end), arange_start(b, 0, total)
+    for axis in (0, 1, 3):
+        queries = b.unsqueeze(queries, [axis])
+    for axis in (0, 1, 2):
+        keys = b.unsqueeze(keys, [axis])
     return b.binary("le", keys, queries, dtype=torch.bool)
 
 
@@ -191,8 +196,12 @@ def spelled_out_attention(
     mask: Value | None,
     scale: float,
     softcap: float | None = None,
+    sinks: Value | None = None,
 ) -> Value:
-    """Products, cap (Gemma 2), mask, softmax, product; heads grouped, never repeated. Shapes as `engine_attention`."""
+    """Products, cap (Gemma 2), mask, softmax, product; heads grouped, never repeated. Shapes as `engine_attention`.
+
+    `sinks`, [H] or [B,H,S,1], are the scores of one more key per head, whose value is zero (GPT-OSS).
+    """
     batch, heads, steps, width = query.shape
     key_heads = key.shape[1]
     groups = simplify_dim(sympy.sympify(heads) / sympy.sympify(key_heads))
@@ -205,8 +214,14 @@ def spelled_out_attention(
     if mask is not None:
         grouped_mask = _grouped_mask(b, b.cast(mask, accumulator), key_heads, groups)
         scores = b.binary("add", scores, grouped_mask)
+    if sinks is not None:
+        rows = 1 if sinks.rank == 1 else steps
+        column = b.reshape(b.cast(sinks, accumulator), [1 if sinks.rank == 1 else batch, key_heads, groups, rows, 1])
+        scores = b.concat([scores, b.broadcast(column, [batch, key_heads, groups, steps, 1])], 4)
     attributes: dict[str, Argument] = {"axes": ints([scores.rank - 1])}
     weights = b.emit("softmax", [scores], shape=scores.shape, dtype=scores.dtype, attributes=attributes)
+    if sinks is not None:
+        weights = b.slice(weights, 4, 0, key.shape[-2])
     weights = b.cast(weights, value.dtype)
     mixed = b.einsum("bhgst,bhtd->bhgsd", [weights, value], accumulator=value.dtype)
     return b.reshape(mixed, [batch, heads, steps, value.shape[-1]])

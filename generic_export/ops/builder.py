@@ -22,6 +22,7 @@ from generic_export.ops.real_sizes import is_real, real_value
 from generic_export.ops.repeated_axes import RepeatedAxes
 from generic_export.ops.reshaping import reshaped
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, same_shape, simplify_dim
+from generic_export.weights.part import TensorPart
 
 Scalar = float | int | bool
 
@@ -92,6 +93,7 @@ class NnefBuilder:
         shared_parameters: names of parameters that more than one operator reads.
         result_shapes: what PyTorch computed for the operator being translated, as it writes its sizes.
         quantised: by number, the integers that a dequantised value was made from (ops/quantised.py).
+        parts: by label, what a stored tensor is of a parameter, where it is not that parameter itself.
     """
 
     numerics: Numerics = field(default_factory=Numerics)
@@ -104,6 +106,7 @@ class NnefBuilder:
     labels: dict[int, str] = field(default_factory=dict)
     fragments: dict[str, NnefFragment] = field(default_factory=dict)
     quantised: dict[int, QuantisedTensor] = field(default_factory=dict)
+    parts: dict[str, TensorPart] = field(default_factory=dict)
     _known: dict[tuple, tuple[Value, ...]] = field(default_factory=dict)
     _repeated: RepeatedAxes = field(default_factory=RepeatedAxes)
     _count: int = 0
@@ -209,6 +212,16 @@ class NnefBuilder:
         self.hint = hint
         self.labels[value.number] = label
         return value
+
+    def part(self, label: str, part: TensorPart, dtype: torch.dtype) -> Value:
+        """Read part of a parameter, which is stored under `label` as a tensor of its own.
+
+        Raises:
+            GraphError: another part lies under that label.
+        """
+        if self.parts.setdefault(label, part) != part:
+            raise GraphError(f"two different parts of {part.parameter!r} would be stored as {label!r}.")
+        return self.variable(label, part.shape, dtype)
 
     def label_of(self, value: Value) -> str | None:
         """Return the label of a value that is a stored tensor as it lies there, else None."""

@@ -347,6 +347,12 @@ def zeros(b: NnefBuilder, size: Sequence[Dim], *, dtype: torch.dtype | None = No
     return b.full(tuple(size), 0, dtype or torch.get_default_dtype())
 
 
+@translates(aten.empty.memory_format)
+def empty(b: NnefBuilder, size: Sequence[Dim], *, dtype: torch.dtype | None = None) -> Value:
+    """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor: whatever it holds, here zeros"""
+    return b.full(tuple(size), 0, dtype or torch.get_default_dtype())
+
+
 @translates(aten.scalar_tensor.default)
 def scalar_tensor(b: NnefBuilder, s: Scalar, *, dtype: torch.dtype | None = None) -> Value:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, ...) -> Tensor"""

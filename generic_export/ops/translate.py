@@ -224,7 +224,7 @@ def _document(
         inputs=tuple(names[values.of(variable).number] for variable in graph.inputs),
         outputs=tuple(names[value.number] for value in outputs),
         operations=operations,
-        variables=tuple(_variable(emission) for emission in emissions if emission.operator == "variable"),
+        variables=tuple(_variable(emission, builder) for emission in emissions if emission.operator == "variable"),
         symbols=tuple(symbols),
         assertions=tuple(_range_assertions(graph.symbols)) + tuple(options.assertions),
         registries=registries_of(called),
@@ -271,11 +271,12 @@ def _identifiers(
     return names
 
 
-def _variable(emission: Emission) -> NnefVariable:
+def _variable(emission: Emission, builder: NnefBuilder) -> NnefVariable:
     (value,) = emission.outputs
     if not all(isinstance(dim, int) for dim in value.shape):
         raise GraphError(f"stored tensor {emission.label!r} has a dynamic shape {shape_text(value.shape)}.")
-    return NnefVariable(emission.label, tuple(int(dim) for dim in value.shape), tract_dtype(value.dtype))  # type: ignore[arg-type]
+    shape = tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
+    return NnefVariable(emission.label, shape, tract_dtype(value.dtype), builder.parts.get(emission.label))
 
 
 def _range_assertions(symbols: Sequence[SymbolRange]) -> list[str]:

@@ -28,6 +28,7 @@ class GraphView:
     def __init__(self, graph: TorchModuleIRGraph) -> None:
         self._producers = graph.producers()
         self._uses = graph.use_counts()
+        self._constants = graph.constants
 
     def made_by(self, value: object, *targets: OpOverload) -> TorchOp | None:
         """Return the operator that makes `value`, when it is a call of one of `targets`."""
@@ -35,6 +36,15 @@ class GraphView:
             return None
         op = self._producers.get(value.name)
         return op if op is not None and op.target in targets else None
+
+    def maker(self, value: TensorVariable) -> TorchOp | None:
+        """Return the operator that makes `value`; None for inputs and stored tensors."""
+        return self._producers.get(value.name)
+
+    def constant(self, value: TensorVariable) -> torch.Tensor | None:
+        """Return what the module itself gives `value`, when that is known at capture."""
+        known = self._constants.get(value.name)
+        return None if known is None or known.device.type == "meta" else known
 
     def is_read_once(self, value: TensorVariable) -> bool:
         """Say whether a single operator reads `value`, and no output of the graph is it."""

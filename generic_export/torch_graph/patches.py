@@ -17,6 +17,8 @@ import torch
 from torch._C import DispatchKey
 from torch._decomp import global_decomposition_table
 from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from generic_export.errors import CaptureError
 
@@ -26,6 +28,8 @@ aten = torch.ops.aten
 @contextmanager
 def capture_patches() -> Iterator[None]:
     """Enter every patch below for the length of the block; nothing outlives it."""
+    # PyTorch lists what `with torch.device(...)` acts on once, at its first use: that must not be the functions put in here.
+    _device_constructors()
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -33,6 +37,8 @@ def capture_patches() -> Iterator[None]:
             _kept_recurrent_layers(),
             mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", _is_causal),
             mock.patch("torch.linspace", _linspace),
+            mock.patch("torch.tensor", _tensor),
+            _ListsOfPlaces(),
             _symbolic_math(),
         ):
             yield
@@ -43,6 +49,49 @@ def capture_patches() -> Iterator[None]:
 def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """PyTorch compares the mask with a causal one, which needs its values; without that hint the mask itself is applied."""
     return bool(is_causal)
+
+
+_make_tensor = torch.tensor
+_get_item = torch.Tensor.__getitem__
+
+
+def _tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
+    """Numbers made a tensor on the meta device have lost their values when the graph is read; those filled in keep them."""
+    if device is None or torch.device(device).type != "meta" or not _is_numbers(data):
+        return _make_tensor(data, device=device, **options)
+    dtype = options.pop("dtype", None) or (torch.bool if isinstance(data, bool) else _make_tensor(data).dtype)
+    if isinstance(data, list | tuple):
+        return torch.stack([torch.full((), each, dtype=dtype, device=device, **options) for each in data])
+    return torch.full((), data, dtype=dtype, device=device, **options)
+
+
+def _is_numbers(data: Any) -> bool:
+    if isinstance(data, list | tuple):
+        return bool(data) and all(isinstance(each, bool | int | float) for each in data)
+    return isinstance(data, bool | int | float)
+
+
+class _ListsOfPlaces(TorchFunctionMode):
+    """The same for lists of places, such as `x[..., [-1]]`.
+
+    A mode, since setting and deleting `torch.Tensor.__getitem__` makes tensors sequences for the rest of the process:
+    `torch.tensor([torch.tensor(1)])` fails then.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _getitem(*args) if func is _get_item else func(*args, **(kwargs or {}))
+
+
+def _getitem(self: torch.Tensor, index: Any) -> Any:
+    places = index if isinstance(index, tuple) else (index,)
+    if self.device.type == "meta" and any(isinstance(each, list) and _is_numbers(each) for each in places):
+        index = tuple(
+            _tensor(each, device=self.device) if isinstance(each, list) and _is_numbers(each) else each
+            for each in places
+        )
+    return _get_item(self, index)
 
 
 @contextmanager

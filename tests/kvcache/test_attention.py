@@ -11,15 +11,25 @@ from torch import nn
 
 import kvcache
 from generic_export import TractNNEF
+from generic_export.errors import CaptureError
+from kvcache.attention import ATTENTION_NAME
 from tests.engine_check import check
 
 AXES = {"input_0": {2: "S"}, "input_1": {2: "T"}, "input_2": {2: "T"}}
 
 
 class Attention(nn.Module):
-    def __init__(self, *, window: int | None = None, softcap: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        slope: float | None = None,
+    ) -> None:
         super().__init__()
-        self.window, self.softcap = window, softcap
+        self.window, self.softcap, self.slope = window, softcap, slope
+        self.sinks = None if sinks is None else nn.Parameter(sinks)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         mask = None
@@ -28,7 +38,12 @@ class Attention(nn.Module):
             queries = (torch.arange(steps) + (total - steps))[:, None]
             keys = torch.arange(total)[None, :]
             mask = ((keys <= queries) & (keys > queries - self.window))[None, None]
-        return torch.ops.t2n.attention(query, key, value, mask, 0.3, mask is None, self.softcap)
+        causal = mask is None
+        if self.slope is not None:  # a bias by distance, beside a causal mask or with a window in it
+            keys = torch.arange(key.shape[2], dtype=query.dtype)[None, None, None, :]
+            bias = (keys * self.slope).expand(1, 1, query.shape[2], -1)
+            mask = bias if mask is None else bias.masked_fill(~mask, -65504.0)
+        return torch.ops.t2n.attention(query, key, value, mask, 0.3, causal, self.softcap, self.sinks)
 
 
 def tensors(steps: int, total: int, heads: int = 4, key_heads: int = 2, width: int = 8, batch: int = 1):
@@ -53,6 +68,43 @@ def test_in_the_engine(key_heads: int, softcap: float | None, window: int | None
     )
     assert ("tract_transformers_sdpa" in text) == (softcap is None)
     assert "tile(" not in text and "tract_core_broadcast(input_1" not in text  # heads are never repeated
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_sinks_take_their_share(window: int | None) -> None:
+    torch.manual_seed(0)
+    check(
+        Attention(window=window, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+        tensors(5, 12),
+        tensors(1, 9),
+        tensors(40, 70),
+        dynamic_axes=AXES,
+    )
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_bias_beside_the_mask(window: int | None) -> None:
+    torch.manual_seed(0)
+    check(Attention(window=window, slope=-0.2), tensors(5, 12), tensors(1, 9), tensors(7, 7), dynamic_axes=AXES)
+
+
+def test_an_argument_that_decides_the_result_is_not_passed_over() -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    with kvcache.explicit_attention(), pytest.raises(CaptureError, match="'head_mask'"):
+        ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME](nn.Identity(), *tensors(2, 2), None, head_mask=torch.ones(4))
+
+
+def test_a_model_that_does_not_call_ours_runs_with_its_own() -> None:
+    with kvcache.explicit_attention() as choice:
+        assert choice.first_that_runs(lambda name: name) == "eager"  # nothing was called
+
+        def build(name: str) -> str:
+            if name == ATTENTION_NAME:
+                raise CaptureError("no such name")
+            return name
+
+        assert choice.first_that_runs(build) == "eager"
 
 
 def test_values_may_be_wider_than_keys() -> None:
@@ -99,9 +151,9 @@ def test_transformers_knows_our_attention_only_inside_the_block() -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     before = (dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS))
-    with kvcache.explicit_attention() as name:
-        assert name in ALL_ATTENTION_FUNCTIONS
-        assert name in ALL_MASK_ATTENTION_FUNCTIONS
+    with kvcache.explicit_attention():
+        assert ATTENTION_NAME in ALL_ATTENTION_FUNCTIONS
+        assert ATTENTION_NAME in ALL_MASK_ATTENTION_FUNCTIONS
     with pytest.raises(ZeroDivisionError), kvcache.explicit_attention():
         raise ZeroDivisionError
     assert (dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)) == before

@@ -69,7 +69,7 @@ def saved(family: str, folder: Path, dtype: torch.dtype) -> Any:
 def same(first: ReferenceRun, second: ReferenceRun) -> bool:
     """Say whether two runs gave the same bits."""
     arrays = [(first.text_logits, second.text_logits), (first.greedy_logits, second.greedy_logits)]
-    arrays += list(zip(first.text_caches, second.text_caches, strict=True))
+    arrays += list(zip(first.text_states.values(), second.text_states.values(), strict=True))
     return first.greedy_ids == second.greedy_ids and all(np.array_equal(left, right) for left, right in arrays)
 
 
@@ -289,7 +289,7 @@ def test_the_bundles_of_a_short_generation_are_consistent(tiny_llama: Path, tmp_
     config = AutoConfig.from_pretrained(tiny_llama)
     reference = run_reference(tiny_llama, plan_check(config, None, 20, teacher_forced=True))
     skeleton, _ = build_graph(config, GraphOptions(dtype=torch.float32), name="x")
-    generation = next(one for one in make_bundles(reference, skeleton.caches, 1) if one.name == "generation")
+    generation = next(one for one in make_bundles(reference, skeleton.states, 1) if one.name == "generation")
     assert len(generation.turns) == OFFLOADED_GREEDY_STEPS  # the prompt, and all tokens but the last
     assert np.array_equal(generation.expected["outputs"][0, 0], reference.greedy_logits[-1])
 

@@ -1,0 +1,114 @@
+"""MiniMax: lightning attention keeps its state in a `MiniMaxCache` beside the keys and values of the other layers.
+
+(Qin et al. 2024: linear attention with one fixed decay per head.)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kvcache.forms.cache import positions
+from kvcache.recurrent.loop import over_time
+from kvcache.states import Slot, States
+
+_KIND = "recurrent_state"
+
+
+class MiniMaxForm:
+    """See `kvcache.forms.StateForm`."""
+
+    def run(self, model: nn.Module, past: States | None, **inputs: Any) -> tuple[torch.Tensor, States]:
+        """See `StateForm.run`."""
+        from kvcache.explicit_cache import put_states
+
+        file = sys.modules[type(model).__module__]
+        cache = file.MiniMaxCache()
+        growing = {slot: tensor for slot, tensor in (past or {}).items() if slot.grows}
+        put_states(cache, growing)
+        for slot, tensor in (past or {}).items():
+            if not slot.grows:
+                cache.set_linear_cache(slot.layer, tensor)
+        before = max((tensor.shape[2] for tensor in growing.values()), default=0)
+        with mock.patch.object(file.MiniMaxLightningAttention, "forward", lightning_attention):
+            result = model(
+                past_key_values=cache, position_ids=positions(inputs["input_ids"], before), use_cache=True, **inputs
+            )
+        return result.logits, _states_of(cache)
+
+    def conversation(self, model: nn.Module, *, windowed: bool) -> MiniMaxConversation:
+        """See `StateForm.conversation`; there is no window."""
+        return MiniMaxConversation(model)
+
+
+class MiniMaxConversation:
+    """MiniMax with transformers' own cache, positions given as `generate()` does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._cache = sys.modules[type(model).__module__].MiniMaxCache()
+        self._length = 0
+
+    def answer(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        """See `Conversation.answer`."""
+        logits: torch.Tensor = self._model(
+            input_ids=ids,
+            position_ids=positions(ids, self._length),
+            past_key_values=self._cache,
+            use_cache=True,
+            **options,
+        ).logits
+        self._length += ids.shape[1]
+        return logits
+
+    def states(self) -> States:
+        """See `Conversation.states`."""
+        return _states_of(self._cache)
+
+
+def _states_of(cache: Any) -> States:
+    from kvcache.explicit_cache import states_of
+
+    linear = enumerate(cache.linear_cache)
+    found = states_of(cache)
+    found |= {Slot(_KIND, layer): state for layer, state in linear if isinstance(state, torch.Tensor)}
+    return dict(sorted(found.items(), key=lambda item: item[0].layer))
+
+
+def lightning_attention(
+    self: Any,
+    hidden_states: torch.Tensor,
+    position_embeddings: Any,
+    attention_mask: torch.Tensor | None,
+    past_key_values: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`MiniMaxLightningAttention.forward` over any number of positions; it reads neither positions nor a mask."""
+    batch, steps, _width = hidden_states.shape
+    heads, size = self.num_attention_heads, self.head_dim
+    mixed = self.act_fn(self.qkv_proj(hidden_states)).reshape(batch, steps, heads, 3 * size)
+    query, key, value = (part.float().transpose(0, 1) for part in mixed.split(size, dim=3))
+    state = past_key_values.get_linear_cache(self.layer_idx)
+    if not isinstance(state, torch.Tensor):
+        state = query.new_zeros((batch, heads, size, size))
+    state, outputs = over_time(_step, [state.float()], [query, key, value], [torch.exp(-self.slope_rate.float())])
+    past_key_values.set_linear_cache(self.layer_idx, state)
+    result = self.norm(outputs.transpose(0, 1).reshape(batch, steps, heads * size).to(hidden_states.dtype))
+    return self.out_proj(functional.sigmoid(self.output_gate(hidden_states)) * result), state
+
+
+def _step(
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """state [B, H, K, V]; q and k [B, H, K]; v [B, H, V]; decay [H, 1, 1]."""
+    state = decay * state + k.unsqueeze(-1) * v.unsqueeze(-2)
+    return state, (q.unsqueeze(-1) * state).sum(dim=-2)
+
+
+__all__ = ["MiniMaxConversation", "MiniMaxForm", "lightning_attention"]

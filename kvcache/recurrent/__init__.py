@@ -1,0 +1,60 @@
+"""Recurrences in place of transformers' own: they start from the state before, and work for any number of positions.
+
+transformers keeps them as functions of the same few names in every family's module. `explicit_recurrences` puts ours there for
+the length of a block.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from kvcache.recurrent.delta_rule import gated_delta_rule
+from kvcache.recurrent.selective_scan import selective_scan
+from kvcache.recurrent.short_conv import short_convolution
+from kvcache.recurrent.state_space_dual import state_space_dual
+
+PastState = Callable[[int], torch.Tensor | None]
+"""Rank of the state -> the one that the running layer has just read from its cache."""
+
+# Name in transformers' modeling files -> ours, and the rank of its state.
+_RECURRENCES: Mapping[str, tuple[Callable[..., Any], int]] = {
+    "mamba_selective_scan": (selective_scan, 3),
+    "mamba2_chunk_scan": (state_space_dual, 4),
+    "torch_chunk_gated_delta_rule": (gated_delta_rule, 4),
+    "chunk_kimi_delta_attention": (gated_delta_rule, 4),
+}
+_CONVOLUTION = "causal_conv1d_fn"
+
+
+@contextmanager
+def explicit_recurrences(model: nn.Module, past: PastState) -> Iterator[None]:
+    """Replace the recurrences in the modules of a model's code.
+
+    Args:
+        model: its submodules say which files.
+        past: asked for the state when a function is not given it.
+    """
+    files = [sys.modules[name] for name in sorted({type(part).__module__ for part in model.modules()})]
+    with ExitStack() as stack:
+        for file in files:
+            if hasattr(file, _CONVOLUTION):
+                stack.enter_context(mock.patch.object(file, _CONVOLUTION, short_convolution))
+            for name, (function, rank) in _RECURRENCES.items():
+                if hasattr(file, name):
+                    stack.enter_context(mock.patch.object(file, name, partial(_from_past, function, past, rank)))
+        yield
+
+
+def _from_past(function: Callable[..., Any], past: PastState, rank: int, *args: Any, **kwargs: Any) -> Any:
+    return function(past(rank), *args, **kwargs)
+
+
+__all__ = ["PastState", "explicit_recurrences"]

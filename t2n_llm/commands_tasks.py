@@ -1,0 +1,67 @@
+"""What `t2n-llm export` and `validate` do for tasks other than text generation. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from generic_export.errors import OptionError
+from t2n_llm.tasks import IMAGE_TEXT_TO_TEXT
+
+if TYPE_CHECKING:
+    from t2n_llm.console import Sink
+    from t2n_llm.options import ExportOptions
+
+
+def export_task(
+    sink: Sink,
+    source: str,
+    output: Path | None,
+    adapter: str | None,
+    dry_run: bool,
+    options: ExportOptions,
+    origin: dict[str, Any],
+) -> None:
+    """Export a model for `options.task`, or plan that.
+
+    Args:
+        sink: told what happens.
+        source, output: what is exported where.
+        adapter: refused; None is what it should be.
+        dry_run: write nothing.
+        options: every choice.
+        origin: further arguments of `export_head`.
+    """
+    from t2n_llm.heads import export_head, plan_head_export
+    from t2n_llm.multimodal import export_multimodal
+
+    if adapter is not None:
+        raise OptionError(
+            f"--task {options.task} does not merge adapters.", "Merge it with peft first, and export the merged model."
+        )
+    if options.task == IMAGE_TEXT_TO_TEXT:
+        if dry_run:
+            raise OptionError(f"--task {options.task} has no --dry-run.", "Leave --dry-run out.")
+        sink.multimodal_exported(export_multimodal(source, output, options=options, **origin))
+    elif dry_run:
+        sink.planned(plan_head_export(source, output, options=options, **origin))
+    else:
+        sink.head_exported(export_head(source, output, options=options, **origin))
+
+
+def validate_task(
+    sink: Sink, task: str, folder: Path, reference: str | None, adapter: str | None, asked: dict[str, Any]
+) -> bool:
+    """Compare an export with PyTorch once more, and say whether they agree; `asked` are keywords of `validate_head_folder`."""
+    from t2n_llm.heads import validate_head_folder
+    from t2n_llm.multimodal import validate_multimodal_folder
+
+    if adapter is not None:
+        raise OptionError(f"--adapter {adapter}: this export was made without an adapter.", "Leave --adapter out.")
+    if task == IMAGE_TEXT_TO_TEXT:
+        checked = validate_multimodal_folder(folder, reference, **asked)
+        sink.validated(checked)
+        return checked.passed
+    report = validate_head_folder(folder, reference, **asked)
+    sink.head_validated(report)
+    return report.passed

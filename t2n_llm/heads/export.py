@@ -1,0 +1,378 @@
+"""`export_head`: a Hugging Face model in, a folder with a checked archive of its hidden states or class logits out.
+
+source -> graph (no weights) -> weights streamed into the archive -> compared in the engine -> renamed into place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from generic_export.errors import MissingTensorError, OptionError
+from generic_export.nnef.archive import check_free_space
+from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document
+from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.journal import occupied_bytes
+from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.source import TensorSource
+from quant.recipe import RECIPE_FILE, recipe_text
+from t2n_llm.answers import open_answerer
+from t2n_llm.checkpoint import graph_sources
+from t2n_llm.compression import Compression
+from t2n_llm.compression_options import compressed
+from t2n_llm.folder import (
+    MANIFEST_NAME,
+    TESTS_FOLDER,
+    check_free,
+    clear_staging,
+    file_digests,
+    keep_beside,
+    put_in_place,
+    staging_folder,
+    write_manifest,
+)
+from t2n_llm.heads.check import (
+    FailedHeadError,
+    HeadReport,
+    bundles_size,
+    check_head,
+    plan_cases,
+    run_head_reference,
+    write_head_bundles,
+)
+from t2n_llm.heads.model import BATCH, HEAD_TASKS, INPUT_NAMES, STEPS, HeadSkeleton, HeadTask, build_head_graph
+from t2n_llm.manifest import origin
+from t2n_llm.options import ExportOptions, Reporter
+from t2n_llm.plan import ExportPlan, make_plan
+from t2n_llm.prequantized import kept_as_stored, quantized_again
+from t2n_llm.runner import require_engine
+from t2n_llm.stages import Stages, drop_journals, open_stages
+from t2n_llm.tasks import FEATURE_EXTRACTION
+
+_MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
+
+# tract 0.23.9: products with blocks, reshaped after, are wrong when the batch is a symbol.
+_ONE_TEXT = "weights in blocks: the archive reads one text at a time (batch 1)."
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """What an export made.
+
+    Attributes:
+        output_dir: the folder.
+        archive: the NNEF archive in it.
+        manifest: content of `export.json`.
+        validation: the comparison with PyTorch, or None when it was skipped.
+    """
+
+    output_dir: Path
+    archive: Path
+    manifest: Mapping[str, Any]
+    validation: HeadReport | None
+
+
+def export_head(
+    source: str,
+    output_dir: str | Path | None = None,
+    *,
+    options: ExportOptions | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    reporter: Reporter | None = None,
+) -> HeadResult:
+    """Export the last hidden states of a model, or a classifier, and compare it with PyTorch.
+
+    The archive takes `input_ids` int64 [B, S] and `attention_mask` int64 [B, S] (1 for a token, 0 for padding), and gives
+    `last_hidden_state` [B, S, D] or `logits` [B, classes].
+
+    Args:
+        source: hub id or local folder.
+        output_dir: folder to make; None takes the model's name, in the current folder.
+        options: every choice; `task` is one of `HEAD_TASKS`. None takes the defaults, for `feature-extraction`. Those of
+            decoding (`num_logits_to_keep`, `batch`, `decode_steps`, `low_memory`) have no meaning here.
+        revision, token, trust_remote_code: see `open_source`.
+        reporter: told what happens; None logs.
+
+    Raises:
+        T2NError: see `generic_export.errors`; nothing is left behind, except that an archive which fails its comparison is
+            kept beside the target as `<output_dir>.failed`, with its report.
+    """
+    options = options or ExportOptions(task=FEATURE_EXTRACTION)
+    if options.check:
+        if output_dir is not None:
+            check_free(Path(output_dir), options.force)
+        require_engine(options.engine, options.tract_binary)
+    stages = open_stages(
+        source, output_dir, options, reporter, revision=revision, token=token, trust_remote_code=trust_remote_code
+    )
+    return _HeadExport(stages).run()
+
+
+def plan_head_export(
+    source: str,
+    output_dir: str | Path | None = None,
+    *,
+    options: ExportOptions | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    reporter: Reporter | None = None,
+) -> ExportPlan:
+    """Say what `export_head` would write; the graph is captured, no weight is read and no file is made."""
+    options = options or ExportOptions(task=FEATURE_EXTRACTION)
+    stages = open_stages(
+        source, output_dir, options, reporter, revision=revision, token=token, trust_remote_code=trust_remote_code
+    )
+    return _HeadExport(stages).plan()
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Everything that is known of an export before a weight is read."""
+
+    checkpoint: Checkpoint
+    skeleton: HeadSkeleton
+    graph: NnefGraph
+    sources: Mapping[str, TensorSource]
+    plan: ArchivePlan
+    unused: tuple[str, ...]
+    compression: Compression | None
+    notes: tuple[str, ...]
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The parameters that the archive holds."""
+        return frozenset(variable.parameter for variable in self.graph.variables)
+
+
+class _HeadExport:
+    """One export, stage by stage."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+        self.source = stages.source
+        self.options = stages.options
+        self.task = _head_task(self.options, stages)
+        self.stores_blocks = self.options.compression.recipe() is not None or self.source.is_quantized
+
+    @contextmanager
+    def prepared(self, *, dry: bool = False) -> Iterator[_Prepared]:
+        """Capture the graph and find its weights; no weight is read."""
+        checkpoint = self.source.checkpoint()
+        self.stages.reporter.stage("Capturing the graph")
+        skeleton, graph = build_head_graph(
+            self.source.config,
+            self.task,
+            self.options.graph_options(self.source.trust_remote_code),
+            name=self.source.public_name,
+            revision=self.source.revision,
+            batched=not self.stores_blocks,
+        )
+        sources = self._sources(graph, skeleton, checkpoint)
+        with compressed(
+            self.options.compression, self.source, skeleton, graph, sources, self.stages.reporter, dry=dry
+        ) as compression:
+            if self.options.compression.recipe() is None:
+                compression = kept_as_stored(skeleton, graph, sources)
+            again = quantized_again(compression) if compression is not None else None
+            one = [_ONE_TEXT] if self.stores_blocks else []
+            notes = (*checkpoint.notes, *([again] if again is not None else []), *one)
+            if compression is not None:
+                graph, stored = compression.graph, compression.sources
+            else:
+                stored = sources
+            plan = plan_document(graph, stored)
+            yield _Prepared(checkpoint, skeleton, graph, stored, plan, sources.unused, compression, notes)
+
+    def _sources(self, graph: NnefGraph, skeleton: HeadSkeleton, checkpoint: Checkpoint) -> Any:
+        try:
+            return graph_sources(graph, skeleton, checkpoint, self.stages.casts)
+        except MissingTensorError as error:
+            base = getattr(skeleton.network, "base_model_prefix", "")
+            inside = error.message.partition("'")[2].startswith(f"{base}.")
+            if self.task.per_token or inside:
+                raise
+            raise MissingTensorError(
+                f"{error.message[:-1]}, a weight of the classification head.",
+                "Give a checkpoint that was trained for classification, or use --task feature-extraction.",
+            ) from error
+
+    def plan(self) -> ExportPlan:
+        """Say what `run` would do."""
+        with self.prepared(dry=True) as ready:
+            parameters = sum(prod(variable.shape) for variable in ready.graph.variables)
+            names = [file.name for file in self.stages.companions()]
+            bundles = [f"{TESTS_FOLDER}/*.npz"] if self.options.check else []
+            return make_plan(
+                ready.plan,
+                self.stages.target,
+                self.stages.archive_name(),
+                [*names, *bundles, MANIFEST_NAME],
+                compression_level=self.stages.compression_level,
+                check_bytes=4 * parameters + ready.plan.total_bytes if self.options.check else 0,
+            )
+
+    def run(self) -> HeadResult:
+        """Export."""
+        with self.prepared() as ready:
+            return self._make(ready)
+
+    def _make(self, ready: _Prepared) -> HeadResult:
+        """Write, check and put in place."""
+        stages = self.stages
+        stages.warn_of_unused(ready.unused)
+        for note in ready.notes:
+            stages.reporter.warn(note)
+        with staging_folder(stages.target, resume=self.options.resume) as staging:
+            self._check_disk(ready, staging)
+            clear_staging(staging, stages.archive_name())
+            archive = stages.write_archive(
+                staging,
+                ready.graph,
+                ready.sources,
+                stages.identity(ready.checkpoint),
+                errors=ready.compression.errors.errors if ready.compression is not None else None,
+            )
+            stages.report_overflows()
+            copied = stages.copy_companions(staging)
+            if ready.compression is not None:
+                (staging / RECIPE_FILE).write_text(recipe_text(ready.compression.recipe), encoding="utf-8")
+            validation = self._validate(staging, archive.path, ready) if self.options.check else None
+            stages.reporter.stage("Recording checksums")
+            drop_journals(archive.path)
+            manifest = self._manifest(staging, ready, archive, copied, validation)
+            write_manifest(staging, manifest)
+            if validation is not None and not validation.passed:
+                self._keep_failed(staging, validation)
+            put_in_place(staging, stages.target, self.options.force)
+        return HeadResult(stages.target, stages.target / archive.path.name, manifest, validation)
+
+    def _check_disk(self, ready: _Prepared, staging: Path) -> None:
+        # How far a .tgz shrinks is not known before it is written.
+        weights = 0 if self.options.archive == "tgz" else ready.plan.tar_bytes - occupied_bytes(staging)
+        beside = sum(file.stat().st_size for file in self.stages.companions())
+        if self.options.check:
+            cases = plan_cases(self.task, ready.skeleton.config, None, batched=ready.skeleton.batched)
+            beside += bundles_size(self.task, cases, _width(ready.skeleton))
+        check_free_space(self.stages.target, max(weights, 0) + beside + _MANIFEST_ALLOWANCE)
+
+    def _validate(self, staging: Path, archive: Path, ready: _Prepared) -> HeadReport:
+        options, reporter = self.options, self.stages.reporter
+        tokenizer = self.source.tokenizer() if options.require_tokenizer else None
+        cases = plan_cases(self.task, ready.skeleton.config, tokenizer, batched=ready.skeleton.batched)
+        reporter.stage("Running PyTorch in f32 for reference")
+        expected = run_head_reference(
+            self.source,
+            self.task,
+            ready.skeleton.network,
+            ready.needed,
+            cases,
+            placement=options.placement,
+            overrides=ready.compression.weights_in(archive) if ready.compression is not None else None,
+        )
+        tests = staging / TESTS_FOLDER
+        tests.mkdir()
+        write_head_bundles(tests, self.task, cases, expected)
+        with open_answerer(archive, engine=options.engine, tract_binary=options.tract_binary) as answerer:
+            return check_head(
+                answerer,
+                self.task,
+                options.dtype,
+                cases,
+                expected,
+                on_case=lambda name: reporter.stage(f"Checking in tract: {name}"),
+            )
+
+    def _manifest(
+        self,
+        staging: Path,
+        ready: _Prepared,
+        archive: WrittenArchive,
+        copied: list[str],
+        validation: HeadReport | None,
+    ) -> dict[str, Any]:
+        compression = ready.compression
+        return {
+            **origin(self.source, self.options, ready.skeleton.network),
+            "archive": archive.path.name,
+            "graph": _interface(ready, self.options.dtype),
+            "model": _model(ready),
+            "f16_overflows": {name: asdict(overflow) for name, overflow in self.stages.casts.overflows.items()},
+            "companions": copied,
+            "unused_tensors": list(ready.unused),
+            "notes": list(ready.notes),
+            "compression": compression.summary() if compression is not None else None,
+            "validation": validation.asdict() if validation is not None else None,
+            "tensors": {label: asdict(digest) for label, digest in archive.tensors.items()},
+            "files": {archive.path.name: {"bytes": archive.nbytes}} | file_digests(staging, archive.path.name),
+        }
+
+    def _keep_failed(self, staging: Path, validation: HeadReport) -> None:
+        failed = keep_beside(staging, self.stages.target, "failed")
+        raise FailedHeadError(
+            self.source.name,
+            f"The archive and its report are kept in {failed}; for f16 try --f32-attention, --f32-norm or --dtype f32.",
+            validation,
+        )
+
+
+def _head_task(options: ExportOptions, stages: Stages) -> HeadTask:
+    """Return the task, with everything refused that it cannot be combined with."""
+    if options.task not in HEAD_TASKS:
+        raise OptionError(f"{options.task!r} is no task of a head.", f"Use one of {', '.join(HEAD_TASKS)}.")
+    if stages.source.gguf is not None:
+        raise OptionError(
+            f"{stages.source.name}: a GGUF file can be exported for text generation only.",
+            "Give the original checkpoint, a folder or a hub id.",
+        )
+    if options.compression.calibrates():
+        raise OptionError(
+            f"calibrated algorithms run the language model; --task {options.task} has another head.",
+            "Use an algorithm without calibration, such as --compress q4_0.",
+        )
+    return HEAD_TASKS[options.task]
+
+
+def _interface(ready: _Prepared, dtype: str) -> dict[str, Any]:
+    batch = BATCH if ready.skeleton.batched else 1
+    task = ready.skeleton.task
+    rows = [batch, STEPS] if task.per_token else [batch]
+    inputs = {name: {"shape": [batch, STEPS], "dtype": "i64"} for name in INPUT_NAMES}
+    outputs = {task.output: {"shape": [*rows, _width(ready.skeleton)], "dtype": dtype}}
+    return {
+        "inputs": list(ready.graph.inputs),
+        "outputs": list(ready.graph.outputs),
+        "symbols": list(ready.graph.symbols),
+        "states": [],
+        "dtype": dtype,
+        "tensors": inputs | outputs,
+    }
+
+
+def _model(ready: _Prepared) -> dict[str, Any]:
+    config = ready.skeleton.config
+    text = config.get_text_config(decoder=True)
+    record = {
+        "vocab_size": text.vocab_size,
+        "max_position_embeddings": getattr(text, "max_position_embeddings", None),
+        "sliding_window": getattr(text, "sliding_window", None),
+        "pad_token_id": getattr(text, "pad_token_id", None),
+        "parameters": sum(prod(variable.shape) for variable in ready.graph.variables),
+    }
+    if ready.skeleton.task.per_token:
+        return record | {"hidden_size": text.hidden_size}
+    labels = {str(number): label for number, label in (config.id2label or {}).items()}
+    return record | {"id2label": labels, "problem_type": getattr(config, "problem_type", None)}
+
+
+def _width(skeleton: HeadSkeleton) -> int:
+    """Return the length of the output's last axis."""
+    if skeleton.task.per_token:
+        return int(skeleton.config.get_text_config(decoder=True).hidden_size)
+    return int(skeleton.config.num_labels)

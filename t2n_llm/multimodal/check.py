@@ -1,0 +1,233 @@
+"""Image and text through the three archives, token by token, against transformers' own model.
+
+In: a checkpoint, and the archives in an engine. Out: a `ValidationReport` as of language models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from generic_export.errors import CorruptCheckpointError, NotEnoughMemoryError
+from kvcache.states import StateTensor
+from t2n_llm.answers import Answerer, open_answerer
+from t2n_llm.multimodal.families import POSITIONS, TOKEN_TYPES, Family
+from t2n_llm.multimodal.model import DECODER, EMBED, VISION
+from t2n_llm.reference_model import Placement, plan_residency
+from t2n_llm.source import ModelSource
+from t2n_llm.validate import CheckResult, Tolerance, ValidationReport, compare_step
+from t2n_llm.weightless import IMAGE_TEXT_MODEL
+
+_STEPS = 8  # tokens decoded after each prompt
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt with images.
+
+    Attributes:
+        name: what is special about it.
+        ids: its tokens; each image has its rows' worth of image tokens.
+        pixels: f32, of its images one after the other.
+        cut: position where it is cut into two calls; 0 for one call.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+    pixels: np.ndarray
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What PyTorch says to a prompt: the logits [vocab] after it and after each greedy token, and those tokens."""
+
+    rows: tuple[np.ndarray, ...]
+    ids: tuple[int, ...]
+
+
+def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ...]:
+    """Choose random prompts: one image; two images, cut before the second; and text alone.
+
+    Args:
+        config: transformers config.
+        family: of the config.
+        seed: for ids and pixels.
+    """
+    generator = np.random.default_rng(seed)
+    image, rows = family.image_token_id(config), family.rows_per_image(config)
+    vocabulary = min(config.get_text_config(decoder=True).vocab_size, image if image > 64 else 1 << 62)
+
+    def text(count: int) -> list[int]:
+        ids = generator.integers(3, vocabulary, size=count)
+        return [int(token) if token != image else 3 for token in ids]
+
+    def pixels(count: int) -> np.ndarray:
+        return generator.standard_normal((count, *family.pixel_shape(config))).astype(np.float32)
+
+    one, first, second = [image] * rows, text(4), text(3)
+    return (
+        Prompt("one image", (*text(5), *one, *text(6)), pixels(1)),
+        Prompt(
+            "two images, in chunks", (*first, *one, *second, *one, *text(2)), pixels(2), len((*first, *one, *second))
+        ),
+        Prompt("text alone", tuple(text(7)), pixels(0)),
+    )
+
+
+def run_multimodal_reference(
+    source: ModelSource,
+    family: Family,
+    network: Any,
+    needed: frozenset[str],
+    prompts: Sequence[Prompt],
+    placement: Placement | None = None,
+) -> list[Answer]:
+    """Return what transformers' eager model in f32 says to each prompt; the model is released before this returns.
+
+    Raises:
+        NotEnoughMemoryError: the model does not fit.
+        CorruptCheckpointError: transformers had to invent weights that are needed.
+    """
+    if plan_residency(network, placement).offloaded:
+        raise NotEnoughMemoryError(
+            "the check needs the PyTorch model in memory in f32, and it does not fit.",
+            "Pass --no-check, and run t2n-llm validate on a larger machine.",
+        )
+    import transformers
+
+    model, report = getattr(transformers, IMAGE_TEXT_MODEL.auto_class).from_pretrained(
+        source.folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        local_files_only=True,
+        trust_remote_code=source.trust_remote_code,
+        output_loading_info=True,
+    )
+    invented = sorted(needed.intersection(report.get("missing_keys", ())))
+    if invented:
+        raise CorruptCheckpointError(
+            f"{source.name}: transformers finds no weights for {invented[0]} ({len(invented)} missing)."
+        )
+    with torch.no_grad():
+        return [_generate(model.eval(), family, prompt) for prompt in prompts]
+
+
+def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None  # of the prompt before
+    ids, pixels = torch.tensor([prompt.ids]), torch.from_numpy(prompt.pixels)
+    is_image = ids == family.image_token_id(model.config)
+    given = {"input_ids": ids, **family.reference_inputs(model.config, is_image, pixels)}
+    rows: list[np.ndarray] = []
+    tokens: list[int] = []
+    for _ in range(_STEPS + 1):
+        logits = model(**given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+        rows.append(logits.float().numpy())
+        tokens.append(int(logits.argmax()))
+        given = {"input_ids": torch.tensor([tokens[-1:]])}
+    return Answer(tuple(rows), tuple(tokens[:-1]))
+
+
+class Pipeline:
+    """The three archives in an engine, connected as `export.json` says."""
+
+    def __init__(
+        self, parts: Mapping[str, Answerer], family: Family, config: Any, states: Sequence[StateTensor]
+    ) -> None:
+        """Connect the archives; `states` are the decoder's."""
+        self._parts = parts
+        self._family, self._config = family, config
+        self._image = family.image_token_id(config)
+        self._states = states
+
+    def answer(self, prompt: Prompt, tokens: Sequence[int]) -> list[np.ndarray]:
+        """Return the logits [vocab] after a prompt, and after each of the tokens that follow it."""
+        rows, position = self._look(prompt.pixels), 0
+        states = [state.at_start(1) for state in self._states]
+        calls = [prompt.ids[: prompt.cut], prompt.ids[prompt.cut :]] if prompt.cut else [prompt.ids]
+        answers = []
+        for ids in (*calls, *((token,) for token in tokens)):
+            taken = min(ids.count(self._image), len(rows))
+            is_image = np.array(ids) == self._image if taken else np.zeros(len(ids), bool)
+            places, position = self._family.positions(self._config, is_image, position)
+            logits, *states = self._call(np.array([ids], np.int64), is_image, rows[:taken], places, states)
+            rows = rows[taken:]
+            answers.append(logits[0, -1])
+        return answers[len(calls) - 1 :]
+
+    def _look(self, pixels: np.ndarray) -> np.ndarray:
+        """Return the rows of all images."""
+        questions = [pixels] if self._family.stacks_images else list(pixels)
+        seen = [self._parts[VISION].answer([question])[0] for question in questions if len(question)]
+        rows = [answer.reshape(-1, answer.shape[-1]) for answer in seen]
+        return np.concatenate(rows) if rows else np.zeros((0, 0), np.float32)
+
+    def _call(
+        self, ids: np.ndarray, is_image: np.ndarray, rows: np.ndarray, places: np.ndarray, states: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Run one turn: the rows take the places of image tokens."""
+        embeds = self._parts[EMBED].answer([ids])[0].copy()
+        if len(rows):
+            embeds[0, is_image] = rows
+        further = {TOKEN_TYPES: is_image[None].astype(np.int64), POSITIONS: places}
+        given = [array for name, array in further.items() if name == self._family.decoder_input]
+        return self._parts[DECODER].answer([embeds, *given, *states])
+
+
+def check_multimodal(
+    archives: Mapping[str, Path],
+    family: Family,
+    config: Any,
+    states: Sequence[StateTensor],
+    dtype: str,
+    prompts: Sequence[Prompt],
+    expected: Sequence[Answer],
+    *,
+    engine: str = "wheel",
+    tract_binary: Path | None = None,
+    tolerance: Tolerance | None = None,
+    on_check: Callable[[str], None] | None = None,
+) -> ValidationReport:
+    """Run each prompt through the archives, then decode PyTorch's own tokens with the cache fed back.
+
+    Args:
+        archives: by role.
+        family: of the config.
+        config: transformers config.
+        states: of the decoder.
+        dtype: `f32` or `f16`, of the archives.
+        prompts, expected: what is asked, and PyTorch's answers.
+        engine, tract_binary: see `open_answerer`.
+        tolerance: None takes the element type's.
+        on_check: told the name of each prompt before it runs.
+
+    Raises:
+        EngineError: the engine refused an archive, or died.
+    """
+    tolerance = tolerance or Tolerance.for_dtype(dtype)
+    with ExitStack() as stack:
+        parts = {
+            role: stack.enter_context(open_answerer(path, engine=engine, tract_binary=tract_binary))
+            for role, path in archives.items()
+        }
+        pipeline = Pipeline(parts, family, config, states)
+        checks = []
+        for prompt, wanted in zip(prompts, expected, strict=True):
+            if on_check is not None:
+                on_check(prompt.name)
+            got = pipeline.answer(prompt, wanted.ids)
+            rows = zip(got, wanted.rows, strict=True)
+            steps = tuple(compare_step(step, row, reference) for step, (row, reference) in enumerate(rows))
+            checks.append(CheckResult(prompt.name, all(step.agrees(tolerance) for step in steps), steps))
+        asked = parts[DECODER]
+        return ValidationReport(asked.engine_name, asked.engine_version, dtype, tolerance, tuple(checks))

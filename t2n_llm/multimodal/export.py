@@ -1,0 +1,301 @@
+"""`export_multimodal`: a Hugging Face vision-language model in, a folder with three checked archives out.
+
+source -> three graphs (no weights) -> weights streamed into the archives -> compared in the engine -> renamed into place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from generic_export.errors import OptionError
+from generic_export.nnef.archive import check_free_space
+from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document
+from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.journal import occupied_bytes
+from generic_export.weights.checkpoint import Checkpoint
+from t2n_llm.checkpoint import GraphSources, graph_sources
+from t2n_llm.folder import (
+    check_free,
+    clear_staging,
+    file_digests,
+    keep_beside,
+    put_in_place,
+    staging_folder,
+    write_manifest,
+)
+from t2n_llm.manifest import origin
+from t2n_llm.multimodal.check import check_multimodal, plan_prompts, run_multimodal_reference
+from t2n_llm.multimodal.families import POSITIONS, TOKEN_TYPES, Family, family_of
+from t2n_llm.multimodal.model import DECODER, EMBED, ROLES, VISION, BuiltPart, Part, build_parts
+from t2n_llm.options import ExportOptions, Reporter
+from t2n_llm.runner import require_engine
+from t2n_llm.stages import Stages, drop_journals, open_stages
+from t2n_llm.tasks import IMAGE_TEXT_TO_TEXT
+from t2n_llm.validate import FailedValidationError, ValidationReport
+
+_MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
+_POSITIONS = (
+    "int64 [3, 1, S], time, row, column: text counts on from the position before in all three; an image that starts at p has "
+    "p, p + row, p + column, and the text after it goes on at p + side (side = sqrt(rows_per_image))"
+)
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+@dataclass(frozen=True)
+class MultimodalResult:
+    """What an export made.
+
+    Attributes:
+        output_dir: the folder.
+        archives: the NNEF archives in it, by role.
+        manifest: content of `export.json`.
+        validation: the comparison with PyTorch, or None when it was skipped.
+    """
+
+    output_dir: Path
+    archives: Mapping[str, Path]
+    manifest: Mapping[str, Any]
+    validation: ValidationReport | None
+
+
+def export_multimodal(
+    source: str,
+    output_dir: str | Path | None = None,
+    *,
+    options: ExportOptions | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    reporter: Reporter | None = None,
+) -> MultimodalResult:
+    """Export a vision-language model as three archives, and compare image, text and decoding with PyTorch.
+
+    Args:
+        source: hub id or local folder.
+        output_dir: folder to make; None takes the model's name, in the current folder.
+        options: every choice, with the task `image-text-to-text`; None takes the defaults. The batch is 1, and the decoder
+            gives the last position's logits.
+        revision, token, trust_remote_code: see `open_source`.
+        reporter: told what happens; None logs.
+
+    Raises:
+        T2NError: see `generic_export.errors`; nothing is left behind, except that archives which fail their comparison are
+            kept beside the target as `<output_dir>.failed`, with their report.
+    """
+    options = options or ExportOptions(task=IMAGE_TEXT_TO_TEXT)
+    _check_options(options)
+    if options.check:
+        if output_dir is not None:
+            check_free(Path(output_dir), options.force)
+        require_engine(options.engine, options.tract_binary)
+    stages = open_stages(
+        source, output_dir, options, reporter, revision=revision, token=token, trust_remote_code=trust_remote_code
+    )
+    if stages.source.is_quantized:
+        raise OptionError(
+            f"{stages.source.name}: vision-language models are exported from plain checkpoints only.",
+            "Give the original bf16, f16 or f32 checkpoint.",
+        )
+    return _MultimodalExport(stages).run()
+
+
+def _check_options(options: ExportOptions) -> None:
+    if options.compression.recipe() is not None:
+        raise OptionError(
+            f"--task {IMAGE_TEXT_TO_TEXT} does not compress weights.",
+            "Leave --compress, --recipe and --target-size out.",
+        )
+    if options.batch or options.num_logits_to_keep != 1:
+        raise OptionError(
+            f"--task {IMAGE_TEXT_TO_TEXT} exports a batch of 1 and the last position's logits.",
+            "Leave --batch and --num-logits-to-keep out.",
+        )
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """One archive before its weights are read."""
+
+    part: Part
+    graph: NnefGraph
+    sources: GraphSources
+    plan: ArchivePlan
+
+
+class _MultimodalExport:
+    """One export, stage by stage."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+        self.source = stages.source
+        self.options = stages.options
+        self.family = family_of(stages.source.config, stages.options.image_size)
+
+    def run(self) -> MultimodalResult:
+        """Export."""
+        checkpoint = self.source.checkpoint()
+        self.stages.reporter.stage("Capturing the graphs")
+        built = build_parts(
+            self.source.config,
+            self.family,
+            self.options.graph_options(self.source.trust_remote_code),
+            name=self.source.public_name,
+            revision=self.source.revision,
+        )
+        ready = {role: self._ready(part, checkpoint) for role, part in built.items()}
+        unused = ready[DECODER].sources.unused
+        self.stages.warn_of_unused(unused)
+        with self._staging(ready) as staging:
+            archives = {role: self._write(staging, role, part, checkpoint) for role, part in ready.items()}
+            self.stages.report_overflows()
+            copied = [*self.stages.copy_companions(staging), *self._copy_processor(staging)]
+            paths = {role: archive.path for role, archive in archives.items()}
+            validation = self._validate(paths, ready) if self.options.check else None
+            self.stages.reporter.stage("Recording checksums")
+            for path in paths.values():
+                drop_journals(path)
+            manifest = self._manifest(staging, ready, archives, copied, unused, validation)
+            write_manifest(staging, manifest)
+            if validation is not None and not validation.passed:
+                self._keep_failed(staging, validation)
+            put_in_place(staging, self.stages.target, self.options.force)
+        target = self.stages.target
+        return MultimodalResult(
+            target, {role: target / path.name for role, path in paths.items()}, manifest, validation
+        )
+
+    def _ready(self, built: BuiltPart, checkpoint: Checkpoint) -> _Ready:
+        sources = graph_sources(built.graph, built.part, checkpoint, self.stages.casts)
+        return _Ready(built.part, built.graph, sources, plan_document(built.graph, sources))
+
+    @contextmanager
+    def _staging(self, ready: Mapping[str, _Ready]) -> Iterator[Path]:
+        with staging_folder(self.stages.target, resume=self.options.resume) as staging:
+            # How far a .tgz shrinks is not known before it is written.
+            weights = 0 if self.options.archive == "tgz" else sum(part.plan.tar_bytes for part in ready.values())
+            beside = sum(file.stat().st_size for file in self.stages.companions())
+            needed = max(weights - occupied_bytes(staging), 0) + beside + _MANIFEST_ALLOWANCE
+            check_free_space(self.stages.target, needed)
+            clear_staging(staging, *(self.stages.archive_name(role) for role in ready))
+            yield staging
+
+    def _write(self, staging: Path, role: str, ready: _Ready, checkpoint: Checkpoint) -> WrittenArchive:
+        identity = self.stages.identity(checkpoint, role=role)
+        return self.stages.write_archive(staging, ready.graph, ready.sources, identity, role=role)
+
+    def _copy_processor(self, staging: Path) -> list[str]:
+        """Copy what says how an image file becomes pixels, and return the names."""
+        files = [self.source.folder / name for name in _PROCESSOR_FILES]
+        for file in files:
+            if file.is_file():
+                (staging / file.name).write_bytes(file.read_bytes())
+        return [file.name for file in files if file.is_file()]
+
+    def _validate(self, archives: Mapping[str, Path], ready: Mapping[str, _Ready]) -> ValidationReport:
+        options, reporter, decoder = self.options, self.stages.reporter, ready[DECODER].part
+        prompts = plan_prompts(self.source.config, self.family)
+        needed = frozenset(variable.parameter for part in ready.values() for variable in part.graph.variables)
+        reporter.stage("Running PyTorch in f32 for reference")
+        expected = run_multimodal_reference(
+            self.source, self.family, decoder.network, needed, prompts, options.placement
+        )
+        return check_multimodal(
+            archives,
+            self.family,
+            self.source.config,
+            decoder.states,
+            options.dtype,
+            prompts,
+            expected,
+            engine=options.engine,
+            tract_binary=options.tract_binary,
+            on_check=lambda name: reporter.stage(f"Checking in tract: {name}"),
+        )
+
+    def _manifest(
+        self,
+        staging: Path,
+        ready: Mapping[str, _Ready],
+        archives: Mapping[str, WrittenArchive],
+        copied: list[str],
+        unused: tuple[str, ...],
+        validation: ValidationReport | None,
+    ) -> dict[str, Any]:
+        decoder = archives[DECODER]
+        text = self.source.config.get_text_config(decoder=True)
+        names = [archive.path.name for archive in archives.values()]
+        variables = {
+            variable.label: prod(variable.shape) for part in ready.values() for variable in part.graph.variables
+        }
+        return {
+            **origin(self.source, self.options, ready[DECODER].part.network),
+            "archive": decoder.path.name,
+            "graph": self._interface(ready[DECODER]),
+            "parts": {role: self._part(ready[role], archives[role]) for role in ROLES},
+            "multimodal": connection(self.source.config, self.family),
+            "model": {
+                "vocab_size": text.vocab_size,
+                "max_position_embeddings": getattr(text, "max_position_embeddings", None),
+                "sliding_window": getattr(text, "sliding_window", None),
+                "parameters": sum(variables.values()),
+            },
+            "f16_overflows": {name: asdict(overflow) for name, overflow in self.stages.casts.overflows.items()},
+            "companions": copied,
+            "unused_tensors": list(unused),
+            "compression": None,
+            "validation": validation.asdict() if validation is not None else None,
+            "tensors": {label: asdict(digest) for label, digest in decoder.tensors.items()},
+            "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives.values()}
+            | file_digests(staging, *names),
+        }
+
+    def _interface(self, ready: _Ready) -> dict[str, Any]:
+        return {
+            "inputs": list(ready.graph.inputs),
+            "outputs": list(ready.graph.outputs),
+            "symbols": list(ready.graph.symbols),
+            "states": [asdict(state) for state in ready.part.states],
+            "dtype": self.options.dtype,
+        }
+
+    def _part(self, ready: _Ready, archive: WrittenArchive) -> dict[str, Any]:
+        tensors = {label: asdict(digest) for label, digest in archive.tensors.items()}
+        return {"archive": archive.path.name, "graph": self._interface(ready), "tensors": tensors}
+
+    def _keep_failed(self, staging: Path, validation: ValidationReport) -> None:
+        failed = keep_beside(staging, self.stages.target, "failed")
+        raise FailedValidationError(
+            self.source.name,
+            f"The archives and their report are kept in {failed}; for f16 try --f32-attention, --f32-norm or --dtype f32.",
+            validation,
+        )
+
+
+def connection(config: Any, family: Family) -> dict[str, Any]:
+    """Return what `export.json` says of how the archives connect.
+
+    Args:
+        config: transformers config.
+        family: of the config.
+    """
+    stack = ["N"] if family.stacks_images else []
+    further = family.decoder_input
+    return {
+        "order": [EMBED, VISION, DECODER],
+        "image_token_id": family.image_token_id(config),
+        "rows_per_image": family.rows_per_image(config),
+        "pixel_values": {
+            "shape": [*stack, *family.pixel_shape(config)],
+            "images": "as the image processor gives them, in order",
+        },
+        "scatter": "row i of all images' image_embeds replaces inputs_embeds at the i-th image_token_id",
+        "token_type_ids": "1 at rows of images, 0 elsewhere; an image is in one call"
+        if further == TOKEN_TYPES
+        else None,
+        "positions": _POSITIONS if further == POSITIONS else "counted by the decoder from its cache",
+    }

@@ -1,0 +1,41 @@
+"""What an export makes of a model, by transformers' names for tasks; `export.json` records which.
+
+In: a task's name, or a manifest. Out: an error where a command has no meaning for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from generic_export.errors import OptionError
+
+TEXT_GENERATION = "text-generation"
+FEATURE_EXTRACTION = "feature-extraction"
+SEQUENCE_CLASSIFICATION = "sequence-classification"
+IMAGE_TEXT_TO_TEXT = "image-text-to-text"
+TASKS = (TEXT_GENERATION, FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION, IMAGE_TEXT_TO_TEXT)
+
+
+def recorded_task(manifest: Mapping[str, Any]) -> str:
+    """Return the task of an export; those that say none are language models."""
+    return str(manifest.get("task", TEXT_GENERATION))
+
+
+def require_language_model(folder: Path, manifest: Mapping[str, Any], command: str) -> None:
+    """Refuse an export of another task.
+
+    Args:
+        folder, manifest: of the export.
+        command: what was asked of it, for the message.
+
+    Raises:
+        OptionError: the folder holds something else than a language model.
+    """
+    task = recorded_task(manifest)
+    if task != TEXT_GENERATION:
+        raise OptionError(
+            f"{folder} was exported for {task}: `t2n-llm {command}` has no meaning for it.",
+            f"Export the model with --task {TEXT_GENERATION}.",
+        )

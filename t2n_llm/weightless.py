@@ -1,0 +1,185 @@
+"""Transformers models without weights: shapes and element types for a capture, values only where the model computes them itself.
+
+In: a config, and what kind of model to make of it. Out: an `nn.Module` whose parameters are on the meta device.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
+from kvcache.rotary_scaling import express_length_switches
+
+_LOOKS_AT_TOKENS = "warn_if_padding_and_no_attention_mask"
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """One of transformers' ways to make a model of a config.
+
+    Attributes:
+        auto_class: name of the class in transformers.
+        description: what it makes, for messages.
+        advice: what a user should give instead where it makes nothing.
+    """
+
+    auto_class: str
+    description: str
+    advice: str
+
+
+class Weightless(Protocol):
+    """A model ready for capture, and what a checkpoint does not hold of it."""
+
+    @property
+    def network(self) -> nn.Module:
+        """The transformers model: its parameters bear the names of the graph's variables."""
+
+    @property
+    def buffers(self) -> Mapping[str, torch.Tensor]:
+        """The values of buffers that the model computes itself, by qualified name."""
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """For each parameter that is another one's alias, the name of that other one."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of weights and activations."""
+
+
+CAUSAL_LM = ModelKind("AutoModelForCausalLM", "causal language model", "Give a text generation model")
+BACKBONE = ModelKind("AutoModel", "model", "Give a text model")
+IMAGE_TEXT_MODEL = ModelKind(
+    "AutoModelForImageTextToText", "vision-language model", "Choose another --task, such as text-generation"
+)
+CLASSIFIER = ModelKind(
+    "AutoModelForSequenceClassification", "sequence classifier", "Choose another --task, such as feature-extraction"
+)
+
+
+def instantiate(
+    kind: ModelKind, config: Any, dtype: torch.dtype, attention: str, experts: str, trust_remote_code: bool
+) -> nn.Module:
+    """Build the model class of a config, parameters on the meta device, buffers with their values.
+
+    Args:
+        kind: what transformers should make of the config.
+        config: a transformers config; it is not modified.
+        dtype: element type of the parameters.
+        attention, experts: names of transformers' implementations.
+        trust_remote_code: allow code that comes with the checkpoint.
+
+    Raises:
+        UnknownArchitectureError: transformers has no such class for the config.
+        CaptureError: the config has a value that no model can be built with.
+    """
+    import transformers
+    from accelerate import init_empty_weights
+
+    try:
+        # Parameters on meta, buffers with their values: only the model itself knows how to compute those.
+        with init_empty_weights(include_buffers=False):
+            model = getattr(transformers, kind.auto_class).from_config(
+                copy.deepcopy(config),
+                dtype=dtype,
+                attn_implementation=attention,
+                experts_implementation=experts,
+                trust_remote_code=trust_remote_code,
+            )
+    except Exception as error:  # a config can name an activation, a rope type or a size that does not exist
+        if "Unrecognized configuration class" not in str(error):
+            raise CaptureError(
+                f"{type(config).__name__}: transformers cannot build the model: {type(error).__name__}: {error}",
+                "Check the values in config.json.",
+            ) from error
+        raise UnknownArchitectureError(
+            f"transformers has no {kind.description} for {type(config).__name__} ({config.model_type!r}).",
+            f"{kind.advice}, or install a transformers release that knows it.",
+        ) from error
+    model.tie_weights()
+    _silence(model)
+    express_length_switches(model)
+    return model.eval()
+
+
+def _silence(model: nn.Module) -> None:
+    """Leave out a warning of transformers' that looks at the tokens, which a capture has no values of."""
+    for module in model.modules():
+        if hasattr(module, _LOOKS_AT_TOKENS):
+            setattr(module, _LOOKS_AT_TOKENS, lambda *_: None)
+
+
+def widen(model: nn.Module, pattern: str, dtype: torch.dtype) -> None:
+    """Keep the matching parameters, and the computation of the layers that own them, in f32."""
+    found = False
+    for path, module in model.named_modules():
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        if not any(fnmatchcase(f"{path}.{name}" if path else name, pattern) for name in names):
+            continue
+        found = True
+        module.float()
+        module.register_forward_pre_hook(_cast_floats(torch.float32), with_kwargs=True)
+        module.register_forward_hook(lambda _module, _args, result: _cast(result, dtype))
+    if not found:
+        raise OptionError(
+            f"--keep-f32 {pattern!r} matches no parameter of the model.",
+            "Patterns are shell patterns on full names, such as 'model.layers.0.mlp.*'.",
+        )
+
+
+def _cast_floats(dtype: torch.dtype) -> Callable:
+    def hook(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return tuple(_cast(arg, dtype) for arg in args), {name: _cast(arg, dtype) for name, arg in kwargs.items()}
+
+    return hook
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    is_float = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    return value.to(dtype) if is_float else value
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Return, for each parameter that is another one's alias, the name of that other one."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = first.setdefault(id(parameter), name)
+        if owner != name:
+            tied[name] = owner
+    return tied
+
+
+def take_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers' values and leave meta tensors in their place."""
+    values: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                # tract has no bf16: the same values in f32, and what they meet has the graph's element type.
+                value = buffer.float() if buffer.dtype == torch.bfloat16 else buffer
+                values[f"{path}.{name}" if path else name] = value
+                module._buffers[name] = value.to("meta")
+    return values
+
+
+__all__ = [
+    "BACKBONE",
+    "CAUSAL_LM",
+    "CLASSIFIER",
+    "IMAGE_TEXT_MODEL",
+    "ModelKind",
+    "Weightless",
+    "instantiate",
+    "take_buffers",
+    "tied_names",
+    "widen",
+]

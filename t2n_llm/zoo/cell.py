@@ -1,0 +1,222 @@
+"""One cell: make the checkpoint, decode in transformers, export, check. Runs in a process that may be killed.
+
+In: a `Cell` and an empty folder. Out: a `Verdict`; exceptions become one.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from generic_export.errors import T2NError
+from t2n_llm.zoo.configs import TinyConfigError
+from t2n_llm.zoo.verdict import FAILED, NOT_RUNNABLE, RIGHT, WRONG, Cell, Check, Verdict
+
+if TYPE_CHECKING:
+    from generic_export.nnef.archive import WriteProgress
+    from t2n_llm.validate import ValidationReport
+
+_PACKAGES = ("t2n-llm", "torch", "transformers", "tract")
+_LONGEST_MESSAGE = 600
+
+# Rounding to f16 may turn a near tie of a router, or of an index, the other way, which is no fault of an export. It does
+# so for some random weights and not for others: a cell in half precision is wrong when it is wrong with each of these.
+_HALF_SEEDS = 3
+
+# what `export_llm` says it begins -> our word for it
+_STAGES = {
+    "Capturing": "capture",
+    "Writing": "write",
+    "Running PyTorch": "reference",
+    "Checking in tract: ": "check ",
+    "Recording": "record",
+}
+
+
+def preload() -> None:
+    """Import what every cell needs, so that forked processes have it already."""
+    import transformers.generation
+    import transformers.models.auto.modeling_auto  # noqa: F401
+
+    import t2n_llm.export
+    import t2n_llm.validate
+    import t2n_llm.zoo.tiny_model  # noqa: F401
+
+
+def run_cell(cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> Verdict:
+    """Take one architecture through everything.
+
+    Args:
+        cell: what to try.
+        folder: empty; removed by the caller.
+        on_stage: told each stage before it begins.
+
+    Returns:
+        The verdict, without what only the caller can measure (seconds, memory).
+    """
+    seeds = range(cell.seed, cell.seed + _HALF_SEEDS) if cell.model is None and cell.dtype != "f32" else [cell.seed]
+    verdicts = []
+    for number, seed in enumerate(seeds):
+        own = folder / f"seed-{number}"
+        own.mkdir()
+        verdicts.append(_Trial(replace(cell, seed=seed), own, on_stage).run())
+        if verdicts[-1].outcome != WRONG:
+            return verdicts[-1]
+    return verdicts[0]
+
+
+class _Trial:
+    """A cell on its way; the stages in order."""
+
+    def __init__(self, cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> None:
+        self.cell = cell
+        self.folder = folder
+        self.on_stage = on_stage
+        self.stage = ""
+        self.class_name = ""
+        self.states = ""
+
+    def run(self) -> Verdict:
+        _quiet()
+        try:
+            source = self.cell.model or self._tiny_checkpoint()
+        except TinyConfigError as error:  # our own making
+            return self._ended(FAILED, error)
+        except Exception as error:  # whatever the model's own code raises
+            return self._ended(NOT_RUNNABLE if self.stage in ("config", "transformers") else FAILED, error)
+        return self._export(source)
+
+    def _begin(self, stage: str) -> None:
+        self.stage = stage
+        self.on_stage(stage)
+
+    def _tiny_checkpoint(self) -> str:
+        from t2n_llm.zoo.tiny_model import build_tiny_model, decode_in_transformers, save_tiny_model
+
+        self._begin("config")
+        model = build_tiny_model(self.cell.architecture, self.cell.seed)
+        self.class_name = type(model).__name__
+        self._begin("transformers")
+        self.states = decode_in_transformers(model, self.cell.decode_steps)
+        self._begin("save")
+        save_tiny_model(model, self.folder / "model")
+        return str(self.folder / "model")
+
+    def _export(self, source: str) -> Verdict:
+        from t2n_llm.export import export_llm
+        from t2n_llm.validate import FailedValidationError
+
+        self._begin("open")
+        try:
+            result = export_llm(
+                source,
+                self.folder / "export",
+                archive="dir",
+                decode_steps=self.cell.decode_steps,
+                require_tokenizer=_has_tokenizer(self.cell),
+                revision=self.cell.revision,
+                reporter=_StageReporter(self._begin),
+                **_element_type(self.cell.dtype),
+            )
+        except FailedValidationError as error:
+            return self._ended(WRONG, error, error.report)
+        except Exception as error:  # whatever a capture or an engine may raise
+            return self._ended(FAILED, error)
+        self.stage = "done"
+        self.class_name = result.manifest["source"]["architecture"]
+        return self._ended(RIGHT, None, result.validation)
+
+    def _ended(self, outcome: str, error: BaseException | None, report: ValidationReport | None = None) -> Verdict:
+        checks = _figures(report)
+        stage = self.stage
+        if outcome == WRONG:
+            stage = next((name for name, check in checks.items() if not check.passed), stage)
+        return Verdict(
+            architecture=self.cell.architecture,
+            dtype=self.cell.dtype,
+            outcome=outcome,
+            stage=stage,
+            class_name=self.class_name,
+            seed=self.cell.seed,
+            error=type(error).__name__ if error is not None else "",
+            message=_message(error, self.folder),
+            checks=checks,
+            states=self.states,
+            versions={name: _version(name) for name in _PACKAGES},
+        )
+
+
+class _StageReporter:
+    """Turns what `export_llm` says into stages."""
+
+    def __init__(self, begin: Callable[[str], None]) -> None:
+        self._begin = begin
+
+    def stage(self, title: str) -> None:
+        for start, name in _STAGES.items():
+            if title.startswith(start):
+                self._begin(name + title[len(start) :] if name.endswith(" ") else name)
+
+    def progress(self, progress: WriteProgress) -> None:
+        del progress
+
+    def warn(self, message: str) -> None:
+        del message
+
+
+def _has_tokenizer(cell: Cell) -> bool:
+    """Say whether the checks take text: a real checkpoint's own tokenizer, unless it is a folder without one."""
+    if cell.model is None:
+        return False
+    folder = Path(cell.model)
+    return not folder.is_dir() or any(folder.glob("tokenizer*"))
+
+
+def _element_type(dtype: str) -> dict[str, Any]:
+    return {"dtype": "f16", "compress": "q4_0"} if dtype == "q4_0" else {"dtype": dtype}
+
+
+def _figures(report: ValidationReport | None) -> dict[str, Check]:
+    if report is None:
+        return {}
+    return {
+        check.name: Check(
+            max_abs_error=check.max_abs_error,
+            scale=max((step.scale for step in check.steps), default=1.0),
+            same_tokens=check.same_top1,
+            tokens=len(check.steps),
+            passed=check.passed,
+        )
+        for check in report.checks
+    }
+
+
+def _message(error: BaseException | None, folder: Path) -> str:
+    if error is None:
+        return ""
+    text = error.message if isinstance(error, T2NError) else str(error)
+    text = " ".join(text.replace(f"{folder}/", "").split())
+    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + " ..."
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _quiet() -> None:
+    import warnings
+
+    from transformers.utils import logging
+
+    warnings.filterwarnings("ignore")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+__all__ = ["preload", "run_cell"]

@@ -1,0 +1,155 @@
+"""Expected failures: a row with a reason for every cell that is not right, and nothing else.
+
+In: the verdicts of a run and `expected.toml`. Out: what is not as expected; both ways count, so that the list shrinks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from generic_export.errors import OptionError
+from t2n_llm.zoo.verdict import OUTCOMES, RIGHT, Verdict
+
+EXPECTED_FILE = Path(__file__).with_name("expected.toml")
+_LONGEST_REASON = 240
+_HEADER = """\
+# Cells of the zoo that are not right, one a line, with the reason. Everything else must be right.
+# A run fails on a cell that is missing here, and on one that is here and turns out right.
+# Rewrite the rows of a run's cells: t2n-llm zoo expect RESULTS.jsonl --update
+# Reasons that a person wrote are kept while outcome and stage stay the same.
+"""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How a cell fails, and why.
+
+    Attributes:
+        outcome: one of `OUTCOMES`, never `right`.
+        stage: where; information for the reader, not compared.
+        reason: the fact behind it.
+    """
+
+    outcome: str
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """A cell that did not end as expected.
+
+    Attributes:
+        key: `architecture:dtype`.
+        kind: `unexpected pass`, `unexpected failure`, `another failure` or `no such cell`.
+        text: what was expected, and what came.
+    """
+
+    key: str
+    kind: str
+    text: str
+
+
+def read_expected(path: Path = EXPECTED_FILE) -> dict[str, Expected]:
+    """Read the rows of an expected-failures file; a file that does not exist has none.
+
+    Raises:
+        OptionError: it is malformed.
+    """
+    if not path.exists():
+        return {}
+    try:
+        rows = _toml(path.read_text(encoding="utf-8"))
+        return {key: _row(key, row) for key, row in rows.items()}
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        raise OptionError(
+            f"{path}: {error}", 'Rows are: "mamba:f32" = { outcome = "failed", stage = "capture", reason = "..." }'
+        ) from error
+
+
+def _toml(text: str) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[import-not-found,no-redef]
+    return tomllib.loads(text)
+
+
+def _row(key: str, row: Mapping[str, Any]) -> Expected:
+    expected = Expected(row.get("outcome", ""), row.get("stage", ""), row.get("reason", ""))
+    if expected.outcome not in OUTCOMES or expected.outcome == RIGHT:
+        raise ValueError(f"{key}: outcome {expected.outcome!r} is no failure")
+    if not expected.reason.strip():
+        raise ValueError(f"{key}: no reason is given")
+    return expected
+
+
+def surprises(
+    verdicts: Iterable[Verdict], expected: Mapping[str, Expected], known: Sequence[str] | None = None
+) -> list[Surprise]:
+    """Return what is not as expected.
+
+    Args:
+        verdicts: of a run, whole or in part; rows of cells that it did not run are not judged.
+        expected: the rows.
+        known: every architecture that there is; rows of others are reported. None to leave that out.
+    """
+    found = [surprise for verdict in verdicts if (surprise := _surprise(verdict, expected.get(verdict.key)))]
+    if known is not None:
+        gone = [key for key in expected if key.rpartition(":")[0] not in known]
+        found += [
+            Surprise(key, "no such cell", "transformers has no such architecture: remove the row") for key in gone
+        ]
+    return found
+
+
+def _surprise(verdict: Verdict, row: Expected | None) -> Surprise | None:
+    if verdict.outcome == RIGHT:
+        return Surprise(verdict.key, "unexpected pass", f"expected {row.outcome}: {row.reason}") if row else None
+    if row is None:
+        return Surprise(verdict.key, "unexpected failure", f"{verdict.outcome}: {reason_of(verdict)}")
+    if row.outcome != verdict.outcome:
+        text = f"expected {row.outcome}, came {verdict.outcome}: {reason_of(verdict)}"
+        return Surprise(verdict.key, "another failure", text)
+    return None
+
+
+def reason_of(verdict: Verdict) -> str:
+    """Return a verdict's own words as the reason of a row."""
+    text = verdict.message or (verdict.log.splitlines() or [""])[-1]
+    text = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", text).split()) or "no message"
+    named = f"{verdict.error}: {text}" if verdict.error else text
+    return named if len(named) <= _LONGEST_REASON else named[: _LONGEST_REASON - 4] + " ..."
+
+
+def updated(verdicts: Iterable[Verdict], expected: Mapping[str, Expected]) -> dict[str, Expected]:
+    """Return the rows as a run has them; rows of cells that it did not run stay."""
+    rows = dict(expected)
+    for verdict in verdicts:
+        old = rows.pop(verdict.key, None)
+        if verdict.outcome == RIGHT:
+            continue
+        same = old is not None and (old.outcome, old.stage) == (verdict.outcome, verdict.stage)
+        reason = old.reason if same and old is not None else reason_of(verdict)
+        rows[verdict.key] = Expected(verdict.outcome, verdict.stage, reason)
+    return rows
+
+
+def write_expected(rows: Mapping[str, Expected], path: Path = EXPECTED_FILE) -> None:
+    """Write rows, sorted, one a line."""
+    # A JSON string is a TOML basic string as well, as long as it is printable.
+    lines = [
+        f"{_quoted(key)} = {{ outcome = {_quoted(row.outcome)}, stage = {_quoted(row.stage)}, "
+        f"reason = {_quoted(row.reason)} }}"
+        for key, row in sorted(rows.items())
+    ]
+    path.write_text("\n".join([_HEADER, *lines, ""]), encoding="utf-8")
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,94 @@
+"""Runs of the zoo, kept: one file of JSON lines each in a folder, named after the time when it was written."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from generic_export.errors import OptionError
+from t2n_llm.zoo.verdict import NOT_RUNNABLE, RIGHT, Verdict
+
+_SUFFIX = ".jsonl"
+_NAME_FORMAT = "%Y-%m-%dT%H-%M-%S"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        name: of its file, without suffix; names sort by time.
+        verdicts: what became of each cell.
+    """
+
+    name: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages, as the first verdict that has them says."""
+        return next((dict(verdict.versions) for verdict in self.verdicts if verdict.versions), {})
+
+    def tally(self, dtype: str) -> Tally:
+        """Count the cells of an element type."""
+        outcomes = Counter(verdict.outcome for verdict in self.verdicts if verdict.dtype == dtype)
+        return Tally(outcomes[RIGHT], outcomes.total() - outcomes[NOT_RUNNABLE], outcomes.total())
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many cells are right, of those that run in transformers, of all."""
+
+    right: int
+    runnable: int
+    total: int
+
+
+def read_results(paths: Sequence[Path]) -> list[Verdict]:
+    """Read files of verdicts (the shards of one run); of a cell that is there twice, the later line counts.
+
+    Raises:
+        OptionError: one cannot be read, or holds something else.
+    """
+    found: dict[str, Verdict] = {}
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            found |= {verdict.key: verdict for verdict in (Verdict.from_json(line) for line in lines if line.strip())}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise OptionError(
+                f"{path}: no results of a zoo run: {error}", "Give files that --results wrote."
+            ) from error
+    return list(found.values())
+
+
+def write_results(path: Path, verdicts: Iterable[Verdict]) -> None:
+    """Write a file of verdicts, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(verdict.to_json() + "\n" for verdict in verdicts), encoding="utf-8")
+
+
+def read_history(folder: Path) -> list[Run]:
+    """Return the runs kept in a folder, oldest first; none when there is no such folder.
+
+    Raises:
+        OptionError: a file holds something else.
+    """
+    files = sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else []
+    return [Run(file.stem, tuple(read_results([file]))) for file in files]
+
+
+def keep_run(folder: Path, verdicts: Sequence[Verdict], when: float | None = None) -> Run:
+    """Add a run to a folder.
+
+    Args:
+        folder: made when it is missing.
+        verdicts: of the run.
+        when: seconds since the epoch; None is now.
+    """
+    name = time.strftime(_NAME_FORMAT, time.gmtime(when))
+    write_results(folder / f"{name}{_SUFFIX}", verdicts)
+    return Run(name, tuple(verdicts))

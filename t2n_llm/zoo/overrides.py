@@ -1,0 +1,159 @@
+"""What shrinking by field name cannot know of a family: config values by model type, a table.
+
+Most rows name the layer kinds that the family mixes where its config does not, or sizes that its own checks tie together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_KINDS = ("sliding_attention", "full_attention")
+_MIXED = ["full_attention", "sliding_attention", "full_attention"]
+
+OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    # Without a list of attention layers all of them are recurrent.
+    "bamba": {"attn_layer_indices": [1]},
+    # Block-sparse attention is no causal decoder.
+    "big_bird": {"attention_type": "original_full"},
+    "bigbird_pegasus": {"attention_type": "original_full"},
+    "blenderbot": {"encoder_layers": 3},  # transformers sizes the decoder's cache by it
+    "blt": {
+        "encoder_hash_byte_group_vocab": 100,
+        "encoder_hash_byte_group_size": [2, 3],
+        "patching_mode": "entropy",
+    },
+    "cohere": {"logit_scale": 0.5, "use_qk_norm": True},
+    "cohere2": {"logit_scale": 0.5},
+    "cohere2_moe": {
+        "logit_scale": 0.5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _KINDS},
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
+    "deepseek_v2": {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1},
+    "doge": {"is_moe": False, "keep_window_size": 8},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    "dots3_note": {
+        "vision_config": {"adapter_in_dim": 64, "adapter_out_dim": 64, "mlp_layer_types": ["dense", "dense", "dense"]},
+        "audio_config": {"adapter_input_size": 64, "adapter_out_dim": 64},
+    },
+    "dots3_note_text": {
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 32,
+        "swa_kv_lora_rank": 32,
+        "swa_head_dim": 24,
+        "swa_qk_nope_head_dim": 16,
+        "swa_v_head_dim": 16,
+    },
+    "falcon": {"new_decoder_architecture": True},
+    "gemma3n_text": {
+        "num_hidden_layers": 5,
+        "layer_types": [
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0, 0.0],
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 5,
+        "layer_types": [
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 32,
+    },
+    "gemma4_unified_text": {
+        "num_hidden_layers": 5,
+        "layer_types": [
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 32,
+    },
+    "gemma4_assistant": {
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_kv_shared_layers": 3,
+        }
+    },
+    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "granitemoeshared": {"shared_intermediate_size": 32},
+    "granitemoe_swa": {"shared_intermediate_size": 32},
+    "hrm_text": {"num_hidden_layers": 1},
+    "jamba": {"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1},
+    "laguna": {"layer_types": _MIXED},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "longcat_flash": {"head_dim": 8},  # what it rotates
+    "mamba2": {"head_dim": 32},
+    "mellum": {"layer_types": _MIXED},
+    "mimo_v2_flash": {"v_head_dim": 8},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+    },
+    "olmo": {"clip_qkv": 8.0},
+    "olmoe": {"clip_qkv": 8.0},
+    "opt": {"word_embed_proj_dim": 32},
+    "phi4_multimodal": {"audio_config": {"nemo_conv_channels": 16, "ext_pw_out_channel": 64}},
+    "phi": {"qk_layernorm": True},
+    "prophetnet": {"pad_token_id": 0},  # it insists that positions begin with 1
+    "reformer": {
+        "attn_layers": ["local", "lsh", "local"],
+        "axial_pos_shape": (16, 16),
+        "axial_pos_embds_dim": (32, 32),
+        "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8,
+        "num_buckets": 4,
+    },
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+        "ple_layer_ids": [1],
+        "ngram_vocab_size_base": 50,
+        "heads_per_ngram": 2,
+        "make_ngram_vocab_size_divisible_by": 8,
+        "split_ngram_parts": 2,
+    },
+    "stablelm": {"qk_layernorm": True},
+    "xmod": {"default_language": "en_XX"},
+    "xlstm": {"hidden_size": 128},  # key widths are rounded up to multiples of 64
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    },
+    "zamba2": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "num_key_value_heads": 4,
+        "use_mem_rope": True,
+        "use_shared_attention_adapter": True,
+    },
+    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding", "hybrid"]},
+}

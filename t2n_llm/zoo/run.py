@@ -1,0 +1,187 @@
+"""A run of the zoo: which cells, in which order, by which engine; verdicts as lines of a file while they come."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from generic_export.errors import OptionError
+from t2n_llm.zoo.history import write_results
+from t2n_llm.zoo.local import HostOptions, run_local
+from t2n_llm.zoo.verdict import DTYPES, Cell, Verdict
+
+ENGINES = ("local", "ray")
+
+# The families that people use most come first: `limit` takes from the front.
+BEST_KNOWN = (
+    *("llama", "qwen3", "mistral", "gemma3_text", "gpt2", "phi3", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"),
+    *("mamba2", "qwen3_next", "gemma2", "qwen2", "olmo2", "smollm3", "gpt_neox", "falcon_h1", "lfm2", "granite"),
+    *("glm4", "cohere2", "llama4_text", "bloom", "opt", "phi", "gptj", "falcon", "stablelm", "starcoder2"),
+    *("olmoe", "jamba", "mamba", "rwkv", "gemma", "gemma3n_text", "gemma4_text", "qwen2_moe", "qwen3_5_text", "phimoe"),
+    *("deepseek_v2", "granitemoe", "exaone4", "ministral", "nemotron", "minimax", "mpt", "codegen", "gpt_bigcode"),
+    *("gpt_neo", "recurrent_gemma", "zamba2", "bamba", "dbrx", "olmo", "olmo3", "glm", "cohere", "bert", "bart"),
+)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What to run, and how.
+
+    Attributes:
+        only: shell patterns on model types; empty for all.
+        dtypes: element types.
+        models: real checkpoints (hub ids or folders), instead of tiny random ones.
+        limit: at most so many architectures, the best known first; None for all.
+        shard: (i, n): the i-th of n parts, counted from 1.
+        engine: `local` or `ray`.
+        ray_address: cluster to use; None for the one that Ray finds, or a new one on this machine.
+        jobs: cells at the same time.
+        timeout_seconds, max_rss_bytes: limits of one cell.
+        decode_steps, seed: see `Cell`.
+        hosts: how the processes are started.
+    """
+
+    only: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ("f32",)
+    models: tuple[str, ...] = ()
+    limit: int | None = None
+    shard: tuple[int, int] = (1, 1)
+    engine: str = "local"
+    ray_address: str | None = None
+    jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
+    timeout_seconds: float = 300.0
+    max_rss_bytes: int = 4 << 30
+    decode_steps: int = 16
+    seed: int = 0
+    hosts: HostOptions = field(default_factory=HostOptions)
+
+    def __post_init__(self) -> None:
+        unknown = [dtype for dtype in self.dtypes if dtype not in DTYPES]
+        if unknown:
+            raise OptionError(f"element type {unknown[0]!r} is unknown.", f"Use {', '.join(DTYPES)}.")
+        if self.engine not in ENGINES:
+            raise OptionError(f"engine {self.engine!r} is unknown.", f"Use {' or '.join(ENGINES)}.")
+        part, parts = self.shard
+        if not 1 <= part <= parts:
+            raise OptionError(f"shard {part}/{parts} does not exist.", f"Use 1/{parts} to {parts}/{parts}.")
+
+
+def plan_cells(options: RunOptions, architectures: Iterable[str]) -> list[Cell]:
+    """Return the cells of a run, in a fixed order.
+
+    Args:
+        options: what to run.
+        architectures: the model types that there are.
+
+    Raises:
+        OptionError: a pattern names no architecture.
+    """
+    base = Cell(
+        "",
+        decode_steps=options.decode_steps,
+        seed=options.seed,
+        timeout_seconds=options.timeout_seconds,
+        max_rss_bytes=options.max_rss_bytes,
+    )
+    if options.models:
+        rows = [_real(base, model) for model in options.models]
+    else:
+        rows = [replace(base, architecture=name) for name in _chosen(options, list(architectures))]
+    cells = [replace(row, dtype=dtype) for row in rows[: options.limit] for dtype in options.dtypes]
+    part, parts = options.shard
+    return [cell for cell in cells if shard_of(cell.architecture, parts) == part]
+
+
+def _real(base: Cell, line: str) -> Cell:
+    model, _, revision = line.partition("@") if not Path(line).exists() else (line, "", "")
+    return replace(base, architecture=line, model=model, revision=revision or None)
+
+
+def shard_of(architecture: str, parts: int) -> int:
+    """Return the part, from 1, that an architecture belongs to; it does not move when others come or go."""
+    return zlib.crc32(architecture.encode()) % parts + 1
+
+
+def _chosen(options: RunOptions, names: list[str]) -> list[str]:
+    for pattern in options.only:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise OptionError(f"no architecture is called {pattern!r}.", "t2n-llm zoo list shows their names.")
+    if options.only:
+        names = [name for name in names if any(fnmatchcase(name, pattern) for pattern in options.only)]
+    rank = {name: position for position, name in enumerate(BEST_KNOWN)}
+    return sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Read `I/N`.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdigit() and parts.isdigit()):
+        raise OptionError(f"shard {text!r} is not I/N.", "Such as 2/8: the second of eight parts.")
+    return int(part), int(parts)
+
+
+def read_models(path: Path) -> tuple[str, ...]:
+    """Return the checkpoints that a file names: a hub id, `ID@REVISION` or a folder a line; # begins a comment.
+
+    Raises:
+        OptionError: it cannot be read, or names none.
+    """
+    try:
+        lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path}: {error}", "Give a text file with one model a line.") from error
+    if not any(lines):
+        raise OptionError(f"{path}: it names no model.", "Write one hub id or folder a line.")
+    return tuple(dict.fromkeys(line for line in lines if line))
+
+
+def local_hosts(fresh: bool) -> HostOptions:
+    """Return how hosts are started: a new interpreter for each cell where that is asked for, or forks are not safe."""
+    return replace(HostOptions(), fresh=True) if fresh else HostOptions()
+
+
+def run_cells(cells: Sequence[Cell], options: RunOptions) -> Iterator[Verdict]:
+    """Yield the verdicts of cells as they come."""
+    if options.engine == "ray":
+        from t2n_llm.zoo.ray_engine import run_on_ray
+
+        return run_on_ray(cells, options.jobs, options.hosts, options.ray_address)
+    return run_local(cells, options.jobs, options.hosts)
+
+
+def run_zoo(
+    options: RunOptions,
+    results: Path | None = None,
+    on_verdict: Callable[[Verdict], None] = lambda _: None,
+) -> list[Verdict]:
+    """Run, and write each verdict as a line as soon as it is known.
+
+    Args:
+        options: what to run.
+        results: file of JSON lines; what it held is replaced.
+        on_verdict: told each verdict.
+
+    Returns:
+        The verdicts, in the order of the cells.
+    """
+    from t2n_llm.zoo.configs import architectures
+
+    cells = plan_cells(options, [] if options.models else architectures())
+    found: dict[str, Verdict] = {}
+    if results is not None:
+        write_results(results, [])
+    for verdict in run_cells(cells, options):
+        found[verdict.key] = verdict
+        if results is not None:
+            with results.open("a", encoding="utf-8") as file:
+                file.write(verdict.to_json() + "\n")
+        on_verdict(verdict)
+    return [found[cell.key] for cell in cells]

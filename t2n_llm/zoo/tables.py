@@ -1,0 +1,120 @@
+"""A run as text: one row per architecture, in Markdown (docs/zoo.md) or for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from t2n_llm.zoo.expectations import Expected, reason_of
+from t2n_llm.zoo.history import Run
+from t2n_llm.zoo.verdict import DTYPES, NOT_RUNNABLE, RIGHT, Verdict
+
+_START, _END = "<!-- zoo table: begin -->", "<!-- zoo table: end -->"
+
+
+def dtypes_of(verdicts: Iterable[Verdict]) -> list[str]:
+    """Return the element types of a run, in the usual order."""
+    present = {verdict.dtype for verdict in verdicts}
+    return [dtype for dtype in DTYPES if dtype in present]
+
+
+def by_architecture(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Verdict]]:
+    """Return the verdicts by architecture and element type, architectures sorted."""
+    rows: dict[str, dict[str, Verdict]] = {}
+    for verdict in verdicts:
+        rows.setdefault(verdict.architecture, {})[verdict.dtype] = verdict
+    return dict(sorted(rows.items()))
+
+
+def summary(run: Run) -> list[str]:
+    """Return one line per element type: how many are right, and what became of the others."""
+    lines = []
+    for dtype in dtypes_of(run.verdicts):
+        tally = run.tally(dtype)
+        others = Counter(
+            f"{verdict.outcome} [{verdict.stage}]"
+            for verdict in run.verdicts
+            if verdict.dtype == dtype and verdict.outcome not in (RIGHT, NOT_RUNNABLE)
+        )
+        rest = "".join(f", {count} {outcome}" for outcome, count in others.most_common())
+        lines.append(
+            f"{dtype}: {tally.right} right of {tally.runnable} that run in transformers "
+            f"(of {tally.total} architectures){rest}"
+        )
+    return lines
+
+
+def markdown(run: Run, expected: Mapping[str, Expected]) -> str:
+    """Return the tables of a run in Markdown.
+
+    Args:
+        run: what was found.
+        expected: rows with reasons, used instead of the run's own messages.
+    """
+    return "\n".join(_markdown_lines(run, expected)) + "\n"
+
+
+def replace_table(document: str, table: str) -> str:
+    """Put a table between the marks of a document; at its end where it has none."""
+    before, found, rest = document.partition(_START)
+    after = rest.partition(_END)[2] if found else ""
+    lead = before if found or not before else before.rstrip() + "\n\n"
+    return f"{lead}{_START}\n\n{table}\n{_END}{after or chr(10)}"
+
+
+def _markdown_lines(run: Run, expected: Mapping[str, Expected]) -> Iterator[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items() if version)
+    yield f"Measured with {versions}." if versions else "Measured with unknown versions."
+    yield ""
+    for line in summary(run):
+        yield f"* {line}"
+    columns = dtypes_of(run.verdicts)
+    rows = by_architecture(run.verdicts)
+    yield ""
+    yield "✓: right in all four checks, with the largest error of a logit. The checks that an engine or torch fact"
+    yield "prevents are named with it below."
+    yield ""
+    yield "| architecture | class | " + " | ".join(columns) + " |"
+    yield "|---|---|" + "---|" * len(columns)
+    for name, cells in rows.items():
+        class_name = next((cell.class_name for cell in cells.values() if cell.class_name), "")
+        yield f"| `{name}` | {class_name} | " + " | ".join(_mark(cells.get(dtype)) for dtype in columns) + " |"
+    yield from _reasons("What is not right, and why", run.verdicts, expected, runnable=True)
+    yield from _reasons("What transformers itself does not run", run.verdicts, expected, runnable=False)
+
+
+def _mark(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return ""
+    if verdict.outcome == RIGHT:
+        return f"✓ {verdict.max_abs_error:.0e}" if verdict.max_abs_error is not None else "✓"
+    return "–" if verdict.outcome == NOT_RUNNABLE else f"**{verdict.outcome}** ({verdict.stage})"
+
+
+def _reasons(
+    title: str, verdicts: Sequence[Verdict], expected: Mapping[str, Expected], *, runnable: bool
+) -> Iterator[str]:
+    rows = [
+        verdict
+        for verdict in sorted(verdicts, key=lambda verdict: (verdict.architecture, DTYPES.index(verdict.dtype)))
+        if verdict.outcome != RIGHT and (verdict.outcome != NOT_RUNNABLE) == runnable
+    ]
+    # One line for the same reason in several element types.
+    merged: dict[tuple[str, str, str], list[str]] = {}
+    for verdict in rows:
+        row = expected.get(verdict.key)
+        reason = row.reason if row is not None and row.outcome == verdict.outcome else reason_of(verdict)
+        merged.setdefault((verdict.architecture, verdict.stage, reason), []).append(verdict.dtype)
+    if not merged:
+        return
+    yield ""
+    yield f"### {title}"
+    yield ""
+    yield "| architecture | | stage | reason |"
+    yield "|---|---|---|---|"
+    for (name, stage, reason), dtypes in merged.items():
+        yield f"| `{name}` | {', '.join(dtypes)} | {stage} | {_escaped(reason)} |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")

@@ -1,0 +1,106 @@
+"""A tiny random checkpoint of an architecture, and whether transformers itself can decode with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from t2n_llm.zoo.configs import architectures, tiny_config
+
+_SPREAD = 0.1
+_PROMPT = 12
+
+
+def build_tiny_model(architecture: str, seed: int = 0) -> Any:
+    """Return a random model in f32, on the CPU, whose logits are worth comparing.
+
+    Args:
+        architecture: a model type of transformers.
+        seed: of the weights.
+
+    Raises:
+        TinyConfigError: there is no tiny config.
+        Exception: whatever transformers raises when it builds the model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_config(architecture)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    _unsettle(model)
+    return model.eval()
+
+
+def _unsettle(model: Any) -> None:
+    """Move what starts out neutral (norm scales of 1, biases and gates of 0), so that a forgotten one shows.
+
+    The row of the padding token in an embedding is 0 as well: norms of it and routers after them would only see ties.
+    """
+    stored = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *(buffer for buffer in model.buffers() if id(buffer) in stored)]:
+            if tensor.is_floating_point() and tensor.numel():
+                tensor.add_(torch.randn_like(tensor) * _SPREAD * _neutral(tensor))
+
+
+def _neutral(tensor: torch.Tensor) -> torch.Tensor:
+    """Return 1 where values are to be moved, 0 elsewhere; it broadcasts to the tensor."""
+    if tensor.ndim <= 1 or bool((tensor == tensor.flatten()[0]).all()):
+        return torch.ones(())
+    return (tensor == 0).all(-1, keepdim=True).to(tensor.dtype)
+
+
+def save_tiny_model(model: Any, folder: Path) -> None:
+    """Write config and safetensors; no tokenizer.
+
+    Some classes keep only the text part of their config, of a kind that no causal LM is registered for; checkpoints of
+    those families have the whole one.
+    """
+    model.save_pretrained(folder)
+    if model.config.model_type not in architectures():
+        _whole_config(type(model).__name__).save_pretrained(folder)
+
+
+def _whole_config(class_name: str) -> Any:
+    return tiny_config(next(kind for kind, name in architectures().items() if name == class_name))
+
+
+def decode_in_transformers(model: Any, steps: int) -> str:
+    """Generate greedily with transformers' own cache.
+
+    Args:
+        model: a causal LM.
+        steps: tokens to generate.
+
+    Returns:
+        The class of the states that it kept, or "" when it kept none.
+
+    Raises:
+        Exception: whatever transformers raises.
+    """
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    ids = torch.arange(3, 3 + _PROMPT).remainder(vocabulary)[None]
+    with torch.no_grad():
+        answer = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=steps,
+            min_new_tokens=steps,
+            do_sample=False,
+            use_cache=True,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    if not all(bool(row.isfinite().all()) for row in answer.logits):
+        raise ArithmeticError("transformers' own logits are not finite")
+    return _states_of(answer)
+
+
+def _states_of(answer: Any) -> str:
+    for name in ("past_key_values", "cache_params", "state", "rnn_state", "mems", "past_buckets_states"):
+        state = getattr(answer, name, None)
+        if state is not None:
+            return type(state).__name__
+    return ""

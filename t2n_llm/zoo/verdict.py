@@ -1,0 +1,154 @@
+"""What goes between the processes of the zoo: a cell to run, and what became of it; both are one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from math import inf, isfinite
+from typing import Any
+
+RIGHT = "right"
+"""Exported, and right in all four checks."""
+WRONG = "wrong"
+"""Exported, and another answer than PyTorch's in at least one check."""
+FAILED = "failed"
+"""An error ended it, at a stage that is named."""
+NOT_RUNNABLE = "not runnable"
+"""transformers itself cannot build it, or decode with it on a CPU."""
+TIMEOUT = "timeout"
+MEMORY = "memory"
+CRASHED = "crashed"
+"""The process died, or ended without a verdict."""
+
+OUTCOMES = (RIGHT, WRONG, FAILED, TIMEOUT, MEMORY, CRASHED, NOT_RUNNABLE)
+
+DTYPES = ("f32", "f16", "q4_0")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to try.
+
+    Attributes:
+        architecture: a model type of transformers, or what `model` is called.
+        dtype: `f32`, `f16` or `q4_0`.
+        model: hub id or folder of a real checkpoint; None makes a tiny random one.
+        revision: of a hub repository.
+        decode_steps: tokens decoded by the check.
+        seed: of the random weights.
+        timeout_seconds, max_rss_bytes: limits of its process, and those it starts, together.
+    """
+
+    architecture: str
+    dtype: str = "f32"
+    model: str | None = None
+    revision: str | None = None
+    decode_steps: int = 16
+    seed: int = 0
+    timeout_seconds: float = 300.0
+    max_rss_bytes: int = 4 << 30
+
+    @property
+    def key(self) -> str:
+        """What a line of results is found by."""
+        return f"{self.architecture}:{self.dtype}"
+
+    def to_json(self) -> str:
+        """Return it as one line."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(line: str) -> Cell:
+        """Read what `to_json` wrote."""
+        return Cell(**json.loads(line))
+
+
+@dataclass(frozen=True)
+class Check:
+    """One of the four checks, in figures.
+
+    Attributes:
+        max_abs_error: of a logit.
+        scale: largest reference logit, at least 1.
+        same_tokens, tokens: steps where both prefer the same token, of how many.
+        passed: within the element type's tolerance.
+    """
+
+    max_abs_error: float
+    scale: float
+    same_tokens: int
+    tokens: int
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a cell.
+
+    Attributes:
+        architecture, dtype: the cell.
+        outcome: one of `OUTCOMES`.
+        stage: where it ended: config, transformers, save, capture, write, reference, prefill, ..., done.
+        class_name: the transformers class.
+        seed: of the random weights that it was judged by.
+        error, message: class and text of the exception.
+        checks: by name, those that ran.
+        seconds, peak_rss_bytes: of the process and those it started.
+        states: the transformers cache class that its own decoding used, or "" when it kept none.
+        versions: of the packages that matter.
+        log: the last lines that it printed, when it died.
+    """
+
+    architecture: str
+    dtype: str
+    outcome: str
+    stage: str
+    class_name: str = ""
+    seed: int = 0
+    error: str = ""
+    message: str = ""
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    states: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    log: str = ""
+
+    @property
+    def key(self) -> str:
+        """What it is found by."""
+        return f"{self.architecture}:{self.dtype}"
+
+    @property
+    def max_abs_error(self) -> float | None:
+        """The worst logit of all checks, or None when none ran."""
+        return max((check.max_abs_error for check in self.checks.values()), default=None)
+
+    def asdict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON, which has no infinity: an error that is not finite is None."""
+        plain = asdict(self)
+        for check in plain["checks"].values():
+            check["max_abs_error"] = check["max_abs_error"] if isfinite(check["max_abs_error"]) else None
+        return plain
+
+    def to_json(self) -> str:
+        """Return it as one line."""
+        return json.dumps(self.asdict(), allow_nan=False)
+
+    @staticmethod
+    def from_json(line: str) -> Verdict:
+        """Read what `to_json` wrote; fields of a later version are ignored.
+
+        Raises:
+            ValueError, TypeError, AttributeError: it is something else.
+        """
+        plain = json.loads(line)
+        known = {item.name for item in fields(Verdict)}
+        checks = {name: _check(figures) for name, figures in plain.pop("checks", {}).items()}
+        return Verdict(checks=checks, **{name: value for name, value in plain.items() if name in known})
+
+
+def _check(figures: Mapping[str, Any]) -> Check:
+    error = figures["max_abs_error"]
+    return Check(**{**figures, "max_abs_error": inf if error is None else error})
