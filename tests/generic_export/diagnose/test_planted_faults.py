@@ -119,8 +119,9 @@ def test_a_wrong_epsilon_in_one_norm_is_blamed_on_that_norm() -> None:
     assert found.ranking()[0][0].path == GUILTY_NORM
 
 
-# Parts of these families that may have no translation yet: what matters here is that the planted fault is told beside them.
-KNOWN_TO_FAIL = {"MambaMixer"}
+# Taken alone, with weights, these are not captured yet (an export captures them on shapes, and puts its own recurrence in):
+# what matters here is that the planted fault is told beside them.
+KNOWN_TO_FAIL = {"Qwen3MoeExperts", "MambaMixer"}
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "mamba"])
