@@ -118,9 +118,9 @@ def _settled_kernel(b: NnefBuilder, weight: Value, groups: int) -> Value:
     tract 0.23.9 takes an axis that was inserted into a constant kernel away again when it specialises a depthwise convolution
     of static size, and computes with the wrong strides (docs/engine-notes.md). A maximum with itself stands in between.
     """
-    computed = b.label_of(weight) is None
+    computed = b.label_of(weight) is None and weight.dtype in (torch.float16, torch.float32)
     depthwise = groups > 1 and weight.shape[0] == groups and weight.shape[1] == 1
-    return b.binary("max", weight, weight) if computed and depthwise and weight.dtype.is_floating_point else weight
+    return b.binary("max", weight, weight) if computed and depthwise else weight
 
 
 def _transposed(
