@@ -6,7 +6,6 @@ of this process, so it has PyTorch and the model at once; what it changes of the
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -18,7 +17,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -28,10 +26,12 @@ from generic_export.diagnose.store import parse_bytes
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engine import last_words
 from generic_export.inference_target.tract.redaction import redacted
+from generic_export.processes import end_tree, process_tree
 
 Task = Callable[[Callable[[Stage], None]], Verdict]
 
 _LOOK_SECONDS = 0.1
+_MEMORY_LOOK_SECONDS = 0.2
 _TAIL_BYTES = 1 << 16
 
 
@@ -41,7 +41,7 @@ class Limits:
 
     Attributes:
         seconds: wall-clock time.
-        memory: bytes beyond what this process holds already, the engine's included, such as `8GiB`; watched where /proc is.
+        memory: bytes beyond what this process holds already, the engine's included, such as `8GiB`.
     """
 
     seconds: float = 300.0
@@ -73,9 +73,9 @@ class Worker:
         self._limits = limits
         self._stage: Stage | None = None
         self._began = time.monotonic()
-        self._peak = 0
+        self._peak, self._looked = 0, 0.0
         self._output = tempfile.TemporaryFile(prefix="diagnose-worker-")  # noqa: SIM115 - lives as long as the worker
-        self._baseline = _rss(os.getpid())
+        self._baseline = sum(info.rss_bytes for info in process_tree(os.getpid())[:1])
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe(duplex=False)
         self._process = context.Process(target=_serve, args=(task, theirs, self._output, os.getpid()), daemon=True)
@@ -107,9 +107,9 @@ class Worker:
         return self._within_limits()
 
     def kill(self) -> None:
-        """End it without a verdict."""
-        if self._process.is_alive():
-            self._process.kill()
+        """End it without a verdict, and the engine that it started with it."""
+        if self._process.pid is not None and self._process.is_alive():
+            end_tree(self._process.pid)
         self._close()
 
     def _finished(self, verdict: Verdict) -> Verdict:
@@ -117,8 +117,10 @@ class Worker:
         return replace(verdict, seconds=time.monotonic() - self._began, peak_rss=self._peak)
 
     def _within_limits(self) -> Verdict | None:
-        self._peak = max(self._peak, _tree_rss(self._process.pid or 0, self._baseline))
-        if time.monotonic() - self._began > self._limits.seconds:
+        now = time.monotonic()
+        if now - self._looked >= _MEMORY_LOOK_SECONDS:
+            self._looked, self._peak = now, max(self._peak, self._held())
+        if now - self._began > self._limits.seconds:
             self.kill()
             return self._dead("TimeLimitError", f"no end after {self._limits.seconds:g} s", "Raise limits.seconds.")
         if self._peak > self._limits.memory_bytes:
@@ -128,6 +130,11 @@ class Worker:
                 "MemoryLimitError", f"took {used}, {self._limits.memory} are allowed", "Raise limits.memory."
             )
         return None
+
+    def _held(self) -> int:
+        """Return the bytes that it and what it started hold, without those shared with this process since the fork."""
+        held = [info.rss_bytes for info in process_tree(self._process.pid or 0)]
+        return max(0, sum(held[:1]) - self._baseline) + sum(held[1:])
 
     def _died(self) -> Verdict:
         self._process.join(timeout=10)
@@ -195,31 +202,6 @@ def _leave_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(0)
-
-
-# --- memory ---------------------------------------------------------------------------------------
-
-
-def _tree_rss(pid: int, baseline: int) -> int:
-    """Return the bytes that a process and its children hold, without those shared with the parent since the fork."""
-    total = max(0, _rss(pid) - baseline)
-    for child in _children(pid):
-        total += _rss(child)
-    return total
-
-
-def _rss(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        with Path(f"/proc/{pid}/status").open(encoding="ascii", errors="replace") as status:
-            line = next(line for line in status if line.startswith("VmRSS"))
-        return int(line.split()[1]) * 1024
-    return 0
-
-
-def _children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
 
 
 __all__ = ["Limits", "Task", "Worker", "wait_for_news"]

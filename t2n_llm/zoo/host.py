@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from t2n_llm.zoo.processes import end_tree, process_tree
+from generic_export.processes import end_tree, process_tree
 from t2n_llm.zoo.verdict import CRASHED, MEMORY, TIMEOUT, Cell, Verdict
 
 DEFAULT_WORK = "t2n_llm.zoo.cell"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from generic_export.processes import end_tree, process_tree
 from t2n_llm.zoo.host import run_in_process
 from t2n_llm.zoo.local import Host, HostOptions, run_local
-from t2n_llm.zoo.processes import end_tree, process_tree
 from t2n_llm.zoo.verdict import CRASHED, MEMORY, RIGHT, TIMEOUT, Cell, Verdict
 from tests.t2n_llm.zoo import fake_cells
 
