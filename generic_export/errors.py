@@ -23,6 +23,19 @@ class T2NError(Exception):
         return self.message if self.hint is None else f"{self.message} {self.hint}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what another library said, the name of its class when it said nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def described(error: BaseException) -> str:
+    """Return class and first line of another library's error, for a message of ours."""
+    said = first_line(error)
+    name = type(error).__name__
+    return name if said == name else f"{name}: {said}"
+
+
 class OptionError(T2NError):
     """An option or argument has a value that is not accepted, or contradicts another one."""
 

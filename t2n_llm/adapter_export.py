@@ -29,8 +29,8 @@ from t2n_llm.folder import (
     put_in_place,
     staging_folder,
 )
-from t2n_llm.reference_model import meta_model
 from t2n_llm.source import open_source
+from t2n_llm.weightless import meta_model
 
 ADAPTER_FORMAT = 1
 

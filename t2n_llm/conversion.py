@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from generic_export.errors import WeightError
+from generic_export.errors import WeightError, first_line
 from generic_export.weights.source import TensorSource
 from t2n_llm.expressions import (
     Computed,
@@ -245,5 +245,5 @@ class ConvertedTensor:
         except (RuntimeError, ValueError, TypeError) as error:
             raise WeightError(
                 f"tensor {self.name}: cannot be made of {len(self.members)} checkpoint tensors "
-                f"({self.members[0]}, ...): {str(error).splitlines()[0] if str(error) else type(error).__name__}."
+                f"({self.members[0]}, ...): {first_line(error)}."
             ) from error

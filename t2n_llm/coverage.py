@@ -33,11 +33,12 @@ from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
 from kvcache import explicit_attention, explicit_experts, explicit_operators, fuse_rotary_embedding
 from kvcache.operators import OperatorNames
 from t2n_llm.forward_record import ForwardRecord, record_forward
-from t2n_llm.layer_cut import LayerCut, cut_layers, layers_path, meta_model
+from t2n_llm.layer_cut import LayerCut, cut_layers, layers_path
 from t2n_llm.model import WRAPPER_ATTRIBUTE, build_skeleton
 from t2n_llm.options import LogReporter, Reporter
 from t2n_llm.source import open_config
 from t2n_llm.tiny_twin import tiny_twin
+from t2n_llm.weightless import meta_model
 
 logger = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from kvcache import explicit_operators, fuse_rotary_embedding
 from kvcache.operators import OperatorNames
 from kvcache.state_adapters import register_cache_adapters
 from t2n_llm.input_sets import ModelCalls, calls_of
-from t2n_llm.layer_cut import meta_model
 from t2n_llm.options import DTYPES, LogReporter, Reporter
 from t2n_llm.reference_model import available_memory, load_f32
 from t2n_llm.source import open_config, open_source
 from t2n_llm.tiny_twin import tiny_twin
+from t2n_llm.weightless import meta_model
 
 _F32_BYTES = 4
 _HEADROOM = 1.6  # the model, and the piece that is being tried once more in the engine

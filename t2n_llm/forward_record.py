@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from generic_export.errors import CaptureError
+from generic_export.errors import CaptureError, described
 from generic_export.ops.coverage import OperatorUse
 
 _STEPS = 5
@@ -71,10 +71,7 @@ def record_forward(model: nn.Module) -> ForwardRecord:
             with _recorded(model, {}, watch), watch:
                 _run_with_cache(model, ids)
     except Exception as error:  # whatever the model's own code raises
-        lines = str(error).strip().splitlines()
-        raise CaptureError(
-            f"{type(model).__name__} does not run in PyTorch: {type(error).__name__}: {lines[0] if lines else ''}"
-        ) from error
+        raise CaptureError(f"{type(model).__name__} does not run in PyTorch: {described(error)}") from error
     return ForwardRecord(calls, tuple(watch.uses))
 
 

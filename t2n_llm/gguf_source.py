@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from generic_export.errors import MissingTokenizerError, SourceError, UnknownArchitectureError, WeightError
+from generic_export.errors import MissingTokenizerError, SourceError, UnknownArchitectureError, WeightError, first_line
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource
 from quant.prequantized import DecodedTensor, GgufFile, GgufTensor, open_gguf
-from t2n_llm.reference_model import meta_model
+from t2n_llm.weightless import meta_model
 
 _EXACT_KINDS = ("Q4_0", "F16", "BF16", "F32")
 # llama.cpp computes the frequencies of Llama 3.1's long context itself; transformers' GGUF support reads no rope scaling.
@@ -70,7 +70,7 @@ def read_gguf_metadata(path: Path, *, require_tokenizer: bool) -> GgufMetadata:
         except Exception as error:  # tokenizers itself raises plain Exception
             if require_tokenizer:
                 raise MissingTokenizerError(
-                    f"{path}: transformers cannot build its tokenizer: {str(error).splitlines()[0] if str(error) else error!r}",
+                    f"{path}: transformers cannot build its tokenizer: {first_line(error)}",
                     "`t2n-llm export --no-tokenizer` goes without.",
                 ) from error
     return GgufMetadata(config, folder)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import CaptureError
+from generic_export.errors import CaptureError, described
 
 # Distinct primes: no size is another one, or the sum of two others, by accident. (new tokens, past tokens)
 PREFILL, DECODE, CHUNK = (7, 0), (1, 11), (5, 13)
@@ -134,9 +134,8 @@ def _own_cache(model: nn.Module, tokens: _Tokens, length: int) -> tuple[str, Any
     try:
         result = model(input_ids=tokens.take(length), use_cache=True)
     except Exception as error:  # whatever the model's own code raises
-        lines = str(error).strip().splitlines()
         raise CaptureError(
-            f"{type(model).__name__} does not run in PyTorch: {type(error).__name__}: {lines[0] if lines else ''}",
+            f"{type(model).__name__} does not run in PyTorch: {described(error)}",
             "Nothing can be said of a model that does not run; look at the traceback with --debug.",
         ) from error
     found = ((name, getattr(result, name, None)) for name in _CACHE_NAMES)

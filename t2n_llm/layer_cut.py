@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from generic_export.errors import CaptureError
+from t2n_llm.weightless import meta_model
 
 # Each names a count of layers at the start, below which a layer is of another kind.
 _PREFIX_COUNTS = ("first_k_dense_replace", "num_dense_layers", "max_window_layers", "moe_layer_start_index")
@@ -50,27 +51,6 @@ class LayerCut:
     def weight(self, layer: int | None) -> int:
         """Return how many original layers a layer of the shallow model stands for; 1 for what is in no layer."""
         return 1 if layer is None or layer >= len(self.counts) else self.counts[layer]
-
-
-def meta_model(config: Any, *, trust_remote_code: bool = False) -> nn.Module:
-    """Instantiate the causal LM of a config without allocating a weight.
-
-    Raises:
-        CaptureError: transformers has no such model, or the config's values contradict each other.
-    """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with init_empty_weights(include_buffers=True):
-            return AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code).eval()
-    except Exception as error:  # a config can name an activation, a rope type or a size that does not exist
-        reason = str(error).strip().splitlines()
-        raise CaptureError(
-            f"{type(config).__name__}: transformers cannot build the model: {type(error).__name__}: "
-            f"{reason[0] if reason else ''}",
-            "Check the values in config.json.",
-        ) from error
 
 
 def cut_layers(config: Any, *, trust_remote_code: bool = False) -> LayerCut:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import CaptureError, T2NError
+from generic_export.errors import CaptureError, T2NError, described
 from generic_export.torch_graph.tracer import DynamicAxes
 from kvcache.attention import AttentionChoice
 from kvcache.forms import StateForm, accepts, state_form
@@ -191,10 +191,8 @@ def _probe(model: nn.Module, form: StateForm, batch: int, steps: int) -> Probe:
     except T2NError:
         raise
     except Exception as error:  # whatever the model's own code raises
-        reason = str(error).strip().splitlines()
         raise CaptureError(
-            f"{type(model).__name__} cannot run as a cached decoder on shapes alone: "
-            f"{type(error).__name__}: {reason[0] if reason else ''}",
+            f"{type(model).__name__} cannot run as a cached decoder on shapes alone: {described(error)}",
             "Models of this family have no translation yet; run with --debug to see where it stops.",
         ) from error
 

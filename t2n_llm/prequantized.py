@@ -102,7 +102,7 @@ def load_dequantized(weights: Path, *, trust_remote_code: bool = False) -> Any |
         return load_gguf_model(weights)
     if not (weights / "config.json").is_file():
         return None
-    from t2n_llm.reference_model import meta_model
+    from t2n_llm.weightless import meta_model
 
     source = open_source(str(weights), trust_remote_code=trust_remote_code, require_tokenizer=False)
     if source.quantization is None:

@@ -34,11 +34,12 @@ from t2n_llm.quality import (
     torch_predict,
     windows_of,
 )
-from t2n_llm.reference_model import Placement, meta_model, plan_residency, reference_model
+from t2n_llm.reference_model import Placement, plan_residency, reference_model
 from t2n_llm.revalidate import check_same_model, open_original
 from t2n_llm.runner import Turn, open_runner
 from t2n_llm.source import load_tokenizer
 from t2n_llm.tasks import require_language_model
+from t2n_llm.weightless import meta_model
 
 DEFAULT_TOKENS = 2048
 DEFAULT_WINDOW = 256

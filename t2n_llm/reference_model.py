@@ -6,7 +6,6 @@ conversions, tied weights and buffers are transformers' own; weights on disk are
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import errno
 import logging
@@ -121,17 +120,6 @@ class Residency:
 
 
 # --- choosing ---------------------------------------------------------------------------------
-
-
-def meta_model(config: Any, *, trust_remote_code: bool = False) -> nn.Module:
-    """Return the causal LM of a config with every tensor on the meta device."""
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
-    model.tie_weights()
-    return model
 
 
 def plan_residency(model: nn.Module, placement: Placement | None = None) -> Residency:

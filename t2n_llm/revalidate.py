@@ -15,10 +15,11 @@ from t2n_llm.manifest import recorded_states
 from t2n_llm.options import LogReporter, Reporter
 from t2n_llm.prequantized import require_resident
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
-from t2n_llm.reference_model import Placement, meta_model, plan_residency
+from t2n_llm.reference_model import Placement, plan_residency
 from t2n_llm.runner import open_runner
 from t2n_llm.source import ModelSource, open_source
 from t2n_llm.validate import Tolerance, ValidationReport, validate_archive
+from t2n_llm.weightless import meta_model
 
 logger = logging.getLogger(__name__)
 

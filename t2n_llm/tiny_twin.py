@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import CaptureError
+from generic_export.errors import CaptureError, described
 from kvcache.operators import OperatorNames
-from t2n_llm.layer_cut import LayerCut, cut_layers, meta_model, rebuilt, value_of
+from t2n_llm.layer_cut import LayerCut, cut_layers, rebuilt, value_of
+from t2n_llm.weightless import meta_model
 
 _HIDDEN = 64
 _VOCAB = 160
@@ -140,8 +141,7 @@ def tiny_twin(config: Any, *, trust_remote_code: bool = False) -> TinyTwin:
                 continue
             _try(twin, trust_remote_code)
         except Exception as error:  # what a config's or a model's own code says of sizes that do not fit
-            lines = str(error).strip().splitlines()
-            reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+            reason = described(error)
             continue
         return twin
     raise CaptureError(

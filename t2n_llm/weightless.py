@@ -81,19 +81,37 @@ def instantiate(
         UnknownArchitectureError: transformers has no such class for the config.
         CaptureError: the config has a value that no model can be built with.
     """
+    # Parameters on meta, buffers with their values: only the model itself knows how to compute those.
+    model = _from_config(
+        kind,
+        config,
+        include_buffers=False,
+        dtype=dtype,
+        attn_implementation=attention,
+        experts_implementation=experts,
+        trust_remote_code=trust_remote_code,
+    )
+    _silence(model)
+    express_length_switches(model)
+    return model.eval()
+
+
+def meta_model(config: Any, *, trust_remote_code: bool = False) -> nn.Module:
+    """Build the causal LM of a config with every tensor on the meta device, in the config's own element type.
+
+    Raises:
+        UnknownArchitectureError, CaptureError: see `instantiate`.
+    """
+    return _from_config(CAUSAL_LM, config, include_buffers=True, trust_remote_code=trust_remote_code).eval()
+
+
+def _from_config(kind: ModelKind, config: Any, *, include_buffers: bool, **options: Any) -> Any:
     import transformers
     from accelerate import init_empty_weights
 
     try:
-        # Parameters on meta, buffers with their values: only the model itself knows how to compute those.
-        with init_empty_weights(include_buffers=False):
-            model = getattr(transformers, kind.auto_class).from_config(
-                copy.deepcopy(config),
-                dtype=dtype,
-                attn_implementation=attention,
-                experts_implementation=experts,
-                trust_remote_code=trust_remote_code,
-            )
+        with init_empty_weights(include_buffers=include_buffers):
+            model = getattr(transformers, kind.auto_class).from_config(copy.deepcopy(config), **options)
     except Exception as error:  # a config can name an activation, a rope type or a size that does not exist
         if "Unrecognized configuration class" not in str(error):
             raise CaptureError(
@@ -105,9 +123,7 @@ def instantiate(
             f"{kind.advice}, or install a transformers release that knows it.",
         ) from error
     model.tie_weights()
-    _silence(model)
-    express_length_switches(model)
-    return model.eval()
+    return model
 
 
 def _silence(model: nn.Module) -> None:

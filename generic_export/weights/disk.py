@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, WeightError
+from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, WeightError, first_line
 from generic_export.nnef.dat import dat_size, header_bytes
 from generic_export.weights.checkpoint import open_checkpoint
 from generic_export.weights.safetensors_index import UnreadableTensor
@@ -131,8 +131,7 @@ def _device(map_location: str | torch.device) -> torch.device:
         device = torch.device(map_location)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:  # torch without CUDA asserts
-        reason = str(error).strip().splitlines()[0]
-        raise OptionError(f"map_location {map_location!r} is no device of this machine: {reason}") from error
+        raise OptionError(f"map_location {map_location!r} is no device of this machine: {first_line(error)}") from error
     if device.type == "meta":
         raise OptionError("map_location 'meta': tensors on it have no values.", "Give a real device, such as 'cpu'.")
     return device

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import CaptureError
+from generic_export.errors import CaptureError, described
 from generic_export.export import capture, producer_properties, translate_graph
 from generic_export.inference_target import TractNNEF
 from generic_export.nnef.graph import NnefGraph
@@ -217,17 +217,15 @@ def _example_inputs(batch: int, steps: int = 5) -> tuple[torch.Tensor, ...]:
 
 def _reads_batches(module: HeadModule) -> bool:
     """Say whether a model takes several texts; classifiers without a padding token take one (transformers refuses more)."""
-    refusal: Exception | None = None
+    refusals: list[Exception] = []
     for batch in (3, 1):
         try:
             with torch.no_grad():
                 module(*_example_inputs(batch))
             return batch > 1
         except Exception as error:  # whatever the model's own code raises
-            refusal = refusal or error
-    reason = str(refusal).strip().splitlines()
+            refusals.append(error)
     raise CaptureError(
-        f"{type(module.network).__name__} cannot run on shapes alone: {type(refusal).__name__}: "
-        f"{reason[0] if reason else ''}",
+        f"{type(module.network).__name__} cannot run on shapes alone: {described(refusals[0])}",
         "Models of this family have no translation yet; run with --debug to see where it stops.",
-    ) from refusal
+    ) from refusals[0]

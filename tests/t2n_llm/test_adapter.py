@@ -27,7 +27,8 @@ from t2n_llm.adapter_merge import LoraModule, LowRankUpdate, MergedTensor
 from t2n_llm.export import export_llm
 from t2n_llm.folder import sha256
 from t2n_llm.reference import plan_check, run_reference
-from t2n_llm.reference_model import Placement, meta_model, plan_residency
+from t2n_llm.reference_model import Placement, plan_residency
+from t2n_llm.weightless import meta_model
 from tests.families import FAMILIES, save_tiny_model
 from tests.t2n_llm.command_line import call, refused, strict_json
 from tests.t2n_llm.test_checkpoint import archived

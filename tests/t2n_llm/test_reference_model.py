@@ -26,7 +26,8 @@ from t2n_llm.reference import (
     run_reference,
     run_reference_apart,
 )
-from t2n_llm.reference_model import Placement, Residency, available_memory, meta_model, plan_residency
+from t2n_llm.reference_model import Placement, Residency, available_memory, plan_residency
+from t2n_llm.weightless import meta_model
 from tests.families import FAMILIES, save_tiny_model
 from tests.t2n_llm.command_line import call, refused, small_disk, strict_json
 
@@ -301,7 +302,8 @@ import re, sys, threading
 from pathlib import Path
 from transformers import AutoConfig
 from t2n_llm.reference import plan_check, run_reference
-from t2n_llm.reference_model import Placement, meta_model, plan_residency
+from t2n_llm.reference_model import Placement, plan_residency
+from t2n_llm.weightless import meta_model
 
 def megabytes(field):
     return int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024

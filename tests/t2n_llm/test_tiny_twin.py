@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from generic_export.errors import CaptureError
-from t2n_llm.layer_cut import cut_layers, decoder_layers, layer_kinds, meta_model, per_layer_lists
+from t2n_llm.layer_cut import cut_layers, decoder_layers, layer_kinds, per_layer_lists
 from t2n_llm.tiny_twin import tiny_twin
+from t2n_llm.weightless import meta_model
 from tests.families import FAMILIES
 
 

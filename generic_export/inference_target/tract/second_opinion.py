@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import EngineError, T2NError
+from generic_export.errors import EngineError, T2NError, first_line
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.check import Comparison
 from generic_export.inference_target.tract.target import TractNNEF
@@ -83,7 +83,7 @@ def debug_dumper_pytorch_to_onnx_to_nnef(
     try:
         _write_onnx(model, tuple(args), dict(kwargs or {}), folder / ONNX_FILE)
     except Exception as error:  # torch.onnx raises many unrelated classes, none of them documented
-        return SecondOpinion(None, reason=f"PyTorch cannot write it as ONNX: {_first_line(error)}")
+        return SecondOpinion(None, reason=f"PyTorch cannot write it as ONNX: {first_line(error)}")
     example = ExampleRun.of(model, args, kwargs)
     try:
         with TractWheel().load(folder / ONNX_FILE) as engine:
@@ -137,10 +137,6 @@ def _quiet(name: str) -> Any:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 __all__ = ["SecondOpinion", "debug_dumper_pytorch_to_onnx_to_nnef"]

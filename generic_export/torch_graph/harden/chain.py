@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from generic_export.errors import OptionError
+from generic_export.errors import OptionError, first_line
 from generic_export.torch_graph.harden.edits import Arguments, nodes_of
 from generic_export.torch_graph.harden.fold_constant_ifs import fold_constant_ifs
 from generic_export.torch_graph.harden.fold_constant_scalar_arithmetic import fold_constant_scalar_arithmetic
@@ -141,9 +141,9 @@ def _frozen(model: torch.jit.ScriptModule) -> torch.jit.ScriptModule | None:
         # Numerics as they are: folding a convolution into a batch norm would give other names and other roundings.
         frozen = torch.jit.freeze(model, optimize_numerics=False)
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
         warnings.warn(
-            f"{model.original_name} cannot be frozen ({reason}); its submodules are inlined instead.", stacklevel=4
+            f"{model.original_name} cannot be frozen ({first_line(error)}); its submodules are inlined instead.",
+            stacklevel=4,
         )
         return None
     # freeze's own wrapper does not know the submodules that are left: those whose attributes are written to.

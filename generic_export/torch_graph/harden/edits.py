@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from generic_export.errors import CaptureError, OptionError, T2NError
+from generic_export.errors import CaptureError, OptionError, T2NError, first_line
 from generic_export.torch_graph.jit_module import interpreted
 from generic_export.torch_graph.jit_schema import forward_signature
 
@@ -131,9 +131,8 @@ def observed(model: torch.jit.ScriptModule, args: Arguments, values: list[torch.
         raise
     except Exception as error:  # whatever the model's own operators raise
         where = f" at {source}" if (source := getattr(error, "t2n_source", "")) else ""
-        reason = str(error).strip().partition("\n")[0]
         raise CaptureError(
-            f"{model.original_name}{where}: cannot be run on the example inputs: {reason}",
+            f"{model.original_name}{where}: cannot be run on the example inputs: {first_line(error)}",
             "Give arguments that the script itself takes.",
         ) from error
     return noted
