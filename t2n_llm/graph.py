@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from generic_export.export import capture, producer_properties, translate_graph
 from generic_export.inference_target import TractNNEF
 from generic_export.nnef.graph import NnefGraph
 from generic_export.ops.translate import TranslationOptions
+from generic_export.torch_graph.tracer import DynamicAxes
 from kvcache import explicit_attention, explicit_experts, fuse_rotary_embedding
 from kvcache.engine_state import engine_held
 from kvcache.state_views import keep_states_whole
@@ -44,12 +45,26 @@ class GraphOptions:
     stateful: bool = False
     kv_bits: int | None = None
 
-    def target(self, skeleton: Skeleton, properties: Mapping[str, str | float]) -> TractNNEF:
-        """Return the target that these options describe for a skeleton."""
+    def target(self, dynamic_axes: DynamicAxes, network: nn.Module, revision: str | None, **further: str) -> TractNNEF:
+        """Return the target that these options describe.
+
+        Args:
+            dynamic_axes: of the graph's inputs.
+            network: the transformers model, whose class the archive names.
+            revision: commit of the source; None where there is none.
+            further: properties of the archive.
+        """
+        import transformers
+
+        properties: dict[str, str | float] = {
+            "transformers_version": transformers.__version__,
+            "architecture": type(network).__name__,
+            **further,
+        }
         return TractNNEF(
-            dynamic_axes=skeleton.dynamic_axes,
+            dynamic_axes=dynamic_axes,
             check_io=False,
-            specific_properties=properties,
+            specific_properties=properties | ({"source_revision": revision} if revision else {}),
             force_attention_inner_in_f32=self.f32_attention,
             force_linear_accumulation_in_f32=self.f32_linear_accumulation,
             force_norm_in_f32=self.f32_norm,
@@ -84,7 +99,7 @@ def build_graph(
             keep_f32=options.keep_f32,
             trust_remote_code=options.trust_remote_code,
         )
-        target = options.target(skeleton, _properties(skeleton, revision))
+        target = options.target(skeleton.dynamic_axes, skeleton.network, revision)
         captured = capture(
             skeleton.module,
             skeleton.example_inputs(),
@@ -108,13 +123,3 @@ def build_graph(
         return skeleton, graph
     held = engine_held(graph, skeleton.states, options.kv_bits)
     return replace(skeleton, states=(), engine_states=skeleton.states), held
-
-
-def _properties(skeleton: Skeleton, revision: str | None) -> dict[str, str | float]:
-    import transformers
-
-    properties: dict[str, str | float] = {
-        "transformers_version": transformers.__version__,
-        "architecture": type(skeleton.module.causal_lm).__name__,
-    }
-    return properties | ({"source_revision": revision} if revision else {})

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from generic_export.errors import CorruptCheckpointError, NotEnoughMemoryError
+from generic_export.errors import NotEnoughMemoryError
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.source import RenamedTensor, TensorSource
 from generic_export.weights.values import read_tensor
@@ -102,6 +102,7 @@ def load_dequantized(weights: Path, *, trust_remote_code: bool = False) -> Any |
         return load_gguf_model(weights)
     if not (weights / "config.json").is_file():
         return None
+    from t2n_llm.reference_model import refuse_invented
     from t2n_llm.weightless import meta_model
 
     source = open_source(str(weights), trust_remote_code=trust_remote_code, require_tokenizer=False)
@@ -109,14 +110,11 @@ def load_dequantized(weights: Path, *, trust_remote_code: bool = False) -> Any |
         return None
     model_class = type(meta_model(source.config, trust_remote_code=source.trust_remote_code))
     model, missing = dequantized(source, model_class)
-    if missing:
-        raise CorruptCheckpointError(
-            f"{source.name}: transformers finds no weights for {missing[0]} ({len(missing)} missing)."
-        )
+    refuse_invented(source.name, missing)
     return model
 
 
-def dequantized(source: ModelSource, model_class: Any) -> tuple[Any, list[str]]:
+def dequantized(source: ModelSource, model_class: Any) -> tuple[Any, tuple[str, ...]]:
     """Return the model of a quantised checkpoint in f32, and the parameters that the checkpoint has no values of.
 
     Args:
@@ -132,7 +130,7 @@ def dequantized(source: ModelSource, model_class: Any) -> tuple[Any, list[str]]:
         attn_implementation="eager",
         output_loading_info=True,
     )
-    return model.eval(), sorted(report.get("missing_keys", ()))
+    return model.eval(), tuple(sorted(report.get("missing_keys", ())))
 
 
 def _stored(source: TensorSource) -> TensorSource:

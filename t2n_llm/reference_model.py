@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from generic_export.errors import CorruptCheckpointError, DiskFullError, NotEnoughMemoryError, OptionError
+from t2n_llm.weightless import CAUSAL_LM, ModelKind
 
 if TYPE_CHECKING:
     from t2n_llm.adapter import Adapter
@@ -332,9 +333,25 @@ def load_f32(weights: Path, trust_remote_code: bool = False) -> Any:
 
 
 def _from_pretrained(folder: Path, trust_remote_code: bool, **placement: Any) -> Any:
-    from transformers import AutoModelForCausalLM
+    model, missing = eager_model(CAUSAL_LM, folder, trust_remote_code, **placement)
+    refuse_invented(str(folder), missing)
+    return model
 
-    model, report = AutoModelForCausalLM.from_pretrained(
+
+def eager_model(
+    kind: ModelKind, folder: Path, trust_remote_code: bool, **placement: Any
+) -> tuple[Any, tuple[str, ...]]:
+    """Return transformers' own model of a checkpoint in f32, and the parameters that it had to invent.
+
+    Args:
+        kind: which class of transformers.
+        folder: config and plain safetensors.
+        trust_remote_code: allow code that comes with the model.
+        placement: of its weights, for `from_pretrained`; without any they are in memory.
+    """
+    import transformers
+
+    model, report = getattr(transformers, kind.auto_class).from_pretrained(
         folder,
         dtype=torch.float32,
         attn_implementation="eager",
@@ -343,12 +360,41 @@ def _from_pretrained(folder: Path, trust_remote_code: bool, **placement: Any) ->
         output_loading_info=True,
         **placement,
     )
-    missing = sorted(report.get("missing_keys", ()))
-    if missing:
+    return model.eval(), tuple(sorted(report.get("missing_keys", ())))
+
+
+def refuse_invented(name: str, missing: Iterable[str]) -> None:
+    """Refuse a model some of whose weights are not the checkpoint's.
+
+    Args:
+        name: of the checkpoint, for the message.
+        missing: parameters that it does not have.
+
+    Raises:
+        CorruptCheckpointError: there is one.
+    """
+    invented = sorted(missing)
+    if invented:
         raise CorruptCheckpointError(
-            f"{folder}: transformers finds no weights for {missing[0]} ({len(missing)} missing)."
+            f"{name}: transformers finds no weights for {invented[0]} ({len(invented)} missing)."
         )
-    return model.eval()
+
+
+def require_memory(network: nn.Module, placement: Placement | None) -> None:
+    """Refuse a check whose PyTorch model cannot stay in memory.
+
+    Args:
+        network: the model, best on the meta device.
+        placement: what the user allows.
+
+    Raises:
+        NotEnoughMemoryError: it does not fit in f32.
+    """
+    if plan_residency(network, placement).offloaded:
+        raise NotEnoughMemoryError(
+            "the check needs the PyTorch model in memory in f32, and it does not fit.",
+            "Pass --no-check, and run t2n-llm validate on a larger machine.",
+        )
 
 
 def _with_adapter(model: Any, adapter: Adapter | None) -> Any:

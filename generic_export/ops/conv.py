@@ -107,9 +107,10 @@ def _plain(
     ]
     shape = [input.shape[0], kernel[0], *spatial]
     attributes = _attributes(padding, strides, dilations, groups)
-    weight = _settled_kernel(b, weight, groups)
     in_integers = integer_convolution(b, input, weight, bias, shape, attributes)
-    return _emit(b, "conv", [input, weight, bias], shape, attributes) if in_integers is None else in_integers
+    if in_integers is not None:
+        return in_integers
+    return _emit(b, "conv", [input, _settled_kernel(b, weight, groups), bias], shape, attributes)
 
 
 def _settled_kernel(b: NnefBuilder, weight: Value, groups: int) -> Value:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from generic_export.errors import CorruptCheckpointError, NotEnoughMemoryError, ValidationError
+from generic_export.errors import ValidationError
 from generic_export.inference_target.tract.cli import write_bundle
 from t2n_llm.answers import Answerer
 from t2n_llm.archive_weights import ArchiveWeights
 from t2n_llm.heads.model import INPUT_NAMES, HeadTask
 from t2n_llm.prequantized import dequantized
 from t2n_llm.reference import plan_check
-from t2n_llm.reference_model import Placement, plan_residency
+from t2n_llm.reference_model import Placement, eager_model, refuse_invented, require_memory
 from t2n_llm.source import ModelSource
 from t2n_llm.validate import Tolerance
 
@@ -181,37 +181,16 @@ def run_head_reference(
         NotEnoughMemoryError: the model does not fit.
         CorruptCheckpointError: transformers had to invent weights that are needed.
     """
-    if plan_residency(network, placement).offloaded:
-        raise NotEnoughMemoryError(
-            "the check needs the PyTorch model in memory in f32, and it does not fit.",
-            "Pass --no-check, and run t2n-llm validate on a larger machine.",
-        )
-    model, missing = _load(source, task, type(network))
-    invented = sorted(needed.intersection(missing))
-    if invented:
-        raise CorruptCheckpointError(
-            f"{source.name}: transformers finds no weights for {invented[0]} ({len(invented)} missing)."
-        )
+    require_memory(network, placement)
+    if source.quantization is not None:
+        model, missing = dequantized(source, type(network))
+    else:
+        model, missing = eager_model(task.kind, source.folder, source.trust_remote_code)
+    refuse_invented(source.name, needed.intersection(missing))
     if overrides is not None:
         overrides.apply(model)
     with torch.no_grad():
         return [_ask(model, task, case) for case in cases]
-
-
-def _load(source: ModelSource, task: HeadTask, model_class: Any) -> tuple[Any, list[str]]:
-    import transformers
-
-    if source.quantization is not None:
-        return dequantized(source, model_class)
-    model, report = getattr(transformers, task.kind.auto_class).from_pretrained(
-        source.folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        local_files_only=True,
-        trust_remote_code=source.trust_remote_code,
-        output_loading_info=True,
-    )
-    return model.eval(), sorted(report.get("missing_keys", ()))
 
 
 def _ask(model: Any, task: HeadTask, case: HeadCase) -> np.ndarray:

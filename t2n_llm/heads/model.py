@@ -15,7 +15,6 @@ from torch import nn
 
 from generic_export.errors import CaptureError, described
 from generic_export.export import capture, producer_properties, translate_graph
-from generic_export.inference_target import TractNNEF
 from generic_export.nnef.graph import NnefGraph
 from generic_export.ops.translate import TranslationOptions
 from generic_export.torch_graph.tracer import DynamicAxes
@@ -150,7 +149,7 @@ def build_head_graph(
     with explicit_attention() as attention, explicit_experts() as experts:
         skeleton = _build_skeleton(config, task, options, attention, experts)
         skeleton = replace(skeleton, batched=skeleton.batched and batched)
-        target = _target(skeleton, options, revision)
+        target = options.target(skeleton.dynamic_axes, skeleton.network, revision, task=skeleton.task.name)
         captured = capture(
             skeleton.module,
             _example_inputs(3 if skeleton.batched else 1),
@@ -166,24 +165,6 @@ def build_head_graph(
         captured, target, TranslationOptions(graph_name=str(config.model_type), properties=properties)
     )
     return skeleton, graph
-
-
-def _target(skeleton: HeadSkeleton, options: GraphOptions, revision: str | None) -> TractNNEF:
-    import transformers
-
-    properties: dict[str, str | float] = {
-        "transformers_version": transformers.__version__,
-        "architecture": type(skeleton.network).__name__,
-        "task": skeleton.task.name,
-    }
-    return TractNNEF(
-        dynamic_axes=skeleton.dynamic_axes,
-        check_io=False,
-        specific_properties=properties | ({"source_revision": revision} if revision else {}),
-        force_attention_inner_in_f32=options.f32_attention,
-        force_linear_accumulation_in_f32=options.f32_linear_accumulation,
-        force_norm_in_f32=options.f32_norm,
-    )
 
 
 def _build_skeleton(

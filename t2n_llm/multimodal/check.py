@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from generic_export.errors import CorruptCheckpointError, NotEnoughMemoryError
 from kvcache.states import StateTensor
 from t2n_llm.answers import Answerer, open_answerer
 from t2n_llm.multimodal.families import POSITIONS, TOKEN_TYPES, Family
 from t2n_llm.multimodal.model import DECODER, EMBED, VISION
-from t2n_llm.reference_model import Placement, plan_residency
+from t2n_llm.reference_model import Placement, eager_model, refuse_invented, require_memory
 from t2n_llm.source import ModelSource
 from t2n_llm.validate import CheckResult, Tolerance, ValidationReport, compare_step
 from t2n_llm.weightless import IMAGE_TEXT_MODEL
@@ -95,28 +94,11 @@ def run_multimodal_reference(
         NotEnoughMemoryError: the model does not fit.
         CorruptCheckpointError: transformers had to invent weights that are needed.
     """
-    if plan_residency(network, placement).offloaded:
-        raise NotEnoughMemoryError(
-            "the check needs the PyTorch model in memory in f32, and it does not fit.",
-            "Pass --no-check, and run t2n-llm validate on a larger machine.",
-        )
-    import transformers
-
-    model, report = getattr(transformers, IMAGE_TEXT_MODEL.auto_class).from_pretrained(
-        source.folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        local_files_only=True,
-        trust_remote_code=source.trust_remote_code,
-        output_loading_info=True,
-    )
-    invented = sorted(needed.intersection(report.get("missing_keys", ())))
-    if invented:
-        raise CorruptCheckpointError(
-            f"{source.name}: transformers finds no weights for {invented[0]} ({len(invented)} missing)."
-        )
+    require_memory(network, placement)
+    model, missing = eager_model(IMAGE_TEXT_MODEL, source.folder, source.trust_remote_code)
+    refuse_invented(source.name, needed.intersection(missing))
     with torch.no_grad():
-        return [_generate(model.eval(), family, prompt) for prompt in prompts]
+        return [_generate(model, family, prompt) for prompt in prompts]
 
 
 def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from generic_export.export import capture, producer_properties, translate_graph
-from generic_export.inference_target import TractNNEF
 from generic_export.nnef.graph import NnefGraph
 from generic_export.ops.translate import TranslationOptions
 from generic_export.torch_graph.tracer import DynamicAxes
@@ -224,21 +223,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[Part, ...]
 
 
 def _built(part: Part, options: GraphOptions, name: str, revision: str | None) -> BuiltPart:
-    import transformers
-
-    properties: dict[str, str | float] = {
-        "transformers_version": transformers.__version__,
-        "architecture": type(part.network).__name__,
-        "role": part.role,
-    }
-    target = TractNNEF(
-        dynamic_axes=part.dynamic_axes,
-        check_io=False,
-        specific_properties=properties | ({"source_revision": revision} if revision else {}),
-        force_attention_inner_in_f32=options.f32_attention,
-        force_linear_accumulation_in_f32=options.f32_linear_accumulation,
-        force_norm_in_f32=options.f32_norm,
-    )
+    target = options.target(part.dynamic_axes, part.network, revision, role=part.role)
     captured = capture(
         part.module,
         tuple(part.inputs.values()),
