@@ -7,49 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from generic_export.errors import NotEnoughMemoryError, OptionError
-from generic_export.nnef.archive import check_free_space
-from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document
-from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.journal import occupied_bytes
+from generic_export.nnef.document import WrittenArchive
 from generic_export.weights.checkpoint import Checkpoint
-from generic_export.weights.source import TensorSource
-from quant.recipe import RECIPE_FILE, recipe_text
 from t2n_llm.adapter import Adapter, open_adapter
 from t2n_llm.bundles import bundles_size, make_bundles
 from t2n_llm.checkpoint import graph_sources
-from t2n_llm.compression import Compression
-from t2n_llm.compression_options import DEFAULT_CALIBRATION, compressed
-from t2n_llm.folder import (
-    MANIFEST_NAME,
-    TESTS_FOLDER,
-    check_free,
-    clear_staging,
-    keep_beside,
-    put_in_place,
-    staging_folder,
-    write_manifest,
-)
+from t2n_llm.compression_options import DEFAULT_CALIBRATION
+from t2n_llm.folder import TESTS_FOLDER
 from t2n_llm.graph import build_graph
-from t2n_llm.manifest import ExportRecord
+from t2n_llm.manifest import Manifest, interface, origin, stored_tensors, text_model
 from t2n_llm.model import Skeleton
 from t2n_llm.next_step import suggested_diagnosis
-from t2n_llm.options import ARCHIVES, ExportOptions, Reporter, parse_options
-from t2n_llm.plan import ExportPlan, make_plan
-from t2n_llm.prequantized import kept_as_stored, quantized_again, require_resident
+from t2n_llm.options import ExportOptions, Reporter, parse_options
+from t2n_llm.plan import ExportPlan
+from t2n_llm.prequantized import require_resident
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
 from t2n_llm.reference_model import Residency, plan_residency
-from t2n_llm.runner import open_runner, require_engine
-from t2n_llm.stages import Stages, drop_journals, open_stages
-from t2n_llm.validate import FailedValidationError, Tolerance, ValidationReport, validate_archive
-
-_DAT = ".dat"
-_MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
+from t2n_llm.runner import open_runner
+from t2n_llm.stages import MODEL_ROLE, Stages, open_stages
+from t2n_llm.storage import StoredForm, stored_form
+from t2n_llm.validate import Tolerance, ValidationReport, validate_archive
 
 
 @dataclass(frozen=True)
@@ -177,14 +160,11 @@ def export_llm(
         device_map=device_map,
         max_memory=max_memory,
     )
-    if check:
-        if output_dir is not None:
-            check_free(Path(output_dir), force)
-        require_engine(options.engine, options.tract_binary)
     with suggested_diagnosis(source, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code):
-        return _open_export(
-            source, output_dir, options, reporter, adapter, revision=revision, token=token, trust=trust_remote_code
-        ).run()
+        stages = open_stages(
+            source, output_dir, options, reporter, revision=revision, token=token, trust_remote_code=trust_remote_code
+        )
+        return _Export(stages, _opened(adapter, token)).run()
 
 
 def plan_llm_export(
@@ -209,26 +189,21 @@ def plan_llm_export(
     """
     options = options or ExportOptions()
     with suggested_diagnosis(source, dtype=options.dtype, revision=revision, trust_remote_code=trust_remote_code):
-        return _open_export(
-            source, output_dir, options, reporter, adapter, revision=revision, token=token, trust=trust_remote_code
-        ).plan()
+        stages = open_stages(
+            source,
+            output_dir,
+            options,
+            reporter,
+            revision=revision,
+            token=token,
+            trust_remote_code=trust_remote_code,
+            dry=True,
+        )
+        return _Export(stages, _opened(adapter, token)).plan()
 
 
-def _open_export(
-    source: str,
-    output_dir: str | Path | None,
-    options: ExportOptions,
-    reporter: Reporter | None,
-    adapter: str | None,
-    *,
-    revision: str | None,
-    token: str | None,
-    trust: bool,
-) -> _Export:
-    """Resolve the source and the target."""
-    stages = open_stages(source, output_dir, options, reporter, revision=revision, token=token, trust_remote_code=trust)
-    opened = open_adapter(adapter, token=token) if adapter is not None else None
-    return _Export(stages, opened)
+def _opened(adapter: str | None, token: str | None) -> Adapter | None:
+    return open_adapter(adapter, token=token) if adapter is not None else None
 
 
 @dataclass(frozen=True)
@@ -237,9 +212,9 @@ class _Prepared:
 
     checkpoint: Checkpoint
     skeleton: Skeleton
-    graph: NnefGraph
-    sources: Mapping[str, TensorSource]
-    plan: ArchivePlan
+    stored: StoredForm
+    unused: tuple[str, ...]
+    residency: Residency
 
 
 class _Export:
@@ -249,14 +224,8 @@ class _Export:
         self.stages = stages
         self.source = stages.source
         self.adapter = adapter
-        self.target = stages.target
         self.options = stages.options
         self.reporter = stages.reporter
-        self.casts = stages.casts
-        self.residency = Residency()
-        self.unused: tuple[str, ...] = ()
-        self.compression: Compression | None = None
-        self.notes: tuple[str, ...] = ()
 
     @contextmanager
     def prepared(self, *, dry: bool = False) -> Iterator[_Prepared]:
@@ -274,36 +243,21 @@ class _Export:
             revision=self.source.revision,
         )
         updates = self.adapter.updates(skeleton.network) if self.adapter is not None else None
-        sources = graph_sources(graph, skeleton, checkpoint, self.casts, updates)
-        self.unused = sources.unused
-        if self.options.check:
-            self.residency = plan_residency(skeleton.network, self.options.placement)
-        self._check_combination()
-        with compressed(
-            self.options.compression, self.source, skeleton, graph, sources, self.reporter, dry=dry
-        ) as compression:
-            if self.options.compression.recipe() is None:
-                compression = kept_as_stored(skeleton, graph, sources)
-            self.compression = compression
-            self.notes = self._notes_on(checkpoint, compression)
-            if compression is not None:
-                graph, stored = compression.graph, compression.sources
-            else:
-                stored = sources
-            yield _Prepared(checkpoint, skeleton, graph, stored, plan_document(graph, stored))
+        sources = graph_sources(graph, skeleton, checkpoint, self.stages.casts, updates)
+        residency = plan_residency(skeleton.network, self.options.placement) if self.options.check else Residency()
+        self._check_combination(residency)
+        with stored_form(
+            self.options.compression, self.source, checkpoint, skeleton, graph, sources, self.reporter, dry=dry
+        ) as stored:
+            yield _Prepared(checkpoint, skeleton, stored, sources.unused, residency)
 
-    def _notes_on(self, checkpoint: Checkpoint, compression: Compression | None) -> tuple[str, ...]:
-        """Return what a user should know of a checkpoint that is quantised already."""
-        again = quantized_again(compression) if compression is not None else None
-        return (*checkpoint.notes, *([again] if again is not None else []))
-
-    def _check_combination(self) -> None:
+    def _check_combination(self, residency: Residency) -> None:
         """Refuse what compression cannot be combined with."""
         if self.options.check:
-            require_resident(self.source, self.residency.offloaded)
+            require_resident(self.source, residency.offloaded)
         if self.options.compression.recipe() is None:
             return
-        if self.options.check and self.residency.offloaded:
+        if self.options.check and residency.offloaded:
             raise NotEnoughMemoryError(
                 "the check of a compressed export needs the PyTorch model in memory in f32, and it does not fit.",
                 "Pass --no-check, and run t2n-llm validate on a larger machine.",
@@ -317,22 +271,10 @@ class _Export:
     def plan(self) -> ExportPlan:
         """Say what `run` would do."""
         with self.prepared(dry=True) as ready:
-            return self._plan(ready)
-
-    def _plan(self, ready: _Prepared) -> ExportPlan:
-        name, level = ARCHIVES[self.options.archive]
-        names = [file.name for file in self.stages.companions()]
-        parameters = sum(prod(variable.shape) for variable in ready.graph.variables)
-        reference, engine = 4 * parameters - self.residency.disk_bytes, ready.plan.total_bytes
-        checking = max(reference, engine) if self.options.low_memory else reference + engine
-        return make_plan(
-            ready.plan,
-            self.target,
-            name,
-            [*names, *([f"{TESTS_FOLDER}/*.npz"] if self.options.check else []), MANIFEST_NAME],
-            compression_level=level,
-            check_bytes=checking if self.options.check else 0,
-        )
+            parameters = sum(prod(variable.shape) for variable in ready.stored.graph.variables)
+            reference, engine = 4 * parameters - ready.residency.disk_bytes, ready.stored.plan.total_bytes
+            checking = max(reference, engine) if self.options.low_memory else reference + engine
+            return self.stages.plan(ready.stored.plan, checking)
 
     def run(self) -> ExportResult:
         """Export."""
@@ -341,76 +283,48 @@ class _Export:
 
     def _make(self, ready: _Prepared) -> ExportResult:
         """Write, check and put in place."""
-        self.stages.warn_of_unused(self.unused)
-        for note in self.notes:
+        stages, stored = self.stages, ready.stored
+        stages.warn_of_unused(ready.unused)
+        for note in stored.notes:
             self.reporter.warn(note)
-        skeleton = ready.skeleton
-        with staging_folder(self.target, resume=self.options.resume) as staging:
-            self._check_disk(ready, staging)
+        with stages.staging({MODEL_ROLE: stored.plan}, self._bundle_bytes(ready)) as staging:
             archive = self._write_archive(staging, ready)
-            self.stages.report_overflows()
-            copied = self.stages.copy_companions(staging)
-            if self.compression is not None:
-                (staging / RECIPE_FILE).write_text(recipe_text(self.compression.recipe), encoding="utf-8")
-            validation = self._validate(staging, archive.path, skeleton) if self.options.check else None
-            self.reporter.stage("Recording checksums")
-            drop_journals(archive.path)
-            manifest = ExportRecord(
-                self.source,
-                self.adapter,
-                self.options,
-                skeleton,
-                ready.graph,
-                archive,
-                self.compression,
-                self.casts.overflows,
-                copied,
-                self.unused,
-                self.notes,
-                validation,
-            ).manifest(staging)
-            write_manifest(staging, manifest)
-            if validation is not None and not validation.passed:
-                self._keep_failed(staging, validation)
-            put_in_place(staging, self.target, self.options.force)
-        return ExportResult(self.target, self.target / archive.path.name, manifest, validation)
+            stages.report_overflows()
+            stages.copy_companions(staging)
+            stored.write_recipe(staging)
+            validation = self._validate(staging, archive.path, ready) if self.options.check else None
+            manifest = stages.complete(
+                staging, [archive], validation, ready.unused, lambda: self._described(ready, archive)
+            )
+        return ExportResult(stages.target, stages.target / archive.path.name, manifest, validation)
 
-    def _check_disk(self, ready: _Prepared, staging: Path) -> None:
-        # How far a .tgz shrinks is not known before it is written.
-        skeleton = ready.skeleton
-        weights = 0 if self.options.archive == "tgz" else ready.plan.tar_bytes - occupied_bytes(staging)
-        beside = sum(file.stat().st_size for file in self.stages.companions())
-        if self.options.check:
-            # At its longest: whether weights stay on disk is not known yet.
-            plan = plan_check(skeleton.config, None, self.options.decode_steps, teacher_forced=True)
-            beside += bundles_size(skeleton, len(plan.text_ids), self.options.num_logits_to_keep)
-        check_free_space(self.target, max(weights, 0) + beside + _MANIFEST_ALLOWANCE)
+    def _bundle_bytes(self, ready: _Prepared) -> int:
+        if not self.options.check:
+            return 0
+        # At its longest: whether weights stay on disk is not known yet.
+        plan = plan_check(ready.skeleton.config, None, self.options.decode_steps, teacher_forced=True)
+        return bundles_size(ready.skeleton, len(plan.text_ids), self.options.num_logits_to_keep)
 
     def _write_archive(self, staging: Path, ready: _Prepared) -> WrittenArchive:
-        clear_staging(staging, self.stages.archive_name())
         adapter = self.adapter.recorded() if self.adapter is not None else None
-        return self.stages.write_archive(
-            staging,
-            ready.graph,
-            ready.sources,
-            self.stages.identity(ready.checkpoint, adapter=adapter),
-            errors=self.compression.errors.errors if self.compression is not None else None,
-        )
+        identity = self.stages.identity(ready.checkpoint, adapter=adapter)
+        stored = ready.stored
+        return self.stages.write_archive(staging, stored.graph, stored.sources, identity, errors=stored.errors)
 
-    def _validate(self, staging: Path, archive: Path, skeleton: Skeleton) -> ValidationReport:
+    def _validate(self, staging: Path, archive: Path, ready: _Prepared) -> ValidationReport:
         tokenizer = self.source.tokenizer() if self.options.require_tokenizer else None
-        offloaded = self.residency.offloaded
+        skeleton, offloaded = ready.skeleton, ready.residency.offloaded
         plan = plan_check(skeleton.config, tokenizer, self.options.decode_steps, teacher_forced=offloaded)
-        about = f": {self.residency.summary(self.source.folder, plan.passes)}" if offloaded else ""
+        about = f": {ready.residency.summary(self.source.folder, plan.passes)}" if offloaded else ""
         self.reporter.stage(f"Running PyTorch in f32 for reference{about}")
         run = run_reference_apart if self.options.low_memory else run_reference
         reference = run(
             self.source.weights,
             plan,
             trust_remote_code=self.source.trust_remote_code,
-            residency=self.residency,
+            residency=ready.residency,
             adapter=self.adapter,
-            overrides=self.compression.weights_in(archive) if self.compression is not None else None,
+            overrides=ready.stored.overrides(archive),
         )
         tests = staging / TESTS_FOLDER
         tests.mkdir()
@@ -429,10 +343,16 @@ class _Export:
                 on_check=lambda name: self.reporter.stage(f"Checking in tract: {name}"),
             )
 
-    def _keep_failed(self, staging: Path, validation: ValidationReport) -> None:
-        failed = keep_beside(staging, self.target, "failed")
-        raise FailedValidationError(
-            self.source.name,
-            f"The archive and its report are kept in {failed}; for f16 try --f32-attention, --f32-norm or --dtype f32.",
-            validation,
-        )
+    def _described(self, ready: _Prepared, archive: WrittenArchive) -> Manifest:
+        skeleton, stored = ready.skeleton, ready.stored
+        return {
+            **origin(self.source, self.options, skeleton.network),
+            "adapter": self.adapter.recorded() if self.adapter is not None else None,
+            "archive": archive.path.name,
+            "graph": interface(stored.graph, skeleton.states, self.options.dtype)
+            | {"engine_states": [asdict(state) for state in skeleton.engine_states]},
+            "model": text_model(skeleton.config, stored.graph.variables),
+            "notes": list(stored.notes),
+            "compression": stored.summary(),
+            "tensors": stored_tensors(archive),
+        }

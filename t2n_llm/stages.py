@@ -7,30 +7,59 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from generic_export.errors import ValidationError
 from generic_export.export import producer_version
-from generic_export.nnef.archive import Resume
-from generic_export.nnef.document import WrittenArchive, write_document
+from generic_export.nnef.archive import Resume, check_free_space
+from generic_export.nnef.document import ArchivePlan, WrittenArchive, write_document
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.journal import journal_paths
+from generic_export.nnef.journal import journal_paths, occupied_bytes
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource
 from quant.half import CastReport, OverflowCount
 from quant.stream import QuantizationError
-from t2n_llm.folder import check_free, json_text
+from t2n_llm.folder import (
+    MANIFEST_NAME,
+    TESTS_FOLDER,
+    check_free,
+    clear_staging,
+    file_digests,
+    json_text,
+    keep_beside,
+    put_in_place,
+    staging_folder,
+    write_manifest,
+)
+from t2n_llm.manifest import Manifest
 from t2n_llm.options import ARCHIVES, ExportOptions, LogReporter, Reporter
+from t2n_llm.plan import ExportPlan, make_plan
+from t2n_llm.runner import require_engine
 from t2n_llm.source import ModelSource, open_source
 
 MODEL_ROLE = "model"
 """What the archive of a folder with a single one is called."""
 
 _DAT = ".dat"
+_CONFIGS = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
+_MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
+
+
+class Report(Protocol):
+    """How an archive compares with PyTorch."""
+
+    @property
+    def passed(self) -> bool: ...
+
+    def asdict(self) -> dict[str, Any]: ...
+
+    def failure(self, subject: str, hint: str) -> ValidationError: ...
 
 
 @dataclass(frozen=True)
@@ -59,6 +88,44 @@ class Stages:
     def compression_level(self) -> int | None:
         """Of the archives; None for folders."""
         return ARCHIVES[self.options.archive][1]
+
+    def plan(self, plan: ArchivePlan, check_bytes: int) -> ExportPlan:
+        """Say what an export of a single archive would write.
+
+        Args:
+            plan: the archive.
+            check_bytes: most memory that the check would take.
+        """
+        names = [file.name for file in self.companions()]
+        bundles = [f"{TESTS_FOLDER}/*.npz"] if self.options.check else []
+        return make_plan(
+            plan,
+            self.target,
+            self.archive_name(),
+            [*names, *bundles, MANIFEST_NAME],
+            compression_level=self.compression_level,
+            check_bytes=check_bytes if self.options.check else 0,
+        )
+
+    @contextmanager
+    def staging(self, plans: Mapping[str, ArchivePlan], bundle_bytes: int = 0) -> Iterator[Path]:
+        """Yield the folder in which everything is made, once it is known to fit on the disk.
+
+        Args:
+            plans: the archives, by role.
+            bundle_bytes: of the test bundles that come to lie beside them.
+
+        Raises:
+            DiskFullError: it does not fit.
+        """
+        with staging_folder(self.target, resume=self.options.resume) as staging:
+            # How far a .tgz shrinks is not known before it is written.
+            weights = 0 if self.options.archive == "tgz" else sum(plan.tar_bytes for plan in plans.values())
+            beside = bundle_bytes + sum(file.stat().st_size for file in self.companions())
+            needed = max(weights - occupied_bytes(staging), 0) + beside + _MANIFEST_ALLOWANCE
+            check_free_space(self.target, needed)
+            clear_staging(staging, *(self.archive_name(role) for role in plans))
+            yield staging
 
     def write_archive(
         self,
@@ -133,16 +200,60 @@ class Stages:
             errors[label] = QuantizationError(**note["error"])
 
     def companions(self) -> list[Path]:
-        """Return what a runtime needs beside the archive; configs, tokenizer, chat template."""
-        configs = [self.source.folder / name for name in ("config.json", "generation_config.json")]
+        """Return what a runtime needs beside the archive: configs, tokenizer, chat template, how images become pixels."""
+        configs = [self.source.folder / name for name in _CONFIGS]
         return [file for file in (*configs, *self.source.tokenizer_files()) if file.is_file()]
 
-    def copy_companions(self, staging: Path) -> list[str]:
-        """Copy the companions into the folder, and return their names."""
-        companions = self.companions()
-        for file in companions:
+    def copy_companions(self, staging: Path) -> None:
+        """Copy the companions into the folder."""
+        for file in self.companions():
             shutil.copyfile(file, staging / file.name)
-        return [file.name for file in companions]
+
+    def complete(
+        self,
+        staging: Path,
+        archives: Sequence[WrittenArchive],
+        validation: Report | None,
+        unused: Sequence[str],
+        describe: Callable[[], Manifest],
+    ) -> Manifest:
+        """Record what is in the folder, and put it in place, or beside its place when the check failed.
+
+        Args:
+            staging: the folder, with everything but `export.json`.
+            archives: in it.
+            validation: None without a check.
+            unused: checkpoint tensors that the model does not use.
+            describe: makes what the task says in `export.json`.
+
+        Returns:
+            The content of `export.json`.
+
+        Raises:
+            ValidationError: the check failed.
+        """
+        self.reporter.stage("Recording checksums")
+        for archive in archives:
+            for journal in journal_paths(archive.path):
+                journal.unlink()
+        manifest = {
+            **describe(),
+            "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
+            "companions": [file.name for file in self.companions()],
+            "unused_tensors": list(unused),
+            "validation": validation.asdict() if validation is not None else None,
+            "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives}
+            | file_digests(staging, *(archive.path.name for archive in archives)),
+        }
+        write_manifest(staging, manifest)
+        if validation is not None and not validation.passed:
+            failed = keep_beside(staging, self.target, "failed")
+            raise validation.failure(
+                self.source.name,
+                f"What was exported is kept in {failed}, with its report; for f16 try --f32-attention, --f32-norm or --dtype f32.",
+            )
+        put_in_place(staging, self.target, self.options.force)
+        return manifest
 
     def warn_of_unused(self, unused: Sequence[str]) -> None:
         """Tell which tensors of the checkpoint have no parameter."""
@@ -170,16 +281,23 @@ def open_stages(
     revision: str | None,
     token: str | None,
     trust_remote_code: bool,
+    dry: bool = False,
 ) -> Stages:
     """Resolve the source and the target of an export; see `export_llm` for the arguments.
 
+    Args:
+        dry: nothing will be made, so that the engine that would check it is not needed.
+
     Raises:
+        EngineError: there is no engine to check with.
         OutputExistsError: the target is taken.
         SourceError: the source cannot be found or read.
     """
     reporter = reporter or LogReporter()
     if output_dir is not None:
         check_free(Path(output_dir), options.force)
+    if options.check and not dry:
+        require_engine(options.engine, options.tract_binary)
     reporter.stage(f"Reading {source}")
     model = open_source(
         source,
@@ -193,10 +311,4 @@ def open_stages(
     return Stages(model, target, options, reporter)
 
 
-def drop_journals(archive: Path) -> None:
-    """Remove what made a written archive resumable."""
-    for journal in journal_paths(archive):
-        journal.unlink()
-
-
-__all__ = ["MODEL_ROLE", "Stages", "drop_journals", "open_stages"]
+__all__ = ["MODEL_ROLE", "Report", "Stages", "open_stages"]

@@ -175,6 +175,10 @@ class ValidationReport:
         """Whether every check passed."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
+    def failure(self, subject: str, hint: str) -> FailedValidationError:
+        """Return the error that says which check failed; of a report that did not pass."""
+        return FailedValidationError(subject, hint, self)
+
     def asdict(self) -> dict[str, Any]:
         """Return the report as plain data for JSON, steps included."""
         checks = [

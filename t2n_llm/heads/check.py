@@ -86,6 +86,10 @@ class HeadReport:
         """Whether every case agrees."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
+    def failure(self, subject: str, hint: str) -> FailedHeadError:
+        """Return the error that says which texts differ; of a report that did not pass."""
+        return FailedHeadError(subject, hint, self)
+
     def asdict(self) -> dict[str, Any]:
         """Return the report as plain data for JSON."""
         return asdict(self) | {"passed": self.passed}

@@ -7,36 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from generic_export.errors import MissingTensorError, OptionError
-from generic_export.nnef.archive import check_free_space
-from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document
+from generic_export.nnef.document import WrittenArchive
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.journal import occupied_bytes
 from generic_export.weights.checkpoint import Checkpoint
-from generic_export.weights.source import TensorSource
-from quant.recipe import RECIPE_FILE, recipe_text
 from t2n_llm.answers import open_answerer
 from t2n_llm.checkpoint import graph_sources
-from t2n_llm.compression import Compression
-from t2n_llm.compression_options import compressed
 from t2n_llm.folder import (
-    MANIFEST_NAME,
     TESTS_FOLDER,
-    check_free,
-    clear_staging,
-    file_digests,
-    keep_beside,
-    put_in_place,
-    staging_folder,
-    write_manifest,
 )
 from t2n_llm.heads.check import (
-    FailedHeadError,
     HeadReport,
     bundles_size,
     check_head,
@@ -45,12 +30,11 @@ from t2n_llm.heads.check import (
     write_head_bundles,
 )
 from t2n_llm.heads.model import BATCH, HEAD_TASKS, INPUT_NAMES, STEPS, HeadSkeleton, HeadTask, build_head_graph
-from t2n_llm.manifest import origin
+from t2n_llm.manifest import Manifest, interface, origin, stored_tensors, text_model
 from t2n_llm.options import ExportOptions, Reporter
-from t2n_llm.plan import ExportPlan, make_plan
-from t2n_llm.prequantized import kept_as_stored, quantized_again
-from t2n_llm.runner import require_engine
-from t2n_llm.stages import Stages, drop_journals, open_stages
+from t2n_llm.plan import ExportPlan
+from t2n_llm.stages import MODEL_ROLE, Stages, open_stages
+from t2n_llm.storage import StoredForm, stored_form
 from t2n_llm.tasks import FEATURE_EXTRACTION
 
 _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
@@ -104,10 +88,6 @@ def export_head(
             kept beside the target as `<output_dir>.failed`, with its report.
     """
     options = options or ExportOptions(task=FEATURE_EXTRACTION)
-    if options.check:
-        if output_dir is not None:
-            check_free(Path(output_dir), options.force)
-        require_engine(options.engine, options.tract_binary)
     stages = open_stages(
         source, output_dir, options, reporter, revision=revision, token=token, trust_remote_code=trust_remote_code
     )
@@ -125,9 +105,15 @@ def plan_head_export(
     reporter: Reporter | None = None,
 ) -> ExportPlan:
     """Say what `export_head` would write; the graph is captured, no weight is read and no file is made."""
-    options = options or ExportOptions(task=FEATURE_EXTRACTION)
     stages = open_stages(
-        source, output_dir, options, reporter, revision=revision, token=token, trust_remote_code=trust_remote_code
+        source,
+        output_dir,
+        options or ExportOptions(task=FEATURE_EXTRACTION),
+        reporter,
+        revision=revision,
+        token=token,
+        trust_remote_code=trust_remote_code,
+        dry=True,
     )
     return _HeadExport(stages).plan()
 
@@ -138,17 +124,9 @@ class _Prepared:
 
     checkpoint: Checkpoint
     skeleton: HeadSkeleton
-    graph: NnefGraph
-    sources: Mapping[str, TensorSource]
-    plan: ArchivePlan
+    stored: StoredForm
     unused: tuple[str, ...]
-    compression: Compression | None
     notes: tuple[str, ...]
-
-    @property
-    def needed(self) -> frozenset[str]:
-        """The parameters that the archive holds."""
-        return frozenset(variable.parameter for variable in self.graph.variables)
 
 
 class _HeadExport:
@@ -175,20 +153,11 @@ class _HeadExport:
             batched=not self.stores_blocks,
         )
         sources = self._sources(graph, skeleton, checkpoint)
-        with compressed(
-            self.options.compression, self.source, skeleton, graph, sources, self.stages.reporter, dry=dry
-        ) as compression:
-            if self.options.compression.recipe() is None:
-                compression = kept_as_stored(skeleton, graph, sources)
-            again = quantized_again(compression) if compression is not None else None
-            one = [_ONE_TEXT] if self.stores_blocks else []
-            notes = (*checkpoint.notes, *([again] if again is not None else []), *one)
-            if compression is not None:
-                graph, stored = compression.graph, compression.sources
-            else:
-                stored = sources
-            plan = plan_document(graph, stored)
-            yield _Prepared(checkpoint, skeleton, graph, stored, plan, sources.unused, compression, notes)
+        with stored_form(
+            self.options.compression, self.source, checkpoint, skeleton, graph, sources, self.stages.reporter, dry=dry
+        ) as stored:
+            notes = (*stored.notes, *([_ONE_TEXT] if self.stores_blocks else []))
+            yield _Prepared(checkpoint, skeleton, stored, sources.unused, notes)
 
     def _sources(self, graph: NnefGraph, skeleton: HeadSkeleton, checkpoint: Checkpoint) -> Any:
         try:
@@ -206,17 +175,8 @@ class _HeadExport:
     def plan(self) -> ExportPlan:
         """Say what `run` would do."""
         with self.prepared(dry=True) as ready:
-            parameters = sum(prod(variable.shape) for variable in ready.graph.variables)
-            names = [file.name for file in self.stages.companions()]
-            bundles = [f"{TESTS_FOLDER}/*.npz"] if self.options.check else []
-            return make_plan(
-                ready.plan,
-                self.stages.target,
-                self.stages.archive_name(),
-                [*names, *bundles, MANIFEST_NAME],
-                compression_level=self.stages.compression_level,
-                check_bytes=4 * parameters + ready.plan.total_bytes if self.options.check else 0,
-            )
+            parameters = sum(prod(variable.shape) for variable in ready.stored.graph.variables)
+            return self.stages.plan(ready.stored.plan, 4 * parameters + ready.stored.plan.total_bytes)
 
     def run(self) -> HeadResult:
         """Export."""
@@ -225,42 +185,27 @@ class _HeadExport:
 
     def _make(self, ready: _Prepared) -> HeadResult:
         """Write, check and put in place."""
-        stages = self.stages
+        stages, stored = self.stages, ready.stored
         stages.warn_of_unused(ready.unused)
         for note in ready.notes:
             stages.reporter.warn(note)
-        with staging_folder(stages.target, resume=self.options.resume) as staging:
-            self._check_disk(ready, staging)
-            clear_staging(staging, stages.archive_name())
-            archive = stages.write_archive(
-                staging,
-                ready.graph,
-                ready.sources,
-                stages.identity(ready.checkpoint),
-                errors=ready.compression.errors.errors if ready.compression is not None else None,
-            )
+        with stages.staging({MODEL_ROLE: stored.plan}, self._bundle_bytes(ready)) as staging:
+            identity = stages.identity(ready.checkpoint)
+            archive = stages.write_archive(staging, stored.graph, stored.sources, identity, errors=stored.errors)
             stages.report_overflows()
-            copied = stages.copy_companions(staging)
-            if ready.compression is not None:
-                (staging / RECIPE_FILE).write_text(recipe_text(ready.compression.recipe), encoding="utf-8")
+            stages.copy_companions(staging)
+            stored.write_recipe(staging)
             validation = self._validate(staging, archive.path, ready) if self.options.check else None
-            stages.reporter.stage("Recording checksums")
-            drop_journals(archive.path)
-            manifest = self._manifest(staging, ready, archive, copied, validation)
-            write_manifest(staging, manifest)
-            if validation is not None and not validation.passed:
-                self._keep_failed(staging, validation)
-            put_in_place(staging, stages.target, self.options.force)
+            manifest = stages.complete(
+                staging, [archive], validation, ready.unused, lambda: self._described(ready, archive)
+            )
         return HeadResult(stages.target, stages.target / archive.path.name, manifest, validation)
 
-    def _check_disk(self, ready: _Prepared, staging: Path) -> None:
-        # How far a .tgz shrinks is not known before it is written.
-        weights = 0 if self.options.archive == "tgz" else ready.plan.tar_bytes - occupied_bytes(staging)
-        beside = sum(file.stat().st_size for file in self.stages.companions())
-        if self.options.check:
-            cases = plan_cases(self.task, ready.skeleton.config, None, batched=ready.skeleton.batched)
-            beside += bundles_size(self.task, cases, _width(ready.skeleton))
-        check_free_space(self.stages.target, max(weights, 0) + beside + _MANIFEST_ALLOWANCE)
+    def _bundle_bytes(self, ready: _Prepared) -> int:
+        if not self.options.check:
+            return 0
+        cases = plan_cases(self.task, ready.skeleton.config, None, batched=ready.skeleton.batched)
+        return bundles_size(self.task, cases, _width(ready.skeleton))
 
     def _validate(self, staging: Path, archive: Path, ready: _Prepared) -> HeadReport:
         options, reporter = self.options, self.stages.reporter
@@ -271,10 +216,10 @@ class _HeadExport:
             self.source,
             self.task,
             ready.skeleton.network,
-            ready.needed,
+            ready.stored.needed,
             cases,
             placement=options.placement,
-            overrides=ready.compression.weights_in(archive) if ready.compression is not None else None,
+            overrides=ready.stored.overrides(archive),
         )
         tests = staging / TESTS_FOLDER
         tests.mkdir()
@@ -289,37 +234,16 @@ class _HeadExport:
                 on_case=lambda name: reporter.stage(f"Checking in tract: {name}"),
             )
 
-    def _manifest(
-        self,
-        staging: Path,
-        ready: _Prepared,
-        archive: WrittenArchive,
-        copied: list[str],
-        validation: HeadReport | None,
-    ) -> dict[str, Any]:
-        compression = ready.compression
+    def _described(self, ready: _Prepared, archive: WrittenArchive) -> Manifest:
         return {
             **origin(self.source, self.options, ready.skeleton.network),
             "archive": archive.path.name,
             "graph": _interface(ready, self.options.dtype),
             "model": _model(ready),
-            "f16_overflows": {name: asdict(overflow) for name, overflow in self.stages.casts.overflows.items()},
-            "companions": copied,
-            "unused_tensors": list(ready.unused),
             "notes": list(ready.notes),
-            "compression": compression.summary() if compression is not None else None,
-            "validation": validation.asdict() if validation is not None else None,
-            "tensors": {label: asdict(digest) for label, digest in archive.tensors.items()},
-            "files": {archive.path.name: {"bytes": archive.nbytes}} | file_digests(staging, archive.path.name),
+            "compression": ready.stored.summary(),
+            "tensors": stored_tensors(archive),
         }
-
-    def _keep_failed(self, staging: Path, validation: HeadReport) -> None:
-        failed = keep_beside(staging, self.stages.target, "failed")
-        raise FailedHeadError(
-            self.source.name,
-            f"The archive and its report are kept in {failed}; for f16 try --f32-attention, --f32-norm or --dtype f32.",
-            validation,
-        )
 
 
 def _head_task(options: ExportOptions, stages: Stages) -> HeadTask:
@@ -345,28 +269,15 @@ def _interface(ready: _Prepared, dtype: str) -> dict[str, Any]:
     rows = [batch, STEPS] if task.per_token else [batch]
     inputs = {name: {"shape": [batch, STEPS], "dtype": "i64"} for name in INPUT_NAMES}
     outputs = {task.output: {"shape": [*rows, _width(ready.skeleton)], "dtype": dtype}}
-    return {
-        "inputs": list(ready.graph.inputs),
-        "outputs": list(ready.graph.outputs),
-        "symbols": list(ready.graph.symbols),
-        "states": [],
-        "dtype": dtype,
-        "tensors": inputs | outputs,
-    }
+    return interface(ready.stored.graph, (), dtype) | {"tensors": inputs | outputs}
 
 
 def _model(ready: _Prepared) -> dict[str, Any]:
     config = ready.skeleton.config
-    text = config.get_text_config(decoder=True)
-    record = {
-        "vocab_size": text.vocab_size,
-        "max_position_embeddings": getattr(text, "max_position_embeddings", None),
-        "sliding_window": getattr(text, "sliding_window", None),
-        "pad_token_id": getattr(text, "pad_token_id", None),
-        "parameters": sum(prod(variable.shape) for variable in ready.graph.variables),
-    }
+    record = text_model(config, ready.stored.graph.variables)
+    record["pad_token_id"] = getattr(config.get_text_config(decoder=True), "pad_token_id", None)
     if ready.skeleton.task.per_token:
-        return record | {"hidden_size": text.hidden_size}
+        return record | {"hidden_size": _width(ready.skeleton)}
     labels = {str(number): label for number, label in (config.id2label or {}).items()}
     return record | {"id2label": labels, "problem_type": getattr(config, "problem_type", None)}
 

@@ -5,45 +5,30 @@ source -> three graphs (no weights) -> weights streamed into the archives -> com
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from math import prod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from generic_export.errors import OptionError
-from generic_export.nnef.archive import check_free_space
 from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.journal import occupied_bytes
 from generic_export.weights.checkpoint import Checkpoint
 from t2n_llm.checkpoint import GraphSources, graph_sources
-from t2n_llm.folder import (
-    check_free,
-    clear_staging,
-    file_digests,
-    keep_beside,
-    put_in_place,
-    staging_folder,
-    write_manifest,
-)
-from t2n_llm.manifest import origin
+from t2n_llm.manifest import Manifest, interface, origin, stored_tensors, text_model
 from t2n_llm.multimodal.check import check_multimodal, plan_prompts, run_multimodal_reference
 from t2n_llm.multimodal.families import POSITIONS, TOKEN_TYPES, Family, family_of
 from t2n_llm.multimodal.model import DECODER, EMBED, ROLES, VISION, BuiltPart, Part, build_parts
 from t2n_llm.options import ExportOptions, Reporter
-from t2n_llm.runner import require_engine
-from t2n_llm.stages import Stages, drop_journals, open_stages
+from t2n_llm.stages import Stages, open_stages
 from t2n_llm.tasks import IMAGE_TEXT_TO_TEXT
-from t2n_llm.validate import FailedValidationError, ValidationReport
+from t2n_llm.validate import ValidationReport
 
 _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 _POSITIONS = (
     "int64 [3, 1, S], time, row, column: text counts on from the position before in all three; an image that starts at p has "
     "p, p + row, p + column, and the text after it goes on at p + side (side = sqrt(rows_per_image))"
 )
-_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)
@@ -89,10 +74,6 @@ def export_multimodal(
     """
     options = options or ExportOptions(task=IMAGE_TEXT_TO_TEXT)
     _check_options(options)
-    if options.check:
-        if output_dir is not None:
-            check_free(Path(output_dir), options.force)
-        require_engine(options.engine, options.tract_binary)
     stages = open_stages(
         source, output_dir, options, reporter, revision=revision, token=token, trust_remote_code=trust_remote_code
     )
@@ -148,53 +129,27 @@ class _MultimodalExport:
             revision=self.source.revision,
         )
         ready = {role: self._ready(part, checkpoint) for role, part in built.items()}
-        unused = ready[DECODER].sources.unused
-        self.stages.warn_of_unused(unused)
-        with self._staging(ready) as staging:
+        stages, unused = self.stages, ready[DECODER].sources.unused
+        stages.warn_of_unused(unused)
+        with stages.staging({role: part.plan for role, part in ready.items()}) as staging:
             archives = {role: self._write(staging, role, part, checkpoint) for role, part in ready.items()}
-            self.stages.report_overflows()
-            copied = [*self.stages.copy_companions(staging), *self._copy_processor(staging)]
+            stages.report_overflows()
+            stages.copy_companions(staging)
             paths = {role: archive.path for role, archive in archives.items()}
             validation = self._validate(paths, ready) if self.options.check else None
-            self.stages.reporter.stage("Recording checksums")
-            for path in paths.values():
-                drop_journals(path)
-            manifest = self._manifest(staging, ready, archives, copied, unused, validation)
-            write_manifest(staging, manifest)
-            if validation is not None and not validation.passed:
-                self._keep_failed(staging, validation)
-            put_in_place(staging, self.stages.target, self.options.force)
-        target = self.stages.target
-        return MultimodalResult(
-            target, {role: target / path.name for role, path in paths.items()}, manifest, validation
-        )
+            manifest = stages.complete(
+                staging, list(archives.values()), validation, unused, lambda: self._described(ready, archives)
+            )
+        placed = {role: stages.target / path.name for role, path in paths.items()}
+        return MultimodalResult(stages.target, placed, manifest, validation)
 
     def _ready(self, built: BuiltPart, checkpoint: Checkpoint) -> _Ready:
         sources = graph_sources(built.graph, built.part, checkpoint, self.stages.casts)
         return _Ready(built.part, built.graph, sources, plan_document(built.graph, sources))
 
-    @contextmanager
-    def _staging(self, ready: Mapping[str, _Ready]) -> Iterator[Path]:
-        with staging_folder(self.stages.target, resume=self.options.resume) as staging:
-            # How far a .tgz shrinks is not known before it is written.
-            weights = 0 if self.options.archive == "tgz" else sum(part.plan.tar_bytes for part in ready.values())
-            beside = sum(file.stat().st_size for file in self.stages.companions())
-            needed = max(weights - occupied_bytes(staging), 0) + beside + _MANIFEST_ALLOWANCE
-            check_free_space(self.stages.target, needed)
-            clear_staging(staging, *(self.stages.archive_name(role) for role in ready))
-            yield staging
-
     def _write(self, staging: Path, role: str, ready: _Ready, checkpoint: Checkpoint) -> WrittenArchive:
         identity = self.stages.identity(checkpoint, role=role)
         return self.stages.write_archive(staging, ready.graph, ready.sources, identity, role=role)
-
-    def _copy_processor(self, staging: Path) -> list[str]:
-        """Copy what says how an image file becomes pixels, and return the names."""
-        files = [self.source.folder / name for name in _PROCESSOR_FILES]
-        for file in files:
-            if file.is_file():
-                (staging / file.name).write_bytes(file.read_bytes())
-        return [file.name for file in files if file.is_file()]
 
     def _validate(self, archives: Mapping[str, Path], ready: Mapping[str, _Ready]) -> ValidationReport:
         options, reporter, decoder = self.options, self.stages.reporter, ready[DECODER].part
@@ -217,63 +172,29 @@ class _MultimodalExport:
             on_check=lambda name: reporter.stage(f"Checking in tract: {name}"),
         )
 
-    def _manifest(
-        self,
-        staging: Path,
-        ready: Mapping[str, _Ready],
-        archives: Mapping[str, WrittenArchive],
-        copied: list[str],
-        unused: tuple[str, ...],
-        validation: ValidationReport | None,
-    ) -> dict[str, Any]:
+    def _described(self, ready: Mapping[str, _Ready], archives: Mapping[str, WrittenArchive]) -> Manifest:
         decoder = archives[DECODER]
-        text = self.source.config.get_text_config(decoder=True)
-        names = [archive.path.name for archive in archives.values()]
-        variables = {
-            variable.label: prod(variable.shape) for part in ready.values() for variable in part.graph.variables
-        }
+        variables = {variable.label: variable for part in ready.values() for variable in part.graph.variables}
         return {
             **origin(self.source, self.options, ready[DECODER].part.network),
             "archive": decoder.path.name,
             "graph": self._interface(ready[DECODER]),
             "parts": {role: self._part(ready[role], archives[role]) for role in ROLES},
             "multimodal": connection(self.source.config, self.family),
-            "model": {
-                "vocab_size": text.vocab_size,
-                "max_position_embeddings": getattr(text, "max_position_embeddings", None),
-                "sliding_window": getattr(text, "sliding_window", None),
-                "parameters": sum(variables.values()),
-            },
-            "f16_overflows": {name: asdict(overflow) for name, overflow in self.stages.casts.overflows.items()},
-            "companions": copied,
-            "unused_tensors": list(unused),
+            "model": text_model(self.source.config, variables.values()),
             "compression": None,
-            "validation": validation.asdict() if validation is not None else None,
-            "tensors": {label: asdict(digest) for label, digest in decoder.tensors.items()},
-            "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives.values()}
-            | file_digests(staging, *names),
+            "tensors": stored_tensors(decoder),
         }
 
     def _interface(self, ready: _Ready) -> dict[str, Any]:
-        return {
-            "inputs": list(ready.graph.inputs),
-            "outputs": list(ready.graph.outputs),
-            "symbols": list(ready.graph.symbols),
-            "states": [asdict(state) for state in ready.part.states],
-            "dtype": self.options.dtype,
-        }
+        return interface(ready.graph, ready.part.states, self.options.dtype)
 
     def _part(self, ready: _Ready, archive: WrittenArchive) -> dict[str, Any]:
-        tensors = {label: asdict(digest) for label, digest in archive.tensors.items()}
-        return {"archive": archive.path.name, "graph": self._interface(ready), "tensors": tensors}
-
-    def _keep_failed(self, staging: Path, validation: ValidationReport) -> None:
-        failed = keep_beside(staging, self.stages.target, "failed")
-        raise FailedValidationError(
-            self.source.name,
-            f"The archives and their report are kept in {failed}; for f16 try --f32-attention, --f32-norm or --dtype f32.",
-            validation,
-        )
+        return {
+            "archive": archive.path.name,
+            "graph": self._interface(ready),
+            "tensors": stored_tensors(archive),
+        }
 
 
 def connection(config: Any, family: Family) -> dict[str, Any]:
