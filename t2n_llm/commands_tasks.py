@@ -42,11 +42,11 @@ def export_task(
     if options.task == IMAGE_TEXT_TO_TEXT:
         if dry_run:
             raise OptionError(f"--task {options.task} has no --dry-run.", "Leave --dry-run out.")
-        sink.multimodal_exported(export_multimodal(source, output, options=options, **origin))
+        sink.exported(export_multimodal(source, output, options=options, **origin))
     elif dry_run:
         sink.planned(plan_head_export(source, output, options=options, **origin))
     else:
-        sink.head_exported(export_head(source, output, options=options, **origin))
+        sink.exported(export_head(source, output, options=options, **origin))
 
 
 def validate_task(
@@ -62,6 +62,6 @@ def validate_task(
         checked = validate_multimodal_folder(folder, reference, **asked)
         sink.validated(checked)
         return checked.passed
-    report = validate_head_folder(folder, reference, **asked)
-    sink.head_validated(report)
-    return report.passed
+    compared = validate_head_folder(folder, reference, **asked)
+    sink.validated(compared)
+    return compared.passed

@@ -26,16 +26,15 @@ from rich.table import Table
 from generic_export.errors import T2NError
 from t2n_llm.folder import json_text
 from t2n_llm.report_tables import quality_tables
+from t2n_llm.tasks import TEXT_GENERATION
 
 if TYPE_CHECKING:
     from generic_export.nnef.archive import WriteProgress
     from t2n_llm.adapter_export import AdapterExport
-    from t2n_llm.export import ExportResult
     from t2n_llm.heads.check import HeadReport
-    from t2n_llm.heads.export import HeadResult
-    from t2n_llm.multimodal.export import MultimodalResult
     from t2n_llm.plan import ExportPlan
     from t2n_llm.quantize_report import QuantizeReport
+    from t2n_llm.stages import ExportResult
     from t2n_llm.validate import ValidationReport
     from t2n_llm.verify import IntegrityReport
 
@@ -166,80 +165,37 @@ class Sink:
         if error.hint:
             self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
 
-    def exported(self, result: ExportResult) -> None:
+    def exported(self, result: ExportResult[Any]) -> None:
         """Print the outcome of an export."""
-        if self.mode is OutputMode.JSON:
-            self._json({**result.manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)})
-            return
-        if self.mode is OutputMode.QUIET:
-            return
-        if result.validation is not None:
-            self._checks(result.validation)
-        model, graph = result.manifest["model"], result.manifest["graph"]
-        size = sum(entry["bytes"] for name, entry in result.manifest["files"].items() if name.startswith("model.nnef"))
-        self._out.print(
-            f"[green]exported[/green] {escape(result.manifest['source']['name'])}: {model['parameters'] / 1e6:.1f} M parameters, "
-            f"{graph['dtype']}, {size / 1e6:.1f} MB, {time.monotonic() - self._started:.1f} s"
-        )
-        if result.manifest.get("compression"):
-            self._compression(result.manifest["compression"])
-        if result.validation is None:
-            self._out.print("[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it")
-        self._out.print(f"archive   {escape(str(result.archive))}")
-        if "tokenizer.json" in result.manifest["companions"]:
-            folder = escape(shlex.quote(str(result.output_dir)))
-            self._out.print(f'try it    t2n-llm generate {folder} "Once upon a time"')
-
-    def head_exported(self, result: HeadResult) -> None:
-        """Print the outcome of an export of hidden states or class logits."""
-        if self.mode is OutputMode.JSON:
-            self._json({**result.manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)})
-            return
-        if self.mode is OutputMode.QUIET:
-            return
-        if result.validation is not None:
-            self.head_validated(result.validation)
         manifest = result.manifest
-        size = manifest["files"][result.archive.name]["bytes"]
+        if self.mode is OutputMode.JSON:
+            self._json({**manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)})
+            return
+        if self.mode is OutputMode.QUIET:
+            return
+        if result.validation is not None:
+            self.validated(result.validation)
+        sizes = {role: manifest["files"][path.name]["bytes"] / 1e6 for role, path in result.archives.items()}
+        task = f" for {manifest['task']}" if manifest["task"] != TEXT_GENERATION else ""
         self._out.print(
-            f"[green]exported[/green] {escape(manifest['source']['name'])} for {manifest['task']}: "
-            f"{manifest['model']['parameters'] / 1e6:.1f} M parameters, {manifest['graph']['dtype']}, {size / 1e6:.1f} MB, "
-            f"{time.monotonic() - self._started:.1f} s"
+            f"[green]exported[/green] {escape(manifest['source']['name'])}{task}: "
+            f"{manifest['model']['parameters'] / 1e6:.1f} M parameters, {manifest['graph']['dtype']}, "
+            f"{sum(sizes.values()):.1f} MB, {time.monotonic() - self._started:.1f} s"
         )
         if manifest["compression"]:
             self._compression(manifest["compression"])
         if result.validation is None:
             self._out.print("[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it")
-        self._out.print(f"archive   {escape(str(result.archive))}")
+        for role, path in result.archives.items():
+            several = len(sizes) > 1
+            title, size = (role, f" ({sizes[role]:.1f} MB)") if several else ("archive", "")
+            self._out.print(f"{title:9s} {escape(str(path))}{size}")
+        if manifest["task"] == TEXT_GENERATION and "tokenizer.json" in manifest["companions"]:
+            folder = escape(shlex.quote(str(result.output_dir)))
+            self._out.print(f'try it    t2n-llm generate {folder} "Once upon a time"')
 
-    def multimodal_exported(self, result: MultimodalResult) -> None:
-        """Print the outcome of an export of a vision-language model."""
-        if self.mode is OutputMode.JSON:
-            self._json({**result.manifest, "output_dir": str(result.output_dir)})
-            return
-        if self.mode is OutputMode.QUIET:
-            return
-        if result.validation is not None:
-            self._checks(result.validation)
-        manifest = result.manifest
-        self._out.print(
-            f"[green]exported[/green] {escape(manifest['source']['name'])} for {manifest['task']}: "
-            f"{manifest['model']['parameters'] / 1e6:.1f} M parameters, {manifest['graph']['dtype']}, "
-            f"{time.monotonic() - self._started:.1f} s"
-        )
-        if result.validation is None:
-            self._out.print("[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it")
-        for role, archive in result.archives.items():
-            size = manifest["files"][archive.name]["bytes"]
-            self._out.print(f"{role:9s} {escape(str(archive))} ({size / 1e6:.1f} MB)")
-
-    def head_validated(self, report: HeadReport) -> None:
+    def _texts(self, report: HeadReport) -> None:
         """Print how the texts of a check compare."""
-        if self.mode is OutputMode.JSON:
-            self._json(report.asdict())
-            return
-        if self.mode is OutputMode.QUIET:
-            return
         table = Table(
             title=f"PyTorch f32 against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
         )
@@ -289,12 +245,17 @@ class Sink:
             more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
             self._out.print(f"kept      {escape(names)}{more} ({size:.1f} MB): {escape(reason)}")
 
-    def validated(self, report: ValidationReport) -> None:
+    def validated(self, report: ValidationReport | HeadReport) -> None:
         """Print the outcome of a validation."""
         if self.mode is OutputMode.JSON:
             self._json(report.asdict())
         elif self.mode is OutputMode.HUMAN:
-            self._checks(report)
+            from t2n_llm.validate import ValidationReport
+
+            if isinstance(report, ValidationReport):
+                self._checks(report)
+            else:
+                self._texts(report)
 
     def _checks(self, report: ValidationReport) -> None:
         weights = ", on the compressed weights" if report.original is not None else ""

@@ -5,12 +5,11 @@ source -> graph (no weights) -> weights streamed into the archive -> validated i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from generic_export.errors import NotEnoughMemoryError, OptionError
 from generic_export.nnef.document import WrittenArchive
@@ -30,26 +29,9 @@ from t2n_llm.prequantized import require_resident
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
 from t2n_llm.reference_model import Residency, plan_residency
 from t2n_llm.runner import open_runner
-from t2n_llm.stages import MODEL_ROLE, Stages, open_stages
+from t2n_llm.stages import MODEL_ROLE, ExportResult, Stages, open_stages
 from t2n_llm.storage import StoredForm, stored_form
 from t2n_llm.validate import Tolerance, ValidationReport, validate_archive
-
-
-@dataclass(frozen=True)
-class ExportResult:
-    """What an export made.
-
-    Attributes:
-        output_dir: the folder.
-        archive: the NNEF archive in it.
-        manifest: content of `export.json`.
-        validation: the four checks, or None when they were skipped.
-    """
-
-    output_dir: Path
-    archive: Path
-    manifest: Mapping[str, Any]
-    validation: ValidationReport | None = field(default=None)
 
 
 def export_llm(
@@ -88,7 +70,7 @@ def export_llm(
     device_map: str = "auto",
     max_memory: str | None = None,
     reporter: Reporter | None = None,
-) -> ExportResult:
+) -> ExportResult[ValidationReport]:
     """Export a Hugging Face causal language model for tract, and prove it token by token.
 
     Args:
@@ -276,12 +258,12 @@ class _Export:
             checking = max(reference, engine) if self.options.low_memory else reference + engine
             return self.stages.plan(ready.stored.plan, checking)
 
-    def run(self) -> ExportResult:
+    def run(self) -> ExportResult[ValidationReport]:
         """Export."""
         with self.prepared() as ready:
             return self._make(ready)
 
-    def _make(self, ready: _Prepared) -> ExportResult:
+    def _make(self, ready: _Prepared) -> ExportResult[ValidationReport]:
         """Write, check and put in place."""
         stages, stored = self.stages, ready.stored
         stages.warn_of_unused(ready.unused)
@@ -293,10 +275,9 @@ class _Export:
             stages.copy_companions(staging)
             stored.write_recipe(staging)
             validation = self._validate(staging, archive.path, ready) if self.options.check else None
-            manifest = stages.complete(
-                staging, [archive], validation, ready.unused, lambda: self._described(ready, archive)
+            return stages.complete(
+                staging, {MODEL_ROLE: archive}, validation, ready.unused, lambda: self._described(ready, archive)
             )
-        return ExportResult(stages.target, stages.target / archive.path.name, manifest, validation)
 
     def _bundle_bytes(self, ready: _Prepared) -> int:
         if not self.options.check:
@@ -356,3 +337,6 @@ class _Export:
             "compression": stored.summary(),
             "tensors": stored_tensors(archive),
         }
+
+
+__all__ = ["ExportResult", "export_llm", "plan_llm_export"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -60,6 +60,31 @@ class Report(Protocol):
     def asdict(self) -> dict[str, Any]: ...
 
     def failure(self, subject: str, hint: str) -> ValidationError: ...
+
+
+ReportT = TypeVar("ReportT", bound=Report)
+
+
+@dataclass(frozen=True)
+class ExportResult(Generic[ReportT]):
+    """What an export made.
+
+    Attributes:
+        output_dir: the folder.
+        archives: the NNEF archives in it, by role.
+        manifest: content of `export.json`.
+        validation: the comparison with PyTorch, or None when it was skipped.
+    """
+
+    output_dir: Path
+    archives: Mapping[str, Path]
+    manifest: Manifest
+    validation: ReportT | None
+
+    @property
+    def archive(self) -> Path:
+        """The archive, or of several the one that a runtime decodes with."""
+        return self.output_dir / str(self.manifest["archive"])
 
 
 @dataclass(frozen=True)
@@ -212,29 +237,27 @@ class Stages:
     def complete(
         self,
         staging: Path,
-        archives: Sequence[WrittenArchive],
-        validation: Report | None,
+        archives: Mapping[str, WrittenArchive],
+        validation: ReportT | None,
         unused: Sequence[str],
         describe: Callable[[], Manifest],
-    ) -> Manifest:
+    ) -> ExportResult[ReportT]:
         """Record what is in the folder, and put it in place, or beside its place when the check failed.
 
         Args:
             staging: the folder, with everything but `export.json`.
-            archives: in it.
+            archives: in it, by role.
             validation: None without a check.
             unused: checkpoint tensors that the model does not use.
             describe: makes what the task says in `export.json`.
-
-        Returns:
-            The content of `export.json`.
 
         Raises:
             ValidationError: the check failed.
         """
         self.reporter.stage("Recording checksums")
-        for archive in archives:
-            for journal in journal_paths(archive.path):
+        paths = {role: archive.path for role, archive in archives.items()}
+        for path in paths.values():
+            for journal in journal_paths(path):
                 journal.unlink()
         manifest = {
             **describe(),
@@ -242,8 +265,8 @@ class Stages:
             "companions": [file.name for file in self.companions()],
             "unused_tensors": list(unused),
             "validation": validation.asdict() if validation is not None else None,
-            "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives}
-            | file_digests(staging, *(archive.path.name for archive in archives)),
+            "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives.values()}
+            | file_digests(staging, *(path.name for path in paths.values())),
         }
         write_manifest(staging, manifest)
         if validation is not None and not validation.passed:
@@ -253,7 +276,8 @@ class Stages:
                 f"What was exported is kept in {failed}, with its report; for f16 try --f32-attention, --f32-norm or --dtype f32.",
             )
         put_in_place(staging, self.target, self.options.force)
-        return manifest
+        placed = {role: self.target / path.name for role, path in paths.items()}
+        return ExportResult(self.target, placed, manifest, validation)
 
     def warn_of_unused(self, unused: Sequence[str]) -> None:
         """Tell which tensors of the checkpoint have no parameter."""
@@ -311,4 +335,4 @@ def open_stages(
     return Stages(model, target, options, reporter)
 
 
-__all__ = ["MODEL_ROLE", "Report", "Stages", "open_stages"]
+__all__ = ["MODEL_ROLE", "ExportResult", "Report", "Stages", "open_stages"]

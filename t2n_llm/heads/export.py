@@ -5,12 +5,12 @@ source -> graph (no weights) -> weights streamed into the archive -> compared in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from generic_export.errors import MissingTensorError, OptionError
 from generic_export.nnef.document import WrittenArchive
@@ -33,7 +33,7 @@ from t2n_llm.heads.model import BATCH, HEAD_TASKS, INPUT_NAMES, STEPS, HeadSkele
 from t2n_llm.manifest import Manifest, interface, origin, stored_tensors, text_model
 from t2n_llm.options import ExportOptions, Reporter
 from t2n_llm.plan import ExportPlan
-from t2n_llm.stages import MODEL_ROLE, Stages, open_stages
+from t2n_llm.stages import MODEL_ROLE, ExportResult, Stages, open_stages
 from t2n_llm.storage import StoredForm, stored_form
 from t2n_llm.tasks import FEATURE_EXTRACTION
 
@@ -43,21 +43,7 @@ _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 _ONE_TEXT = "weights in blocks: the archive reads one text at a time (batch 1)."
 
 
-@dataclass(frozen=True)
-class HeadResult:
-    """What an export made.
-
-    Attributes:
-        output_dir: the folder.
-        archive: the NNEF archive in it.
-        manifest: content of `export.json`.
-        validation: the comparison with PyTorch, or None when it was skipped.
-    """
-
-    output_dir: Path
-    archive: Path
-    manifest: Mapping[str, Any]
-    validation: HeadReport | None
+HeadResult: TypeAlias = ExportResult[HeadReport]
 
 
 def export_head(
@@ -196,10 +182,9 @@ class _HeadExport:
             stages.copy_companions(staging)
             stored.write_recipe(staging)
             validation = self._validate(staging, archive.path, ready) if self.options.check else None
-            manifest = stages.complete(
-                staging, [archive], validation, ready.unused, lambda: self._described(ready, archive)
+            return stages.complete(
+                staging, {MODEL_ROLE: archive}, validation, ready.unused, lambda: self._described(ready, archive)
             )
-        return HeadResult(stages.target, stages.target / archive.path.name, manifest, validation)
 
     def _bundle_bytes(self, ready: _Prepared) -> int:
         if not self.options.check:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from generic_export.errors import OptionError
 from generic_export.nnef.document import ArchivePlan, WrittenArchive, plan_document
@@ -20,7 +20,7 @@ from t2n_llm.multimodal.check import check_multimodal, plan_prompts, run_multimo
 from t2n_llm.multimodal.families import POSITIONS, TOKEN_TYPES, Family, family_of
 from t2n_llm.multimodal.model import DECODER, EMBED, ROLES, VISION, BuiltPart, Part, build_parts
 from t2n_llm.options import ExportOptions, Reporter
-from t2n_llm.stages import Stages, open_stages
+from t2n_llm.stages import ExportResult, Stages, open_stages
 from t2n_llm.tasks import IMAGE_TEXT_TO_TEXT
 from t2n_llm.validate import ValidationReport
 
@@ -31,21 +31,7 @@ _POSITIONS = (
 )
 
 
-@dataclass(frozen=True)
-class MultimodalResult:
-    """What an export made.
-
-    Attributes:
-        output_dir: the folder.
-        archives: the NNEF archives in it, by role.
-        manifest: content of `export.json`.
-        validation: the comparison with PyTorch, or None when it was skipped.
-    """
-
-    output_dir: Path
-    archives: Mapping[str, Path]
-    manifest: Mapping[str, Any]
-    validation: ValidationReport | None
+MultimodalResult: TypeAlias = ExportResult[ValidationReport]
 
 
 def export_multimodal(
@@ -137,11 +123,7 @@ class _MultimodalExport:
             stages.copy_companions(staging)
             paths = {role: archive.path for role, archive in archives.items()}
             validation = self._validate(paths, ready) if self.options.check else None
-            manifest = stages.complete(
-                staging, list(archives.values()), validation, unused, lambda: self._described(ready, archives)
-            )
-        placed = {role: stages.target / path.name for role, path in paths.items()}
-        return MultimodalResult(stages.target, placed, manifest, validation)
+            return stages.complete(staging, archives, validation, unused, lambda: self._described(ready, archives))
 
     def _ready(self, built: BuiltPart, checkpoint: Checkpoint) -> _Ready:
         sources = graph_sources(built.graph, built.part, checkpoint, self.stages.casts)

@@ -10,6 +10,8 @@ from typing import Any
 
 _KINDS = ("sliding_attention", "full_attention")
 _MIXED = ["full_attention", "sliding_attention", "full_attention"]
+_SHARING = ["sliding_attention", "sliding_attention", *_MIXED]  # the last two read keys and values of the others
+_GEMMA_4 = {"num_hidden_layers": 5, "layer_types": _SHARING, "num_kv_shared_layers": 2, "global_head_dim": 32}
 
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     # Without a list of attention layers all of them are recurrent.
@@ -54,40 +56,12 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "falcon": {"new_decoder_architecture": True},
     "gemma3n_text": {
         "num_hidden_layers": 5,
-        "layer_types": [
-            "sliding_attention",
-            "sliding_attention",
-            "full_attention",
-            "sliding_attention",
-            "full_attention",
-        ],
+        "layer_types": _SHARING,
         "num_kv_shared_layers": 2,
         "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0, 0.0],
     },
-    "gemma4_text": {
-        "num_hidden_layers": 5,
-        "layer_types": [
-            "sliding_attention",
-            "sliding_attention",
-            "full_attention",
-            "sliding_attention",
-            "full_attention",
-        ],
-        "num_kv_shared_layers": 2,
-        "global_head_dim": 32,
-    },
-    "gemma4_unified_text": {
-        "num_hidden_layers": 5,
-        "layer_types": [
-            "sliding_attention",
-            "sliding_attention",
-            "full_attention",
-            "sliding_attention",
-            "full_attention",
-        ],
-        "num_kv_shared_layers": 2,
-        "global_head_dim": 32,
-    },
+    "gemma4_text": _GEMMA_4,
+    "gemma4_unified_text": _GEMMA_4,
     "gemma4_assistant": {
         "text_config": {
             "model_type": "gemma4_text",
