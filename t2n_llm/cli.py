@@ -304,19 +304,28 @@ def validate(
     with _sink(as_json, quiet) as sink:
         _quiet_libraries(sink.mode)
         from t2n_llm.folder import read_manifest
-        from t2n_llm.revalidate import validate_folder
+        from t2n_llm.reference_model import Placement
+        from t2n_llm.revalidate import ValidateOptions, validate_folder
 
-        placement: dict[str, Any] = {"device_map": device_map, "max_memory": max_memory, "atol": atol, "rtol": rtol}
-        origin: dict[str, Any] = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
-        asked: dict[str, Any] = {**origin, **placement, "engine": engine, "tract_binary": tract, "reporter": sink}
+        options = ValidateOptions(
+            revision=revision,
+            token=token,
+            trust_remote_code=trust_remote_code,
+            decode_steps=decode_steps,
+            low_memory=low_memory,
+            engine=engine,
+            tract_binary=tract,
+            adapter=adapter,
+            placement=Placement.parse(device_map, max_memory),
+            atol=atol,
+            rtol=rtol,
+        )
         exported = recorded_task(read_manifest(folder))
         if exported != TEXT_GENERATION:
-            if not validate_task(sink, exported, folder, reference, adapter, asked):
+            if not validate_task(sink, exported, folder, reference, options):
                 raise typer.Exit(EXIT_DISAGREES)
             return
-        report = validate_folder(
-            folder, reference, decode_steps=decode_steps, low_memory=low_memory, adapter=adapter, **asked
-        )
+        report = validate_folder(folder, reference, options=options, reporter=sink)
         if not (report.passed or as_json):
             from t2n_llm.validate import FailedValidationError
 

@@ -9,8 +9,13 @@ from generic_export.errors import OptionError
 from t2n_llm.tasks import IMAGE_TEXT_TO_TEXT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from t2n_llm.console import Sink
+    from t2n_llm.heads.check import HeadReport
     from t2n_llm.options import ExportOptions
+    from t2n_llm.revalidate import ValidateOptions
+    from t2n_llm.validate import ValidationReport
 
 
 def export_task(
@@ -49,19 +54,18 @@ def export_task(
         sink.exported(export_head(source, output, options=options, **origin))
 
 
-def validate_task(
-    sink: Sink, task: str, folder: Path, reference: str | None, adapter: str | None, asked: dict[str, Any]
-) -> bool:
-    """Compare an export with PyTorch once more, and say whether they agree; `asked` are keywords of `validate_head_folder`."""
+def validate_task(sink: Sink, task: str, folder: Path, reference: str | None, options: ValidateOptions) -> bool:
+    """Compare an export for another task than text generation with PyTorch once more, and say whether they agree."""
     from t2n_llm.heads import validate_head_folder
     from t2n_llm.multimodal import validate_multimodal_folder
 
-    if adapter is not None:
-        raise OptionError(f"--adapter {adapter}: this export was made without an adapter.", "Leave --adapter out.")
-    if task == IMAGE_TEXT_TO_TEXT:
-        checked = validate_multimodal_folder(folder, reference, **asked)
-        sink.validated(checked)
-        return checked.passed
-    compared = validate_head_folder(folder, reference, **asked)
-    sink.validated(compared)
-    return compared.passed
+    if options.adapter is not None:
+        raise OptionError(
+            f"--adapter {options.adapter}: this export was made without an adapter.", "Leave --adapter out."
+        )
+    validate: Callable[..., ValidationReport | HeadReport] = (
+        validate_multimodal_folder if task == IMAGE_TEXT_TO_TEXT else validate_head_folder
+    )
+    report = validate(folder, reference, options=options, reporter=sink)
+    sink.validated(report)
+    return report.passed

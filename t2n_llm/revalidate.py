@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,45 @@ from t2n_llm.weightless import meta_model
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class ValidateOptions:
+    """How an export is compared once more.
+
+    Attributes:
+        revision: of a hub reference; None takes the recorded one.
+        token, trust_remote_code: see `open_source`.
+        decode_steps: tokens that a language model decodes.
+        low_memory: run PyTorch in a process that ends before the engine starts; language models only.
+        engine, tract_binary: see `open_runner`.
+        adapter: the adapter that was merged, by hub id or folder; None takes the hub id recorded in the folder.
+        placement: where the weights of the PyTorch reference may stay.
+        atol, rtol: limit of a value's error, `atol + rtol * largest value`; None for both takes the element type's.
+    """
+
+    revision: str | None = None
+    token: str | None = None
+    trust_remote_code: bool = False
+    decode_steps: int = DEFAULT_DECODE_STEPS
+    low_memory: bool = False
+    engine: str = "wheel"
+    tract_binary: Path | None = None
+    adapter: str | None = None
+    placement: Placement = field(default_factory=Placement)
+    atol: float | None = None
+    rtol: float | None = None
+
+    def original(self, folder: Path, manifest: Mapping[str, Any], reference: str | None) -> ModelSource:
+        """Open the model that an export was made from; see `open_original` for what is raised."""
+        source = open_original(manifest["source"], reference, self.revision, self.token, self.trust_remote_code)
+        check_same_model(folder, manifest, source)
+        return source
+
+
 def validate_folder(
     folder: Path,
     reference: str | None = None,
     *,
-    revision: str | None = None,
-    token: str | None = None,
-    trust_remote_code: bool = False,
-    decode_steps: int = DEFAULT_DECODE_STEPS,
-    low_memory: bool = False,
-    engine: str = "wheel",
-    tract_binary: Path | None = None,
-    adapter: str | None = None,
-    device_map: str = "auto",
-    max_memory: str | None = None,
-    atol: float | None = None,
-    rtol: float | None = None,
+    options: ValidateOptions | None = None,
     reporter: Reporter | None = None,
 ) -> ValidationReport:
     """Run the four checks on an export folder.
@@ -47,14 +71,7 @@ def validate_folder(
     Args:
         folder: made by `export_llm`.
         reference: hub id or folder of the original; None takes the hub id recorded in the folder.
-        revision: of a hub reference; None takes the recorded one.
-        token, trust_remote_code: see `open_source`.
-        decode_steps: tokens to decode.
-        low_memory: run PyTorch in a process that ends before the engine starts.
-        engine, tract_binary: see `open_runner`.
-        adapter: the adapter that was merged, by hub id or folder; None takes the hub id recorded in the folder.
-        device_map, max_memory: where the weights of the PyTorch reference may stay, see `Placement.parse`.
-        atol, rtol: limit of a logit's error, `atol + rtol * largest logit`; None for both takes the element type's.
+        options: every choice; None takes the defaults.
         reporter: told what happens; None logs.
 
     Raises:
@@ -62,37 +79,36 @@ def validate_folder(
         SourceError: the reference cannot be found.
         EngineError: the engine refused the archive, or died.
     """
-    reporter = reporter or LogReporter()
-    placement = Placement.parse(device_map, max_memory)
+    options, reporter = options or ValidateOptions(), reporter or LogReporter()
     manifest = read_manifest(folder)
     archive = archive_in(folder, manifest)
-    source = open_original(manifest["source"], reference, revision, token, trust_remote_code)
-    check_same_model(folder, manifest, source)
-    opened = _open_adapter(manifest.get("adapter"), adapter, token)
+    source = options.original(folder, manifest, reference)
+    adapter = _open_adapter(manifest.get("adapter"), options.adapter, options.token)
     states = recorded_states(manifest)
     dtype = manifest["graph"]["dtype"]
-    with open_runner(archive, states, dtype, engine=engine, tract_binary=tract_binary) as runner:
+    with open_runner(archive, states, dtype, engine=options.engine, tract_binary=options.tract_binary) as runner:
         logger.info("%s %s will check", runner.engine_name, runner.engine_version)  # or is not there
         with_text = manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer()
         tokenizer = source.tokenizer() if with_text else None
-        residency = plan_residency(meta_model(source.config, trust_remote_code=trust_remote_code), placement)
+        network = meta_model(source.config, trust_remote_code=options.trust_remote_code)
+        residency = plan_residency(network, options.placement)
         require_resident(source, residency.offloaded)
-        plan = plan_check(source.config, tokenizer, decode_steps, teacher_forced=residency.offloaded)
+        plan = plan_check(source.config, tokenizer, options.decode_steps, teacher_forced=residency.offloaded)
         about = f": {residency.summary(source.folder, plan.passes)}" if residency.offloaded else ""
         reporter.stage(f"Running PyTorch in f32 for reference{about}")
-        run = run_reference_apart if low_memory else run_reference
+        run = run_reference_apart if options.low_memory else run_reference
         records = (manifest.get("compression") or {}).get("tensors", ())
         overrides = ArchiveWeights.of_records(archive, records) if records else None
         expected = run(
             source.weights,
             plan,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=options.trust_remote_code,
             residency=residency,
-            adapter=opened,
+            adapter=adapter,
             overrides=overrides,
         )
         kv_cache = manifest.get("options", {}).get("kv_cache")
-        tolerance = Tolerance.for_export(dtype, kv_cache).limited(atol, rtol)
+        tolerance = Tolerance.for_export(dtype, kv_cache).limited(options.atol, options.rtol)
         return validate_archive(
             runner,
             expected,

@@ -15,8 +15,7 @@ from t2n_llm.folder import archive_in, read_manifest
 from t2n_llm.heads.check import HeadReport, check_head, plan_cases, run_head_reference
 from t2n_llm.heads.model import BATCH, HEAD_TASKS, HeadTask
 from t2n_llm.options import LogReporter, Reporter
-from t2n_llm.reference_model import Placement
-from t2n_llm.revalidate import check_same_model, open_original
+from t2n_llm.revalidate import ValidateOptions
 from t2n_llm.source import ModelSource
 from t2n_llm.tasks import recorded_task
 from t2n_llm.validate import Tolerance
@@ -27,15 +26,7 @@ def validate_head_folder(
     folder: Path,
     reference: str | None = None,
     *,
-    revision: str | None = None,
-    token: str | None = None,
-    trust_remote_code: bool = False,
-    engine: str = "wheel",
-    tract_binary: Path | None = None,
-    device_map: str = "auto",
-    max_memory: str | None = None,
-    atol: float | None = None,
-    rtol: float | None = None,
+    options: ValidateOptions | None = None,
     reporter: Reporter | None = None,
 ) -> HeadReport:
     """Compare an export made by `export_head` with PyTorch once more; see `validate_folder` for the arguments.
@@ -46,15 +37,13 @@ def validate_head_folder(
         SourceError: the reference cannot be found.
         EngineError: the engine refused the archive, or died.
     """
-    reporter = reporter or LogReporter()
-    placement = Placement.parse(device_map, max_memory)
+    options, reporter = options or ValidateOptions(), reporter or LogReporter()
     manifest = read_manifest(folder)
     task = HEAD_TASKS.get(recorded_task(manifest))
     if task is None:
         raise OptionError(f"{folder} was exported for {recorded_task(manifest)}.", "Use validate_folder.")
     archive = archive_in(folder, manifest)
-    source = open_original(manifest["source"], reference, revision, token, trust_remote_code)
-    check_same_model(folder, manifest, source)
+    source = options.original(folder, manifest, reference)
     with_text = manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer()
     batched = BATCH in manifest["graph"]["symbols"]
     cases = plan_cases(task, source.config, source.tokenizer() if with_text else None, batched=batched)
@@ -69,18 +58,18 @@ def validate_head_folder(
         network,
         frozenset(held),
         cases,
-        placement=placement,
+        placement=options.placement,
         overrides=ArchiveWeights.of_records(archive, records) if records else None,
     )
     dtype = str(manifest["graph"]["dtype"])
-    with open_answerer(archive, engine=engine, tract_binary=tract_binary) as answerer:
+    with open_answerer(archive, engine=options.engine, tract_binary=options.tract_binary) as answerer:
         return check_head(
             answerer,
             task,
             dtype,
             cases,
             expected,
-            tolerance=Tolerance.for_dtype(dtype).limited(atol, rtol),
+            tolerance=Tolerance.for_dtype(dtype).limited(options.atol, options.rtol),
             on_case=lambda name: reporter.stage(f"Checking in tract: {name}"),
         )
 

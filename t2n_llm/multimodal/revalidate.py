@@ -14,8 +14,7 @@ from t2n_llm.multimodal.check import check_multimodal, plan_prompts, run_multimo
 from t2n_llm.multimodal.families import family_of
 from t2n_llm.multimodal.model import ROLES
 from t2n_llm.options import LogReporter, Reporter
-from t2n_llm.reference_model import Placement
-from t2n_llm.revalidate import check_same_model, open_original
+from t2n_llm.revalidate import ValidateOptions
 from t2n_llm.validate import Tolerance, ValidationReport
 from t2n_llm.weightless import IMAGE_TEXT_MODEL, instantiate
 
@@ -24,15 +23,7 @@ def validate_multimodal_folder(
     folder: Path,
     reference: str | None = None,
     *,
-    revision: str | None = None,
-    token: str | None = None,
-    trust_remote_code: bool = False,
-    engine: str = "wheel",
-    tract_binary: Path | None = None,
-    device_map: str = "auto",
-    max_memory: str | None = None,
-    atol: float | None = None,
-    rtol: float | None = None,
+    options: ValidateOptions | None = None,
     reporter: Reporter | None = None,
 ) -> ValidationReport:
     """Compare an export made by `export_multimodal` with PyTorch once more; see `validate_folder` for the arguments.
@@ -42,21 +33,19 @@ def validate_multimodal_folder(
         SourceError: the reference cannot be found.
         EngineError: the engine refused an archive, or died.
     """
-    reporter = reporter or LogReporter()
-    placement = Placement.parse(device_map, max_memory)
+    options, reporter = options or ValidateOptions(), reporter or LogReporter()
     manifest = read_manifest(folder)
     try:
         archives = {role: folder / str(manifest["parts"][role]["archive"]) for role in ROLES}
     except (KeyError, TypeError) as error:
         raise ArchiveError(f"{folder}: its export.json names no {error}.", "Export the model again.") from error
-    source = open_original(manifest["source"], reference, revision, token, trust_remote_code)
-    check_same_model(folder, manifest, source)
+    source = options.original(folder, manifest, reference)
     family = family_of(source.config, manifest.get("options", {}).get("image_size"))
     prompts = plan_prompts(source.config, family)
     held = {tensor.label for path in archives.values() for tensor in read_contents(path).tensors}
-    network = instantiate(IMAGE_TEXT_MODEL, source.config, torch.float32, "eager", "eager", trust_remote_code)
+    network = instantiate(IMAGE_TEXT_MODEL, source.config, torch.float32, "eager", "eager", options.trust_remote_code)
     reporter.stage("Running PyTorch in f32 for reference")
-    expected = run_multimodal_reference(source, family, network, frozenset(held), prompts, placement)
+    expected = run_multimodal_reference(source, family, network, frozenset(held), prompts, options.placement)
     dtype = str(manifest["graph"]["dtype"])
     return check_multimodal(
         archives,
@@ -66,8 +55,8 @@ def validate_multimodal_folder(
         dtype,
         prompts,
         expected,
-        engine=engine,
-        tract_binary=tract_binary,
-        tolerance=Tolerance.for_dtype(dtype).limited(atol, rtol),
+        engine=options.engine,
+        tract_binary=options.tract_binary,
+        tolerance=Tolerance.for_dtype(dtype).limited(options.atol, options.rtol),
         on_check=lambda name: reporter.stage(f"Checking in tract: {name}"),
     )

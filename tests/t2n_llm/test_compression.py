@@ -30,7 +30,7 @@ from t2n_llm.compression_options import CompressionOptions
 from t2n_llm.export import ExportResult, export_llm
 from t2n_llm.graph import GraphOptions, build_graph
 from t2n_llm.model import Skeleton
-from t2n_llm.revalidate import validate_folder
+from t2n_llm.revalidate import ValidateOptions, validate_folder
 from tests.families import FAMILIES, save_tiny_model
 from tests.t2n_llm.conftest import REAL_MODEL
 
@@ -235,7 +235,7 @@ def test_the_manifest_records_every_tensor_and_the_recipe_lies_beside(compressed
 
 
 def test_a_compressed_folder_is_validated_again(compressed: ExportResult, tiny_llama: Path) -> None:
-    report = validate_folder(compressed.output_dir, str(tiny_llama), decode_steps=STEPS)
+    report = validate_folder(compressed.output_dir, str(tiny_llama), options=ValidateOptions(decode_steps=STEPS))
     assert report.passed and report.original is not None
 
 
@@ -244,7 +244,9 @@ def test_the_command_line_engine_agrees_too(compressed: ExportResult, tiny_llama
 
     if find_tract_cli() is None:
         pytest.skip("the tract command is not installed")
-    report = validate_folder(compressed.output_dir, str(tiny_llama), decode_steps=STEPS, engine="cli")
+    report = validate_folder(
+        compressed.output_dir, str(tiny_llama), options=ValidateOptions(decode_steps=STEPS, engine="cli")
+    )
     assert report.passed
 
 

@@ -13,7 +13,7 @@ from t2n_llm import export_llm
 from t2n_llm.export import ExportResult
 from t2n_llm.inspection import inspect_archive
 from t2n_llm.located import locate_archive
-from t2n_llm.revalidate import validate_folder
+from t2n_llm.revalidate import ValidateOptions, validate_folder
 from tests.families import save_tiny_model
 from tests.recurrent_families import RECURRENT_FAMILIES
 
@@ -50,7 +50,7 @@ def test_the_manifest_says_what_the_engine_keeps(tiny_llama: Path, tmp_path: Pat
     graph = result.manifest["graph"]
     assert graph["inputs"] == ["input_ids"] and graph["states"] == []
     assert [state["input_name"] for state in graph["engine_states"]][:2] == ["in_cache_key_0", "in_cache_value_0"]
-    assert validate_folder(result.output_dir, str(tiny_llama), decode_steps=4).passed
+    assert validate_folder(result.output_dir, str(tiny_llama), options=ValidateOptions(decode_steps=4)).passed
     names = {path.stem for path in (result.output_dir / "tests").iterdir()}
     assert names == {"prefill", "chunked_prefill", "generation"}, "no past can be given to a decode step"
 

@@ -21,7 +21,7 @@ from generic_export.nnef.dat import HEADER_BYTES
 from generic_export.weights.values import read_tensor
 from t2n_llm.archive_weights import stored_values
 from t2n_llm.export import ExportResult, export_llm, plan_llm_export
-from t2n_llm.revalidate import validate_folder
+from t2n_llm.revalidate import ValidateOptions, validate_folder
 from t2n_llm.source import open_source
 from tests.gguf_files import HEADS, KV_HEADS, permuted, write_llama_gguf
 
@@ -108,9 +108,9 @@ def test_config_and_tokenizer_come_with_the_archive(q4_export: ExportResult) -> 
 def test_validate_takes_the_file_as_reference(
     q4_file: tuple[Path, dict[str, np.ndarray]], q4_export: ExportResult
 ) -> None:
-    assert validate_folder(q4_export.output_dir, str(q4_file[0]), decode_steps=STEPS).passed
+    assert validate_folder(q4_export.output_dir, str(q4_file[0]), options=ValidateOptions(decode_steps=STEPS)).passed
     with pytest.raises(SourceError, match="whose place is not recorded"):
-        validate_folder(q4_export.output_dir, decode_steps=STEPS)
+        validate_folder(q4_export.output_dir, options=ValidateOptions(decode_steps=STEPS))
 
 
 def test_an_explicit_recipe_decides_and_still_keeps_the_blocks(

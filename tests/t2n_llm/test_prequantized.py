@@ -18,7 +18,7 @@ from quant.packing import dequantize_bytes
 from t2n_llm.archive_weights import stored_values
 from t2n_llm.export import ExportResult, export_llm
 from t2n_llm.prequantized import load_dequantized
-from t2n_llm.revalidate import validate_folder
+from t2n_llm.revalidate import ValidateOptions, validate_folder
 from tests.families import save_tiny_model
 from tests.int4_checkpoints import awq_layer, compressed_layer, gptq_layer, values_of
 
@@ -117,7 +117,7 @@ def test_exact_formats_keep_their_values(name: str, tmp_path: Path) -> None:
         assert torch.equal(values[key], values_of(levels, scales, zeros, groups)), key
     schemes = [record["scheme"] for record in result.manifest["compression"]["tensors"]]
     assert schemes.count("q4_0") == LINEARS and not result.manifest["notes"]
-    assert validate_folder(result.output_dir, str(model), decode_steps=STEPS).passed
+    assert validate_folder(result.output_dir, str(model), options=ValidateOptions(decode_steps=STEPS)).passed
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in EXACT])

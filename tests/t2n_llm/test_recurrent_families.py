@@ -17,7 +17,7 @@ from kvcache.explicit_cache import ExplicitCache
 from t2n_llm import export_llm
 from t2n_llm.export import ExportResult
 from t2n_llm.manifest import recorded_states
-from t2n_llm.revalidate import validate_folder
+from t2n_llm.revalidate import ValidateOptions, validate_folder
 from t2n_llm.runner import WheelRunner, open_runner
 from tests import families
 from tests.recurrent_families import RECURRENT_FAMILIES
@@ -129,7 +129,7 @@ def test_the_command_runs_turn_by_turn(lfm2: ExportResult, cli: TractCli) -> Non
 
 def test_a_folder_is_validated_again(lfm2: ExportResult, tmp_path: Path) -> None:
     source = lfm2.output_dir.parent / "model"
-    assert validate_folder(lfm2.output_dir, str(source), decode_steps=4).passed
+    assert validate_folder(lfm2.output_dir, str(source), options=ValidateOptions(decode_steps=4)).passed
 
 
 def test_a_dropped_state_would_be_seen(tmp_path: Path) -> None:

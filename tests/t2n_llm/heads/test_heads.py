@@ -20,6 +20,7 @@ from t2n_llm.heads.model import HEAD_TASKS
 from t2n_llm.inspection import inspect_archive
 from t2n_llm.located import locate_archive
 from t2n_llm.options import parse_options
+from t2n_llm.revalidate import ValidateOptions
 from t2n_llm.tasks import FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION
 from t2n_llm.verify import verify_export
 from tests.t2n_llm.command_line import call
@@ -284,4 +285,4 @@ def test_the_command_line_engine_agrees_too(checkpoint: Callable[[str, str], Pat
         pytest.skip("the tract command is not installed")
     source = checkpoint("llama", SEQUENCE_CLASSIFICATION)
     result = exported(source, tmp_path / "out", SEQUENCE_CLASSIFICATION, dtype="f16", check=False)
-    assert validate_head_folder(result.output_dir, str(source), engine="cli").passed
+    assert validate_head_folder(result.output_dir, str(source), options=ValidateOptions(engine="cli")).passed

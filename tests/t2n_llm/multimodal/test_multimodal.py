@@ -19,6 +19,7 @@ from t2n_llm.multimodal import MultimodalResult, export_multimodal, validate_mul
 from t2n_llm.multimodal.check import Pipeline, plan_prompts
 from t2n_llm.multimodal.families import family_of
 from t2n_llm.options import parse_options
+from t2n_llm.revalidate import ValidateOptions
 from t2n_llm.tasks import IMAGE_TEXT_TO_TEXT
 from t2n_llm.verify import verify_export
 from tests.t2n_llm.command_line import call
@@ -275,4 +276,4 @@ def test_the_command_line_engine_agrees_too(gemma: Path, checkpoint: Callable[[s
 
     if find_tract_cli() is None:
         pytest.skip("the tract command is not installed")
-    assert validate_multimodal_folder(gemma, str(checkpoint("gemma3")), engine="cli").passed
+    assert validate_multimodal_folder(gemma, str(checkpoint("gemma3")), options=ValidateOptions(engine="cli")).passed
