@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionError, T2NError
+from generic_export.errors import OptionError
+from t2n_llm.command_edge import COMMAND, Interrupted, UnforeseenError, advice_on, interruptible
 from t2n_llm.commands_bench import bench, profile
 from t2n_llm.commands_diagnose import coverage, diagnose
 from t2n_llm.commands_inspect import inspect
@@ -22,7 +18,6 @@ from t2n_llm.commands_remodel import remodel
 from t2n_llm.commands_tasks import export_task, validate_task
 from t2n_llm.commands_zoo import zoo
 from t2n_llm.console import OutputMode, Sink
-from t2n_llm.folder import disk_full, is_disk_full
 from t2n_llm.tasks import TEXT_GENERATION, recorded_task
 
 if TYPE_CHECKING:
@@ -31,9 +26,7 @@ if TYPE_CHECKING:
 EXIT_DISAGREES = 1
 EXIT_BAD_INPUT = 2
 EXIT_BUG = 3
-_COMMAND = "t2n-llm"
 _JSON_TO_FILE = ("coverage", "diagnose")  # their --json takes a file
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 app = typer.Typer(
     help="Bring Hugging Face causal language models to the tract inference engine.",
@@ -487,10 +480,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     _settings.debug, _settings.mode = False, _spoken(words)
-    with _interruptible():
+    with interruptible():
         try:
-            code = app(words, prog_name=_COMMAND, standalone_mode=False)
-        except (Exception, _Interrupted) as error:
+            code = app(words, prog_name=COMMAND, standalone_mode=False)
+        except (Exception, Interrupted) as error:
             code = _report(error)
     sys.exit(code or 0)
 
@@ -503,71 +496,19 @@ def _spoken(words: list[str]) -> OutputMode:
     return OutputMode.JSON if to_stdout or "--json=-" in words else OutputMode.HUMAN
 
 
-class _Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: typer would end that one silently, with an exit code of its own."""
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into `_Interrupted`, unless they are ignored (a background job, nohup)."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-        del signum, frame
-        raise _Interrupted
-
-    previous = {number: signal.getsignal(number) for number in _INTERRUPTS}
-    heard = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
-    for number in heard:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in heard.items():
-            signal.signal(number, handler)
-
-
 def _report(error: BaseException) -> int:
     """Print an error; return the exit code."""
     if _settings.debug:
         import traceback
 
         traceback.print_exception(error)
-    advice = _advice(error)
-    advice.hint = advice.hint or f"Run {_COMMAND} --debug ... to see where this comes from."
+    advice = advice_on(error)
+    advice.hint = advice.hint or f"Run {COMMAND} --debug ... to see where this comes from."
     report: ValidationReport | None = getattr(error, "report", None)
     Sink(_settings.mode).error(advice, report)
     if report is not None:
         return EXIT_DISAGREES
     return EXIT_BUG if isinstance(advice, UnforeseenError) else EXIT_BAD_INPUT
-
-
-class UnforeseenError(T2NError):
-    """An exception that nobody foresaw: a bug of ours, told like the others."""
-
-
-# click's own error for a wrong command line. typer carries a copy of click and exports only this child of it.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-def _advice(error: BaseException) -> T2NError:
-    """Return what to tell the user about an exception."""
-    if isinstance(error, T2NError):
-        return error
-    if isinstance(error, _Interrupted):
-        kept = getattr(error, "kept", None)
-        hint = f"What was written is kept in {kept}: run the same command again to continue." if kept else None
-        return InterruptError("interrupted.", hint or "Nothing was left behind.")
-    if isinstance(error, _UsageError):
-        command = getattr(getattr(error, "ctx", None), "command_path", _COMMAND)
-        return OptionError(error.format_message(), f"Run {command} --help.")  # type: ignore[attr-defined]
-    if isinstance(error, MemoryError):
-        return NotEnoughMemoryError("out of memory.", "Try --low-memory, or a machine with more memory.")
-    if isinstance(error, OSError) and is_disk_full(error):
-        return disk_full(Path(error.filename or tempfile.gettempdir()))
-    return UnforeseenError(
-        f"unexpected {type(error).__name__}: {error}",
-        f"This is a bug of t2n-llm: run again as {_COMMAND} --debug ... and report what it prints.",
-    )
 
 
 for _command in (inspect, profile, bench, coverage, diagnose, remodel):  # each in a file of its own
