@@ -16,16 +16,14 @@ import torch
 
 from generic_export.errors import OptionError
 from quant.blocks import GROUP, ZERO_POINT, Q4Blocks
-from quant.lattice import keep_lattice, lattice_blocks
-from quant.protocol import InputStatistics, Quantizer
-from quant.weighted_search import weighted_scale_search
+from quant.protocol import InputStatistics, PackedRows, Quantizer
+from quant.weighted_search import search_rows, weighted_scale_search
 
 ENTRY_POINT_GROUP = "t2n_llm.quantizers"
 DEFAULT_ALGORITHM = "search"
 
 _LARGEST_SCALE = torch.finfo(torch.float16).max
 _SMALLEST_INVERTIBLE = 1e-38
-_LATTICE_SAMPLE = 64  # groups looked at before a whole piece is
 
 
 @dataclass(frozen=True)
@@ -50,18 +48,15 @@ class Search:
 
     def quantize(self, weight: torch.Tensor, statistics: InputStatistics | None = None) -> Q4Blocks:
         """See `Quantizer.quantize`."""
-        if statistics is not None:
-            return keep_lattice(weight, weighted_scale_search(weight, statistics.mean_square))
-        blocks = weighted_scale_search(weight)
-        return keep_lattice(weight, blocks) if _may_hold_lattice(weight) else blocks
+        return weighted_scale_search(weight, _importance(statistics), keep_grids=True)
+
+    def quantize_rows(self, rows: torch.Tensor, statistics: InputStatistics | None = None) -> PackedRows:
+        """See `RowQuantizer.quantize_rows`."""
+        return search_rows(rows, _importance(statistics))
 
 
-def _may_hold_lattice(weight: torch.Tensor) -> bool:
-    """Look at groups spread over the weight: a release trained for 4 bits has most of them on a grid."""
-    groups = weight.detach().reshape(-1, GROUP)
-    sample = groups[:: max(1, len(groups) // _LATTICE_SAMPLE)]
-    _, found = lattice_blocks(sample)
-    return bool((found & (sample.abs().amax(dim=-1) > 0)).any())
+def _importance(statistics: InputStatistics | None) -> torch.Tensor | None:
+    return None if statistics is None else statistics.mean_square
 
 
 BUILT_IN: Mapping[str, Quantizer] = {"min_max": MinMax(), "search": Search()}

@@ -18,9 +18,8 @@ import torch
 
 from generic_export.errors import WeightError
 from quant.blocks import Q4Blocks
-from quant.lattice import keep_lattice
-from quant.protocol import InputStatistics
-from quant.weighted_search import weighted_scale_search
+from quant.protocol import InputStatistics, PackedRows
+from quant.weighted_search import search_rows, weighted_scale_search
 
 IMATRIX_SUFFIX = ".imatrix.safetensors"
 _FORMAT = "t2n-imatrix-1"
@@ -39,17 +38,27 @@ class ImatrixQuantizer:
         Raises:
             WeightError: the statistics have another number of channels, or values are not finite.
         """
-        if statistics is None:
-            importance = weight.abs()
-        else:
-            importance = statistics.mean_square
-            if importance.shape[-1] != weight.shape[-1]:
-                raise WeightError(
-                    f"statistics of {importance.shape[-1]} channels do not belong to a weight with "
-                    f"{weight.shape[-1]} input channels.",
-                    "Collect the statistics with this model.",
-                )
-        return keep_lattice(weight, weighted_scale_search(weight, importance))
+        return weighted_scale_search(weight, _importance(weight, statistics), keep_grids=True)
+
+    def quantize_rows(self, rows: torch.Tensor, statistics: InputStatistics | None = None) -> PackedRows:
+        """Choose levels and scales of rows as they are stored; see `RowQuantizer`.
+
+        Raises:
+            WeightError: as `quantize`.
+        """
+        return search_rows(rows, _importance(rows, statistics))
+
+
+def _importance(weight: torch.Tensor, statistics: InputStatistics | None) -> torch.Tensor | None:
+    if statistics is None:
+        return None
+    if statistics.mean_square.shape[-1] != weight.shape[-1]:
+        raise WeightError(
+            f"statistics of {statistics.mean_square.shape[-1]} channels do not belong to a weight with "
+            f"{weight.shape[-1]} input channels.",
+            "Collect the statistics with this model.",
+        )
+    return statistics.mean_square
 
 
 @dataclass

@@ -25,6 +25,21 @@ class InputStatistics:
     hessian: torch.Tensor | None = None
 
 
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows as the archive holds them, and what that did to them.
+
+    Attributes:
+        data: uint8 [rows, K // 32 * 18], packed blocks.
+        squared_error: sum of (w - value)^2.
+        energy: sum of w^2.
+    """
+
+    data: torch.Tensor
+    squared_error: float
+    energy: float
+
+
 @runtime_checkable
 class Quantizer(Protocol):
     """One algorithm: a pure function of a weight and of what is known of its inputs."""
@@ -35,5 +50,22 @@ class Quantizer(Protocol):
         Args:
             weight: float32 [..., K], K a multiple of 32, the input axis last.
             statistics: of the K input channels, or None when there was no calibration.
+        """
+        ...
+
+
+@runtime_checkable
+class RowQuantizer(Quantizer, Protocol):
+    """An algorithm that also goes from values as they are stored to packed blocks in one pass, which streaming prefers."""
+
+    def quantize_rows(self, rows: torch.Tensor, statistics: InputStatistics | None = None) -> PackedRows:
+        """Choose levels and scales, the same as `quantize`.
+
+        Args:
+            rows: float [rows, K], K a multiple of 32, in any float type.
+            statistics: as for `quantize`.
+
+        Raises:
+            WeightError: the rows hold inf or nan.
         """
         ...

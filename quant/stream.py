@@ -18,9 +18,10 @@ from generic_export.weights.values import read_tensor, values_of
 from quant.blocks import GROUP
 from quant.half import SOURCE_DTYPES
 from quant.packing import check_quantizable, pack_q4_0, pack_q8_1, unpack_q8_1
-from quant.protocol import InputStatistics, Quantizer
+from quant.protocol import InputStatistics, Quantizer, RowQuantizer
 
 _PIECE_VALUES = 1 << 18  # what is computed from a piece stays in a core's cache
+_ONE_PASS_VALUES = 1 << 20  # where nothing lies between values and blocks, only calls are to be saved
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,16 @@ class QuantizedTensor:
             WeightError: the tensor holds inf or nan.
         """
         total = QuantizationError()
-        for rows in row_pieces(self.source, row_length(self.shape)):
+        values = _ONE_PASS_VALUES if self._in_one_pass else _PIECE_VALUES
+        for rows in row_pieces(self.source, row_length(self.shape), values):
             packed, error = self._quantize(rows)
             total = total.plus(error)
             yield packed.reshape(-1).numpy().data
         self.report.errors[self.name] = total
 
     def _quantize(self, rows: torch.Tensor) -> tuple[torch.Tensor, QuantizationError]:
+        if isinstance(self.quantizer, RowQuantizer) and self._in_one_pass:
+            return self._quantize_rows(rows, self.quantizer)
         weight = rows.to(torch.float32)
         check_quantizable(weight, self.name)
         if self.block_format == "q8_1":
@@ -126,6 +130,18 @@ class QuantizedTensor:
             return packed, measured_error(weight, unpack_q8_1(packed))
         blocks = self.quantizer.quantize(weight, self.statistics)
         return pack_q4_0(blocks), measured_error(weight, blocks.dequantize())
+
+    @property
+    def _in_one_pass(self) -> bool:
+        return self.block_format == "q4_0" and isinstance(self.quantizer, RowQuantizer)
+
+    def _quantize_rows(self, rows: torch.Tensor, quantizer: RowQuantizer) -> tuple[torch.Tensor, QuantizationError]:
+        try:
+            done = quantizer.quantize_rows(rows, self.statistics)
+        except WeightError:
+            check_quantizable(rows.to(torch.float32), self.name)  # inf or nan: says so with the tensor's name
+            raise
+        return done.data, QuantizationError(rows.numel(), done.squared_error, done.energy)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,13 +11,14 @@ cp      wall time of `cp`; flushing the copy to the disk is timed apart, and not
 weights from the first byte read to the archive renamed into place: cast, SHA-256 of every tensor, flush to the disk.
 graph   capture and translation, no weight in the process.
 export  wall time of the whole process, from the start of Python to its end. Also CPU time, and the split by stage.
+        With --compress, each export is also made without, and the two weights phases are compared.
 memory  peak resident memory of that process, less the peak of one that imports the same packages and does nothing.
 
-The budgets are weights <= 1.5 x cp (folder and tar), graph <= 15 s, memory <= 0.8 GiB. Both `cp` and the export read a
-checkpoint that was just written, so as much of it as fits is in the page cache for both; before each of them, everything
-written earlier is flushed, so that neither waits for the other's data. Disk space: twice the checkpoint (f32: three times), in
-DIR, which is made when missing, by default the temporary folder; everything made there is deleted at the end, also after
-Ctrl-C. With --json, one object a line for each form. Linux only, since peaks are read from /proc.
+The budgets are weights <= 1.5 x cp (folder and tar), compressed weights <= 3 x plain ones, graph <= 15 s, memory <= 0.8 GiB.
+Both `cp` and the export read a checkpoint that was just written, so as much of it as fits is in the page cache for both; before
+each of them, everything written earlier is flushed, so that neither waits for the other's data. Disk space: twice the checkpoint
+(f32: three times), in DIR, which is made when missing, by default the temporary folder; everything made there is deleted at the
+end, also after Ctrl-C. With --json, one object a line for each form. Linux only, since peaks are read from /proc.
 Run it with the project's environment: .venv/bin/python scripts/bench_export.py --size 1B --archive dir,tar --repeat 3
 """
 
@@ -45,6 +46,7 @@ from random_llama import SHAPES, Shape, bytes_of, tensors_of, write_checkpoint
 PROJECT = Path(__file__).resolve().parent.parent
 
 BUDGET_RATIO = 1.5  # weights phase over cp
+BUDGET_COMPRESSED = 3.0  # weights phase over the same without compression
 BUDGET_GRAPH_SECONDS = 15.0
 BUDGET_MIB = 0.8 * 1024
 
@@ -64,10 +66,11 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of an export: how long it took, and the process's peak memory until its end."""
+    """One stage of an export: how long it took, processor time in all threads, and the peak memory until its end."""
 
     title: str
     seconds: float
+    cpu: float
     peak_mib: float
 
 
@@ -77,13 +80,14 @@ class StageClock:
     def __init__(self, started: float) -> None:
         self.stages: list[Stage] = []
         self._title = "Starting, importing"
-        self._since = started
+        self._since, self._cpu_since = started, 0.0
 
     def stage(self, title: str) -> None:
         """End the stage before and begin another."""
-        now = time.time()
-        self.stages.append(Stage(self._title, now - self._since, peak_rss_mib()))
-        self._title, self._since = title.split(" /")[0], now  # without the path of the checkpoint
+        now, cpu = time.time(), time.process_time()
+        self.stages.append(Stage(self._title, now - self._since, cpu - self._cpu_since, peak_rss_mib()))
+        self._title = title.split(" /")[0]  # without the path of the checkpoint
+        self._since, self._cpu_since = now, cpu
 
     def progress(self, progress: Any) -> None:
         """Take the end of the writing for the beginning of a stage of its own."""
@@ -183,6 +187,7 @@ class Outcome:
     baseline_mib: float
     copies: tuple[Copy, ...]
     exports: tuple[ChildRun, ...]
+    plain: tuple[ChildRun, ...] = ()  # the same without compression, each just before
 
     @property
     def cp_seconds(self) -> float:
@@ -205,6 +210,21 @@ class Outcome:
         return median(_sum_of(run, _WEIGHT_STAGES) for run in self.exports)
 
     @property
+    def weights_cpu(self) -> float:
+        """Median processor time of the same."""
+        return median(_cpu_of(run, _WEIGHT_STAGES) for run in self.exports)
+
+    @property
+    def plain_seconds(self) -> float:
+        """Median weights phase without compression; 0 where that was not measured."""
+        return median(_sum_of(run, _WEIGHT_STAGES) for run in self.plain) if self.plain else 0.0
+
+    @property
+    def plain_cpu(self) -> float:
+        """Median processor time of the same."""
+        return median(_cpu_of(run, _WEIGHT_STAGES) for run in self.plain) if self.plain else 0.0
+
+    @property
     def weights_ratio(self) -> float:
         """The weights phase over `cp`."""
         return self.weights_seconds / self.cp_seconds
@@ -223,7 +243,13 @@ class Outcome:
         """Return the medians of each stage."""
         runs = zip(*(run.stages for run in self.exports), strict=True)
         return [
-            Stage(same[0].title, median(s.seconds for s in same), median(s.peak_mib for s in same)) for same in runs
+            Stage(
+                same[0].title,
+                median(s.seconds for s in same),
+                median(s.cpu for s in same),
+                median(s.peak_mib for s in same),
+            )
+            for same in runs
         ]
 
     def asdict(self) -> dict[str, Any]:
@@ -235,6 +261,9 @@ class Outcome:
             "graph_seconds": self.graph_seconds,
             "graph_within_budget": self.graph_seconds <= BUDGET_GRAPH_SECONDS,
             "weights_seconds": self.weights_seconds,
+            "weights_cpu": self.weights_cpu,
+            "plain_seconds": self.plain_seconds,
+            "plain_cpu": self.plain_cpu,
             "weights_ratio": self.weights_ratio,
             "weights_within_budget": self.weights_ratio <= BUDGET_RATIO,
             "extra_mib": self.extra_mib,
@@ -244,6 +273,10 @@ class Outcome:
 
 def _sum_of(run: ChildRun, titles: Sequence[str]) -> float:
     return sum(stage.seconds for stage in run.stages if stage.title.startswith(tuple(titles)))
+
+
+def _cpu_of(run: ChildRun, titles: Sequence[str]) -> float:
+    return sum(stage.cpu for stage in run.stages if stage.title.startswith(tuple(titles)))
 
 
 def measure(
@@ -257,7 +290,7 @@ def measure(
         archives: `tar`, `dir` or `tgz`, each to be measured.
         work: an empty folder; what is made in it is left to the caller to delete.
         repeat: how many times to copy and to export, in turn.
-        compress: weight compression, as `export_llm` takes it.
+        compress: weight compression, as `export_llm` takes it; the plain export is then measured as well.
 
     Raises:
         BenchError: no space, or the export failed.
@@ -271,10 +304,15 @@ def measure(
     baseline = run_child(work, order | {"checkpoint": None})
     copies: dict[str, list[Copy]] = {archive: [] for archive in archives}
     exports: dict[str, list[ChildRun]] = {archive: [] for archive in archives}
+    plain: dict[str, list[ChildRun]] = {archive: [] for archive in archives}
     for turn in range(1, repeat + 1):
         for archive in archives:
             _tell(f"{turn} of {repeat}: cp")
             copies[archive].append(time_copy(checkpoint, work / "copy"))
+            if compress is not None:
+                _tell(f"{turn} of {repeat}: export to {archive} without compression")
+                plain[archive].append(run_child(work, order | {"archive": archive, "compress": None}))
+                shutil.rmtree(work / "export")
             _tell(f"{turn} of {repeat}: export to {archive}")
             exports[archive].append(run_child(work, order | {"archive": archive}))
             shutil.rmtree(work / "export")
@@ -288,6 +326,7 @@ def measure(
             baseline_mib=baseline.peak_mib,
             copies=tuple(copies[archive]),
             exports=tuple(exports[archive]),
+            plain=tuple(plain[archive]),
         )
         for archive in archives
     ]
@@ -336,7 +375,8 @@ def run_child(work: Path, order: Mapping[str, Any]) -> ChildRun:
     record = json.loads(figures.read_text(encoding="utf-8"))
     stages = [Stage(**stage) for stage in record["stages"]]
     rest = max(0.0, seconds - sum(stage.seconds for stage in stages))
-    stages.append(Stage("Ending Python", rest, record["peak_mib"]))
+    cpu = record["user"] + record["system"] - sum(stage.cpu for stage in stages)
+    stages.append(Stage("Ending Python", rest, max(0.0, cpu), record["peak_mib"]))
     return ChildRun(seconds, record["user"], record["system"], record["peak_mib"], tuple(stages))
 
 
@@ -353,8 +393,12 @@ def table(outcome: Outcome) -> str:
         ("checkpoint", f"{outcome.checkpoint_bytes / 1e9:.2f} GB of bf16"),
         ("cp", f"{cp:.1f} s, and {outcome.sync_seconds:.1f} s until it is on the disk"),
         ("export", f"{seconds:.1f} s ({user:.1f} s user, {system:.1f} s system)"),
-        ("weights", f"{outcome.weights_seconds:.1f} s, {outcome.weights_ratio:.2f} x cp"),
+        (
+            "weights",
+            f"{outcome.weights_seconds:.1f} s ({outcome.weights_cpu:.1f} s of processor), {outcome.weights_ratio:.2f} x cp",
+        ),
         (f"weights <= {BUDGET_RATIO} x cp", _yes(outcome.weights_ratio <= BUDGET_RATIO)),
+        *_plain_rows(outcome),
         ("capture and translate", f"{outcome.graph_seconds:.1f} s"),
         (f"<= {BUDGET_GRAPH_SECONDS:.0f} s", _yes(outcome.graph_seconds <= BUDGET_GRAPH_SECONDS)),
         ("peak RSS over baseline", f"{outcome.extra_mib:.0f} MiB ({peak:.0f} - {outcome.baseline_mib:.0f})"),
@@ -365,10 +409,25 @@ def table(outcome: Outcome) -> str:
         title,
         *(f"  {name:<24} {value}" for name, value in rows),
         "",
-        f"  {'stage':<28} {'s':>7}  peak MiB so far",
+        f"  {'stage':<28} {'s':>7} {'s of cpu':>9}  peak MiB so far",
     ]
-    lines += [f"  {stage.title[:28]:<28} {stage.seconds:7.1f}  {stage.peak_mib:8.0f}" for stage in outcome.stages()]
+    lines += [
+        f"  {stage.title[:28]:<28} {stage.seconds:7.1f} {stage.cpu:9.1f}  {stage.peak_mib:8.0f}"
+        for stage in outcome.stages()
+    ]
     return "\n".join(lines)
+
+
+def _plain_rows(outcome: Outcome) -> list[tuple[str, str]]:
+    """Return what compression costs over the same export without it."""
+    if not outcome.plain:
+        return []
+    wall, cpu = outcome.weights_seconds / outcome.plain_seconds, outcome.weights_cpu / outcome.plain_cpu
+    return [
+        ("weights, not compressed", f"{outcome.plain_seconds:.1f} s ({outcome.plain_cpu:.1f} s of processor)"),
+        ("compressed over that", f"{wall:.2f} x ({cpu:.2f} x of processor)"),
+        (f"<= {BUDGET_COMPRESSED:.0f} x", _yes(wall <= BUDGET_COMPRESSED)),
+    ]
 
 
 def _yes(holds: bool) -> str:

@@ -19,14 +19,9 @@ from quant.algorithms import BUILT_IN, load_algorithms
 from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import Recipe, named_recipe, parse_size, read_recipe
 from quant.stream import PackedBlocks
-from t2n_llm.compression import (
-    CALIBRATED_ALGORITHMS,
-    Compression,
-    CompressionPlan,
-    compress,
-    plan_compression,
-    product_shapes,
-)
+from quant.weighted_search import prepare_search
+from t2n_llm.compression import Compression, compress
+from t2n_llm.compression_plan import CALIBRATED_ALGORITHMS, CompressionPlan, plan_compression, product_shapes
 from t2n_llm.imatrix_files import check_name, read_statistics, recorded_file, write_statistics
 from t2n_llm.source import ModelSource
 from t2n_llm.weightless import Weightless
@@ -107,6 +102,12 @@ class CompressionOptions:
         """Say whether the recipe asks for an algorithm that runs the model."""
         from_file = {IMATRIX} if self.imatrix is not None else set()
         return not (self._algorithm_names() - from_file).isdisjoint(CALIBRATED_ALGORITHMS)
+
+    def prepare(self, messages: Messages) -> None:
+        """Compile what quantising will need, before the graph is captured: meanwhile torch has `max` and `min` replaced."""
+        if self._algorithm_names() - {"min_max"}:
+            messages.stage("Preparing to quantise")
+            prepare_search()
 
     def _algorithm_names(self) -> set[str]:
         recipe = self.recipe()

@@ -217,6 +217,8 @@ class _Export:
             dry: calibrate nothing; sizes are the same.
         """
         checkpoint = self.source.checkpoint()
+        if not dry:
+            self.options.compression.prepare(self.reporter)
         self.reporter.stage("Capturing the graph")
         skeleton, graph = build_graph(
             self.source.config,

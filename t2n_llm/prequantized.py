@@ -21,7 +21,8 @@ from quant.half import CastTensor
 from quant.prequantized import DecodedTensor, ExactTensor
 from quant.recipe import Choice, Recipe, Rule
 from quant.stream import PermutedTensor, QuantizedTensor
-from t2n_llm.compression import Compression, compress, plan_compression
+from t2n_llm.compression import Compression, compress
+from t2n_llm.compression_plan import plan_compression
 from t2n_llm.source import GGUF_SUFFIX, ModelSource, open_source
 from t2n_llm.weightless import Weightless
 

@@ -21,7 +21,7 @@ import torch
 from generic_export.errors import OptionError
 from t2n_llm.archive_weights import stored_values
 from t2n_llm.calibration_text import evaluation_text
-from t2n_llm.compression import FOLDING_ALGORITHMS
+from t2n_llm.compression_plan import FOLDING_ALGORITHMS
 from t2n_llm.folder import MANIFEST_NAME, archive_in, read_manifest
 from t2n_llm.manifest import recorded_states
 from t2n_llm.options import LogReporter, Reporter

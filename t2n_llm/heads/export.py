@@ -129,6 +129,8 @@ class _HeadExport:
     def prepared(self, *, dry: bool = False) -> Iterator[_Prepared]:
         """Capture the graph and find its weights; no weight is read."""
         checkpoint = self.source.checkpoint()
+        if not dry:
+            self.options.compression.prepare(self.stages.reporter)
         self.stages.reporter.stage("Capturing the graph")
         skeleton, graph = build_head_graph(
             self.source.config,

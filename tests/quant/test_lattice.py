@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quant.blocks import GROUP, Q4Blocks
-from quant.lattice import keep_lattice, lattice_blocks
+from quant.lattice import lattice_blocks
 from quant.weighted_search import weighted_scale_search
 
 
@@ -75,8 +75,9 @@ def test_only_the_groups_on_a_grid_are_replaced():
     exact = random_blocks()
     weight = exact.dequantize()
     weight[:, GROUP : 2 * GROUP] = torch.randn(16, GROUP)
-    searched = weighted_scale_search(weight, torch.rand(128))
-    kept = keep_lattice(weight, searched)
+    importance = torch.rand(128)
+    searched = weighted_scale_search(weight, importance)
+    kept = weighted_scale_search(weight, importance, keep_grids=True)
     assert torch.equal(kept.d[:, 1], searched.d[:, 1]) and torch.equal(kept.q[:, 1], searched.q[:, 1])
     assert torch.equal(kept.dequantize()[:, 2 * GROUP :], weight[:, 2 * GROUP :])
 

@@ -29,7 +29,6 @@ def streamed(source: InMemoryTensor, **options: object) -> tuple[bytes, Quantiza
 def test_pieces_give_the_bytes_of_the_whole(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, piece: int) -> None:
     monkeypatch.setattr(stream, "_PIECE_VALUES", piece)
     monkeypatch.setattr("generic_export.weights.source.CHUNK_BYTES", 1000)  # chunks that split rows
-    monkeypatch.setattr(stream.row_pieces, "__defaults__", (piece,))
     weight = torch.randn(37, 96).to(dtype)
     data, report = streamed(InMemoryTensor("w", weight))
     whole = BUILT_IN["min_max"].quantize(weight.float())
@@ -117,3 +116,29 @@ def test_a_permuted_tensor_streams_its_values_in_the_new_order() -> None:
     permuted = PermutedTensor(InMemoryTensor("w", weight), (1, 0))
     assert permuted.shape == (32, 6)
     assert b"".join(permuted.chunks()) == weight.T.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("piece", [32, 200, 1 << 20])
+def test_one_pass_gives_the_blocks_of_the_algorithm(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, piece: int
+) -> None:
+    monkeypatch.setattr(stream, "_ONE_PASS_VALUES", piece)
+    monkeypatch.setattr("generic_export.weights.source.CHUNK_BYTES", 1000)  # chunks that split rows
+    weight = torch.randn(37, 96).to(dtype)
+    report = QuantizationReport()
+    data = b"".join(QuantizedTensor(InMemoryTensor("w", weight), BUILT_IN["search"], report).chunks())
+    blocks = BUILT_IN["search"].quantize(weight.float())
+    assert data == pack_q4_0(blocks).numpy().tobytes()
+    exact = (blocks.dequantize() - weight.float()).double().square().sum() / weight.double().square().sum()
+    assert report.errors["w"].values == weight.numel()
+    assert report.errors["w"].relative_error == pytest.approx(exact.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_nan_is_refused_with_the_tensors_name_in_one_pass(dtype: torch.dtype) -> None:
+    weight = torch.randn(64, 64).to(dtype)
+    weight[40, 3] = torch.nan
+    source = InMemoryTensor("model.layers.3.w", weight)
+    with pytest.raises(WeightError, match=r"tensor model\.layers\.3\.w: it holds inf or nan"):
+        list(QuantizedTensor(source, BUILT_IN["search"], QuantizationReport()).chunks())

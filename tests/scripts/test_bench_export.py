@@ -34,10 +34,10 @@ def outcome(**changes: Any) -> Any:
             2.0,
             peak,
             (
-                bench.Stage("Capturing the graph", seconds / 2, peak),
-                bench.Stage("Translating the graph", 1.0, peak),
-                bench.Stage("Writing model.nnef.tar", seconds / 10, peak),
-                bench.Stage("Flushing to the disk", 0.5, peak),
+                bench.Stage("Capturing the graph", seconds / 2, seconds / 4, peak),
+                bench.Stage("Translating the graph", 1.0, 0.5, peak),
+                bench.Stage("Writing model.nnef.tar", seconds / 10, seconds / 5, peak),
+                bench.Stage("Flushing to the disk", 0.5, 0.25, peak),
             ),
         )
         for seconds, peak in ((10.0, 900.0), (20.0, 1100.0))
@@ -112,11 +112,16 @@ def test_medians_and_budgets() -> None:
 
 def test_the_table_says_whether_the_budgets_hold() -> None:
     text = bench.table(outcome())
-    assert "2.0 s, 1.00 x cp" in text
+    assert "2.0 s (3.2 s of processor), 1.00 x cp" in text
+    assert "compressed over" not in text
     assert "weights <= 1.5 x cp      yes" in text
     assert "<= 15 s                  yes" in text
     assert "600 MiB (1000 - 400)" in text
     assert "Capturing the graph" in text
+    compressed = bench.table(outcome(compress="q4_0", plain=outcome().exports[:1]))
+    assert "1.5 s (2.2 s of processor)" in compressed
+    assert "1.33 x (1.44 x of processor)" in compressed
+    assert "<= 3 x                   yes" in compressed
     over = bench.table(outcome(baseline_mib=-100.0))
     assert "<= 0.8 GiB               no" in over
 

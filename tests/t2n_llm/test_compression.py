@@ -25,8 +25,9 @@ from quant.recipe import Recipe, named_recipe, parse_recipe
 from quant.stream import PackedBlocks
 from t2n_llm.archive_weights import ArchiveWeights, StoredParameter
 from t2n_llm.checkpoint import graph_sources
-from t2n_llm.compression import CompressionPlan, compress, plan_compression
+from t2n_llm.compression import compress
 from t2n_llm.compression_options import CompressionOptions
+from t2n_llm.compression_plan import CompressionPlan, plan_compression
 from t2n_llm.export import ExportResult, export_llm
 from t2n_llm.graph import GraphOptions, build_graph
 from t2n_llm.model import Skeleton
