@@ -143,7 +143,7 @@ def export_model_to_nnef(
             ),
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
-        document, stored = _in_blocks(document, _with_parts(document, prepared.sources))
+        document, stored = _in_blocks(document, with_parts(document, prepared.sources))
         archive = write_document(
             Path(file_path_export), document, stored, compression_level=compression_level, overwrite=overwrite
         ).path
@@ -379,7 +379,7 @@ def _source_of(name: str, tensor: torch.Tensor) -> TensorSource:
     return InMemoryTensor(name, _stored(plain))
 
 
-def _with_parts(document: NnefGraph, sources: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
+def with_parts(document: NnefGraph, sources: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
     """Return the sources, those of stored tensors that are parts of a parameter included."""
     parts = {variable.label: variable.part for variable in document.variables if variable.part is not None}
     return {**sources, **{label: part_source(label, part, sources[part.parameter]) for label, part in parts.items()}}

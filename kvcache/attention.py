@@ -19,7 +19,7 @@ from generic_export.errors import CaptureError
 from generic_export.ops.attention import additive_mask, causal_mask, engine_attention, spelled_out_attention
 from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.registry import translates
-from kvcache.attention_families import explicit_attention_families
+from kvcache.attention_families import explicit_attention_families, registered
 
 Model = TypeVar("Model")
 
@@ -154,22 +154,24 @@ class AttentionChoice:
 
 
 @contextmanager
-def explicit_attention() -> Iterator[AttentionChoice]:
-    """Register our attention with transformers for the length of the block, and yield what chooses it for a model."""
+def explicit_attention(*, masked: bool = False) -> Iterator[AttentionChoice]:
+    """Register our attention with transformers for the length of the block, and yield what chooses it for a model.
+
+    Args:
+        masked: see `AttentionChoice`; for a model that another block chose it for.
+    """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    choice = AttentionChoice()
+    choice = AttentionChoice(masked)
     # The class-wide tables: masking_utils looks only there (AttentionMaskInterface._global_mapping).
     tables = (type(ALL_ATTENTION_FUNCTIONS)._global_mapping, type(ALL_MASK_ATTENTION_FUNCTIONS)._global_mapping)
-    tables[0][ATTENTION_NAME] = choice.forward
-    tables[1][ATTENTION_NAME] = choice.mask
-    try:
-        with explicit_attention_families():
-            yield choice
-    finally:
-        for table in tables:
-            table.pop(ATTENTION_NAME, None)
+    with (
+        registered(tables[0], ATTENTION_NAME, choice.forward),
+        registered(tables[1], ATTENTION_NAME, choice.mask),
+        explicit_attention_families(),
+    ):
+        yield choice
 
 
 def _attention_forward(

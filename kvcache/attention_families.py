@@ -13,6 +13,9 @@ from unittest import mock
 
 import torch
 
+from kvcache import attention_compressed
+from kvcache.attention_blocks import minimax_m3_keys, minimax_m3_mask, qwen4_keys
+
 # (family, class, method) -> what stands in its place
 Forwards = Mapping[tuple[str, str, str], Callable[..., Any]]
 
@@ -25,6 +28,20 @@ def replaced_forwards(forwards: Forwards) -> Iterator[None]:
             module = import_module(f"transformers.models.{family}.modeling_{family}")
             stack.enter_context(mock.patch.object(getattr(module, owner), method, ours))
         yield
+
+
+@contextmanager
+def registered(table: dict[str, Any], name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Enter a function in one of transformers' tables for the length of the block; what stood there comes back."""
+    before = table.get(name)
+    table[name] = function
+    try:
+        yield
+    finally:
+        if before is None:
+            table.pop(name, None)
+        else:
+            table[name] = before
 
 
 @contextmanager
@@ -56,6 +73,15 @@ def _mpt_attention(
     return self.out_proj(mixed.transpose(1, 2).reshape(batch, steps, self.hidden_size)), None
 
 
-_FORWARDS: Forwards = {("mpt", "MptAttention", "forward"): _mpt_attention}
+_FORWARDS: Forwards = {
+    ("mpt", "MptAttention", "forward"): _mpt_attention,
+    ("deepseek_v4", "DeepseekV4Attention", "forward"): attention_compressed.attention,
+    ("deepseek_v4", "DeepseekV4HCACompressor", "forward"): attention_compressed.heavily_compressed,
+    ("deepseek_v4", "DeepseekV4CSACompressor", "forward"): attention_compressed.sparsely_compressed,
+    ("deepseek_v4", "DeepseekV4Indexer", "forward"): attention_compressed.chosen_entries,
+    ("minimax_m3_vl", "MiniMaxM3VLIndexer", "forward"): minimax_m3_keys,
+    ("minimax_m3_vl", "MiniMaxM3VLIndexer", "build_block_mask"): minimax_m3_mask,
+    ("qwen4_exp", "Qwen4ExpTextQSAIndexer", "forward"): qwen4_keys,
+}
 
-__all__ = ["Forwards", "explicit_attention_families", "replaced_forwards"]
+__all__ = ["Forwards", "explicit_attention_families", "registered", "replaced_forwards"]

@@ -2,7 +2,7 @@
 
 Layers are transformers' own classes, in the kinds that the model's config asks for. Sliding layers keep all positions: their
 window is in the attention mask, which is right at any length, while the cache keeps the one form that tract turns into engine
-state (facts/tract.md §4.2).
+state (facts/tract.md §4.2). They keep their window only where that is asked for (`kvcache.windows`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ from transformers.cache_utils import (
 )
 
 from generic_export.errors import CaptureError
-from kvcache.states import Slot, States
+from kvcache.compressed_layer import CompressedLayer
+from kvcache.recurrent.last_read import LastRead
+from kvcache.states import PAST_LENGTH, Slot, States
+from kvcache.windows import WindowLayer, past_length
 
+_ENTRIES = "compressed_kv"  # of layers with entries for several tokens (DeepSeek-V4)
 _INDEX_KEYS = "idx_keys"  # of layers that choose blocks of keys (MiniMax-M3), which are not in cache_utils
 
 
@@ -65,24 +69,40 @@ class ExplicitHybridLayer(_OutOfPlace, LinearAttentionAndFullAttentionLayer):
 class ExplicitCache(DynamicCache):
     """A cache between flat tensors and a model."""
 
-    def __init__(self, config: Any, past: Mapping[Slot, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        config: Any,
+        past: Mapping[Slot, torch.Tensor] | None = None,
+        last_read: LastRead | None = None,
+        windows: Mapping[int, int] | None = None,
+    ) -> None:
         """Fill the layers that a config asks for.
 
         Args:
             config: of the model; decides the kinds of layers.
-            past: states before the call; None for none, as when a model is probed.
+            past: states before the call; None for none, as when a model is probed: all layers keep all positions then.
+            last_read: told which recurrent state a layer reads; None for one of its own.
+            windows: the window of each layer that keeps no more than that, by its index; None for none.
         """
         super().__init__()
         layers = explicit_layers(config)
         if layers is not None:
             self.layers, self.layer_class_to_replicate = layers, None
-        self._fetched: torch.Tensor | None = None
-        self._heads_taken = 0
-        put_states(self, past or {})
+        self.last_read = last_read or LastRead()
+        self._before: int | torch.Tensor = 0
+        if past and windows:
+            self._before = past_length(past, windows)
+            for index, window in windows.items():
+                self.layers[index] = WindowLayer(window, self._before)
+        put_states(self, {slot: tensor for slot, tensor in (past or {}).items() if slot != PAST_LENGTH})
 
     def states(self) -> States:
         """Return every state, layer by layer."""
-        return states_of(self)
+        states = states_of(self)
+        if isinstance(self._before, torch.Tensor):
+            steps = next(layer.steps for layer in self.layers if isinstance(layer, WindowLayer))
+            states[PAST_LENGTH] = (self._before + steps).reshape(1)
+        return states
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """Return what was put in, or None."""
@@ -90,21 +110,10 @@ class ExplicitCache(DynamicCache):
         return state
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """Return what was put in, or None; a recurrence that is not handed it asks `fetched_state`."""
+        """Return what was put in, or None; a recurrence that is not handed it asks `last_read`."""
         state: torch.Tensor | None = self.layers[layer_idx].recurrent_states[state_idx]
-        self._fetched, self._heads_taken = state, 0
+        self.last_read.note(state)
         return state
-
-    def fetched_state(self, rank: int) -> torch.Tensor | None:
-        """Return the recurrent state that the running layer has read, of a rank.
-
-        A layer that runs its heads one after another keeps them in one tensor [B, heads, ...]; each call takes the next.
-        """
-        state = self._fetched
-        if state is None or state.ndim == rank:
-            return state
-        self._heads_taken += 1
-        return state[:, self._heads_taken - 1]
 
 
 def explicit_layers(config: Any) -> list[Any] | None:
@@ -136,6 +145,8 @@ def _without_window(layer: Any) -> Any:
 def _explicit(layer: Any, index: int) -> Any:
     if isinstance(layer, DummyLayer):
         return DummyLayer()
+    if hasattr(layer, _ENTRIES):
+        return CompressedLayer()
     if isinstance(layer, LinearAttentionLayer):
         kind = ExplicitHybridLayer if isinstance(layer, CacheLayerMixin) else ExplicitLinearLayer
         return kind(number_of_states=layer.number_of_states)
@@ -176,6 +187,14 @@ def _put_index_keys(layer: Any, _: int, tensor: torch.Tensor) -> None:
     setattr(layer, _INDEX_KEYS, tensor)
 
 
+def _put_compressor_input(layer: Any, _: int, tensor: torch.Tensor) -> None:
+    layer.compressor_input = tensor
+
+
+def _put_indexer_input(layer: Any, _: int, tensor: torch.Tensor) -> None:
+    layer.indexer_input = tensor
+
+
 def _put_conv_state(layer: Any, index: int, tensor: torch.Tensor) -> None:
     layer.conv_states[index] = tensor
     layer.is_conv_states_initialized[index] = layer.has_previous_state[index] = True
@@ -193,6 +212,8 @@ _PUT: Mapping[str, Callable[[Any, int, torch.Tensor], None]] = {
     "indexer_key": _put_indexer_keys,
     "indexer_position": _put_indexer_positions,
     "index_key": _put_index_keys,
+    "compressor_input": _put_compressor_input,
+    "indexer_input": _put_indexer_input,
     "conv_state": _put_conv_state,
     "recurrent_state": _put_recurrent_state,
 }
@@ -202,6 +223,8 @@ _SINGLE = {
     "indexer_key": "indexer_keys",
     "indexer_position": "indexer_position_ids",
     "index_key": _INDEX_KEYS,
+    "compressor_input": "compressor_input",
+    "indexer_input": "indexer_input",
 }
 _NUMBERED = {"conv_state": "conv_states", "recurrent_state": "recurrent_states"}
 

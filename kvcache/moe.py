@@ -15,6 +15,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from generic_export.diagnose.asides import aside
+from kvcache.attention_families import registered
+
 EXPERTS_NAME = "t2n_explicit"
 """The name under which transformers knows our experts while `explicit_experts()` is entered."""
 
@@ -188,12 +191,8 @@ def explicit_experts() -> Iterator[str]:
 
     # The class-wide table: models are told which names exist from there.
     table = type(ALL_EXPERTS_FUNCTIONS)._global_mapping
-    table[EXPERTS_NAME] = _experts_forward
-    try:
-        with explicit_families():
-            yield EXPERTS_NAME
-    finally:
-        table.pop(EXPERTS_NAME, None)
+    with registered(table, EXPERTS_NAME, _experts_forward), explicit_families():
+        yield EXPERTS_NAME
 
 
 def _experts_forward(
@@ -244,23 +243,29 @@ def recognised_activation(module: Any) -> Activation | None:
 
     Found by trying: code that subclasses override is what decides, whatever it is called.
     """
-    with _disable_current_modes(), torch.no_grad():  # values are wanted, also while shapes are being captured
-        # Wide enough that every clamp and every tail shows.
-        probe = torch.linspace(-40.0, 40.0, 162, device="cpu").reshape(3, 54)
+    # Values are wanted, also while shapes are being captured or a model is being recorded.
+    with _disable_current_modes(), torch.no_grad(), aside():
+        # Wide enough that every clamp and every tail shows; its mirror image tells code that asks for the values' sign.
+        wide = torch.linspace(-40.0, 40.0, 162, device="cpu").reshape(3, 54)
         apply = module._apply_gate if module.has_gate else module.act_fn
         try:
-            expected = apply(probe)
+            trials = [(probe, apply(probe)) for probe in (wide, -wide)]
         except Exception:  # an activation with parameters has no values here
             return None
-        gate, up = _halves(probe.T[None], concatenated=module.is_concatenated) if module.has_gate else (None, None)
-        for candidate in _candidates(module):
-            if gate is None or up is None:
-                found = _ACTIVATIONS[candidate.name](probe) if candidate.limit is None else None
-            else:
-                found = _gated(gate[0].T, up[0].T, candidate.name, candidate.alpha, candidate.limit)
-            if found is not None and found.shape == expected.shape and torch.allclose(found, expected, 1e-5, 1e-5):
-                return candidate
-    return None
+        fitting = (c for c in _candidates(module) if all(_agrees(module, c, *trial) for trial in trials))
+        return next(fitting, None)
+
+
+def _agrees(module: Any, candidate: Activation, probe: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Say whether an activation of the engine gives what a block of experts gave for a probe."""
+    if module.has_gate:
+        gate, up = _halves(probe.T[None], concatenated=module.is_concatenated)
+        found = _gated(gate[0].T, up[0].T, candidate.name, candidate.alpha, candidate.limit)
+    elif candidate.limit is None:
+        found = _ACTIVATIONS[candidate.name](probe)
+    else:
+        return False
+    return found.shape == expected.shape and torch.allclose(found, expected, 1e-5, 1e-5)
 
 
 def _candidates(module: Any) -> Iterator[Activation]:

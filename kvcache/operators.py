@@ -1,16 +1,20 @@
-"""Attention and experts as explicit operators in models that run as they are, without the wrapper of an export.
+"""The code that an export captures, for models and parts of them that run as they are, without the wrapper of an export.
 
-In: nothing. Out: the names to ask transformers for, valid inside a `with` block.
+In: nothing, or a module. Out: names to ask transformers for, and transformers' own functions replaced, inside `with` blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvcache.attention import ATTENTION_NAME, explicit_attention
+from torch import nn
+
+from kvcache.attention import ATTENTION_NAME, AttentionChoice, explicit_attention
+from kvcache.forms import StateForm
 from kvcache.moe_engine import explicit_experts
+from kvcache.recurrent import LastRead
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,12 @@ class OperatorNames:
     Attributes:
         attention: for `attn_implementation`.
         experts: for `experts_implementation`.
+        choice: says whether a model can run with that attention.
     """
 
     attention: str
     experts: str
+    choice: AttentionChoice
 
     @property
     def options(self) -> dict[str, str]:
@@ -33,6 +39,36 @@ class OperatorNames:
 
 @contextmanager
 def explicit_operators() -> Iterator[OperatorNames]:
-    """Register both with transformers for the length of the block, and yield their names."""
-    with explicit_attention(), explicit_experts() as experts:
-        yield OperatorNames(ATTENTION_NAME, experts)
+    """Register attention and experts with transformers for the length of the block, and yield their names."""
+    with explicit_attention() as choice, explicit_experts() as experts:
+        yield OperatorNames(ATTENTION_NAME, experts, choice)
+
+
+@dataclass(frozen=True)
+class ExportedCode:
+    """Makes a module run what an export captures of it; called with the module, it is a context manager.
+
+    It can be pickled, and what it replaces depends on the module alone: a reproduction enters it for a single piece.
+
+    Attributes:
+        form: how the model takes its states.
+        last_read: shared by the caches that the module is called with.
+        masked: see `AttentionChoice`.
+    """
+
+    form: StateForm
+    last_read: LastRead = field(default_factory=LastRead)
+    masked: bool = False
+
+    @contextmanager
+    def __call__(self, module: nn.Module) -> Iterator[None]:
+        """Put the explicit operators and recurrences in place for the length of the block."""
+        with (
+            explicit_attention(masked=self.masked),
+            explicit_experts(),
+            self.form.replacements(module, self.last_read),
+        ):
+            yield
+
+
+__all__ = ["ExportedCode", "OperatorNames", "explicit_operators"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ _SLOTS: Mapping[str, tuple[str, int | None]] = {
     "cumulative_length": ("length", None),
     "conv_states": ("conv", None),
     "recurrent_states": ("recurrent", None),
+    "indexer_keys": ("indexer_key", 1),
+    "indexer_position_ids": ("indexer_position", 2),
 }
+_LINEAR = "linear_cache"  # MiniMax keeps the states of its linear layers in a list of its own
 _FILLED_FLAGS = {"conv_states": "is_conv_states_initialized", "recurrent_states": "is_recurrent_states_initialized"}
 
 
@@ -29,9 +33,15 @@ def cache_adapters() -> tuple[StateAdapter, ...]:
     """Return an adapter for every kind of cache that the installed transformers has."""
     from transformers.cache_utils import Cache, EncoderDecoderCache
 
+    from kvcache.forms.rwkv import OneLayerEach
+    from kvcache.forms.xlstm import Cell, Cells
+
     plain = StateAdapter(Cache, _flatten, _copy, _assign, _blank)
     double = StateAdapter(EncoderDecoderCache, _flatten_both, _copy_both, _assign_both, _blank)
-    return plain, double
+    layers = StateAdapter(OneLayerEach, _flatten_layers, _copy_layers, _assign_layers)
+    cell = StateAdapter(Cell, _flatten_cell, copy.copy, _assign_cell)
+    cells = StateAdapter(Cells, _flatten_cells, _copy_cells, _assign_cells)
+    return plain, double, layers, cell, cells
 
 
 def register_cache_adapters() -> None:
@@ -41,7 +51,9 @@ def register_cache_adapters() -> None:
 
 
 def _flatten(cache: Any) -> dict[str, torch.Tensor]:
-    return {name: tensor for index, layer in enumerate(cache.layers) for name, tensor in _slots(layer, index)}
+    found = {name: tensor for index, layer in enumerate(cache.layers) for name, tensor in _slots(layer, index)}
+    linear = enumerate(getattr(cache, _LINEAR, ()))
+    return found | {f"linear_{index}": tensor for index, tensor in linear if isinstance(tensor, torch.Tensor)}
 
 
 def _slots(layer: Any, index: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -57,6 +69,8 @@ def _slots(layer: Any, index: int) -> Iterator[tuple[str, torch.Tensor]]:
 def _copy(cache: Any) -> Any:
     made = copy.copy(cache)
     made.layers = [_copy_layer(layer) for layer in cache.layers]
+    if hasattr(cache, _LINEAR):
+        setattr(made, _LINEAR, list(getattr(cache, _LINEAR)))
     return made
 
 
@@ -73,6 +87,9 @@ def _assign(cache: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         kind, _, index = name.rpartition("_")
         kind, _, number = kind.partition(".")
+        if kind == "linear":
+            cache.set_linear_cache(int(index), tensor)
+            continue
         while len(cache.layers) <= int(index):
             cache.layers.append(_new_layer(cache))
         _put(cache.layers[int(index)], attributes[kind], int(number or 0), tensor)
@@ -85,7 +102,7 @@ def _put(layer: Any, attribute: str, number: int, tensor: torch.Tensor) -> None:
         getattr(layer, _FILLED_FLAGS[attribute])[number] = True
     else:
         setattr(layer, attribute, tensor)
-        layer.is_initialized = True
+        setattr(layer, "is_indexer_initialized" if attribute.startswith("indexer") else "is_initialized", True)
     if attribute != "cumulative_length":
         layer.dtype, layer.device = tensor.dtype, tensor.device
 
@@ -122,6 +139,49 @@ def _copy_both(cache: Any) -> Any:
 def _assign_both(cache: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     for prefix, part in (("self.", cache.self_attention_cache), ("cross.", cache.cross_attention_cache)):
         _assign(part, {n.removeprefix(prefix): tensor for n, tensor in tensors.items() if n.startswith(prefix)})
+
+
+# --- what stands for the states of families without a `Cache` -----------------------------------------
+
+
+def _flatten_layers(part: Any) -> dict[str, torch.Tensor]:
+    return {str(layer): tensor for layer, tensor in part.of.items()}
+
+
+def _copy_layers(part: Any) -> Any:
+    made = copy.copy(part)
+    made.of = dict(part.of)
+    return made
+
+
+def _assign_layers(part: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    part.of.update({int(layer): tensor for layer, tensor in tensors.items()})
+
+
+def _flatten_cell(cell: Any) -> dict[str, torch.Tensor]:
+    return {"value": cell.tensor}
+
+
+def _assign_cell(cell: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    cell.tensor = tensors["value"]
+
+
+def _flatten_cells(cells: Any) -> dict[str, torch.Tensor]:
+    return {
+        f"{number}_{layer}": cell.tensor
+        for layer, three in cells.rnn_state.items()
+        for number, cell in enumerate(three)
+    }
+
+
+def _copy_cells(cells: Any) -> Any:
+    return replace(cells, rnn_state={layer: tuple(map(copy.copy, three)) for layer, three in cells.rnn_state.items()})
+
+
+def _assign_cells(cells: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        number, _, layer = name.partition("_")
+        cells.rnn_state[int(layer)][int(number)].tensor = tensor
 
 
 __all__ = ["cache_adapters", "register_cache_adapters"]

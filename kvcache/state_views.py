@@ -53,6 +53,9 @@ class _Rewriter:
                 self.views.update(operation.outputs)
             elif operation.operator == "slice":
                 return self._gathered(operation, source)
+        elif operation.operator == "concat" and isinstance(source, ArrayLiteral):
+            if any(isinstance(part, Reference) and part.name in self.views for part in source.elements):
+                self.views.update(operation.outputs)
         elif operation.operator == "tract_core_einsum" and isinstance(source, ArrayLiteral):
             return self._with_hidden_concats(operation, source)
         return [operation]

@@ -19,7 +19,17 @@ from generic_export.errors import ArchiveError, CaptureError
 BATCH, PAST = "B", "P"
 """Symbols of a state's shape: sequences, and past positions."""
 
-_GROWING_KINDS = frozenset({"cache_key", "cache_value", "indexer_key", "indexer_position", "index_key"})
+_GROWING_KINDS = frozenset(
+    {
+        "cache_key",
+        "cache_value",
+        "indexer_key",
+        "indexer_position",
+        "index_key",
+        "compressor_input",
+        "indexer_input",
+    }
+)
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64", torch.bool: "bool"}
 
 
@@ -43,6 +53,20 @@ class Slot:
         return self.kind in _GROWING_KINDS
 
 
+PAST_LENGTH = Slot("past_length", 0)
+"""How many positions are past, int64 [1], where every layer forgets some: see `kvcache.windows`."""
+
+
+def window_symbol(window: int) -> str:
+    """Return the symbol for what a layer keeps that sees `window` positions: up to window - 1."""
+    return f"W{window}"
+
+
+def is_window_symbol(symbol: str) -> bool:
+    """Say whether a symbol is one of `window_symbol`."""
+    return symbol[:1] == "W" and symbol[1:].isdigit()
+
+
 States = dict[Slot, torch.Tensor]
 """The states of a model at one moment, in the order of the graph's inputs."""
 
@@ -55,10 +79,11 @@ class StateTensor:
         input_name, output_name: `in_cache_key_3` and `out_cache_key_3`.
         kind: see `Slot`.
         layer: index of the layer.
-        shape: sizes; `"B"` stands for the batch and `"P"` for the past positions.
-        axis: the axis that grows with the positions; None when the size is fixed.
+        shape: sizes; `"B"` stands for the batch, `"P"` for the past positions, and `"W8"` for those that a window of 8 keeps.
+        axis: the axis that grows with the positions, if only up to a window; None when the size is fixed.
         dtype: `f32`, `f16` or `i64`.
         index: see `Slot`.
+        window: positions that the layer sees, when it keeps no more than the last window - 1; None when it keeps all.
     """
 
     input_name: str
@@ -69,6 +94,7 @@ class StateTensor:
     axis: int | None
     dtype: str
     index: int = 0
+    window: int | None = None
 
     @property
     def slot(self) -> Slot:
@@ -83,12 +109,19 @@ class StateTensor:
     @property
     def grows(self) -> bool:
         """Whether the state is longer after each call."""
-        return self.axis is not None
+        return self.axis is not None and self.window is None
+
+    def kept(self, length: int) -> int:
+        """Return how many of the past positions it holds; none when its size is fixed."""
+        if self.axis is None:
+            return 0
+        return length if self.window is None else min(length, self.window - 1)
 
     def sizes(self, batch: int, length: int) -> tuple[int, ...]:
         """Return the shape for a number of sequences and of past positions."""
-        values = {BATCH: batch, PAST: length}
-        return tuple(dim if isinstance(dim, int) else values[dim] for dim in self.shape)
+        return tuple(
+            dim if isinstance(dim, int) else batch if dim == BATCH else self.kept(length) for dim in self.shape
+        )
 
     def at_start(self, batch: int) -> np.ndarray[Any, np.dtype[Any]]:
         """Return what the first call takes; f16 as f32, since npz files hold no f16."""
@@ -96,8 +129,7 @@ class StateTensor:
 
     def dynamic_axes(self, *, batched: bool) -> dict[int, str]:
         """Return the symbolic axes; the batch is one of them when `batched`."""
-        symbols = (BATCH, PAST) if batched else (PAST,)
-        return {axis: dim for axis, dim in enumerate(self.shape) if isinstance(dim, str) and dim in symbols}
+        return {axis: dim for axis, dim in enumerate(self.shape) if isinstance(dim, str) and (batched or dim != BATCH)}
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> StateTensor:
@@ -189,4 +221,15 @@ def _symbol(sizes: Sequence[int], first: Probe, second: Probe, slot: Slot, owner
     )
 
 
-__all__ = ["BATCH", "PAST", "Probe", "Slot", "StateTensor", "States", "describe_states"]
+__all__ = [
+    "BATCH",
+    "PAST",
+    "PAST_LENGTH",
+    "Probe",
+    "Slot",
+    "StateTensor",
+    "States",
+    "describe_states",
+    "is_window_symbol",
+    "window_symbol",
+]

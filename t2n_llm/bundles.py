@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from generic_export.inference_target.tract.cli import write_bundle
-from kvcache.states import StateTensor
+from kvcache.states import PAST_LENGTH, StateTensor
 from t2n_llm.model import Skeleton
 from t2n_llm.reference import ReferenceRun
 
@@ -65,7 +65,7 @@ def make_bundles(reference: ReferenceRun, states: Sequence[StateTensor], num_log
     def ids(values: Sequence[int]) -> np.ndarray:
         return np.array([list(values)], np.int64)
 
-    full = {state.output_name: reference.text_states[state.slot] for state in states}
+    full = {state.output_name: _state_after(reference, state, length) for state in states}
     bundles = [
         Bundle(
             "prefill",
@@ -101,14 +101,23 @@ def _past_states(reference: ReferenceRun, states: Sequence[StateTensor], length:
     """Return the states before the last token by input name; None where the reference does not know them."""
     past = {}
     for state in states:
-        if state.axis is not None:
-            kept = np.take(reference.text_states[state.slot], range(length), state.axis)
-            past[state.input_name] = np.ascontiguousarray(kept)
+        if state.axis is not None or state.slot == PAST_LENGTH:
+            past[state.input_name] = _state_after(reference, state, length)
         elif state.slot in reference.past_states:
             past[state.input_name] = reference.past_states[state.slot]
         else:
             return None
     return past
+
+
+def _state_after(reference: ReferenceRun, state: StateTensor, length: int) -> np.ndarray:
+    """Return a state that grows, or that windows cut, after the first `length` tokens; one of fixed size after all of them."""
+    if state.slot == PAST_LENGTH:
+        return np.array([length], np.int64)
+    whole = reference.text_states[state.slot]
+    if state.axis is None:
+        return whole
+    return np.ascontiguousarray(np.take(whole, range(length - state.kept(length), length), state.axis))
 
 
 def bundles_size(skeleton: Skeleton, length: int, num_logits_to_keep: int) -> int:

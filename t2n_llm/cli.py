@@ -99,8 +99,8 @@ def export(
     task: Annotated[
         str,
         typer.Option(
-            help="text-generation, feature-extraction (last hidden states), sequence-classification (logits) or "
-            "image-text-to-text (vision encoder and decoder)."
+            help="text-generation, feature-extraction (last hidden states), sequence-classification (logits), "
+            "image-text-to-text or audio-text-to-text (encoder and decoder)."
         ),
     ] = TEXT_GENERATION,
     dtype: Annotated[str, typer.Option(help="f16 or f32: weights, activations and caches.")] = "f16",
@@ -165,6 +165,9 @@ def export(
         str | None,
         typer.Option("--kv-cache", metavar="TYPE", help="int8 or int4: as --stateful, keys and values quantised."),
     ] = None,
+    window_cache: Annotated[
+        bool, typer.Option("--window-cache", help="Sliding layers keep their window only, not all positions.")
+    ] = False,
     keep_f32: Annotated[
         list[str] | None,
         typer.Option("--keep-f32", metavar="PATTERN", help="Keep these parameters in f32 (shell pattern, repeatable)."),
@@ -241,6 +244,7 @@ def export(
             "f32_norm": f32_norm,
             "stateful": stateful,
             "kv_cache": kv_cache,
+            "window_cache": window_cache,
             "keep_f32": keep_f32 or (),
             "low_memory": low_memory,
             "device_map": device_map,

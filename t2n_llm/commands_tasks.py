@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import OptionError
-from t2n_llm.tasks import IMAGE_TEXT_TO_TEXT
+from t2n_llm.tasks import MULTIMODAL_TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ def export_task(
         raise OptionError(
             f"--task {options.task} does not merge adapters.", "Merge it with peft first, and export the merged model."
         )
-    if options.task == IMAGE_TEXT_TO_TEXT:
+    if options.task in MULTIMODAL_TASKS:
         if dry_run:
             raise OptionError(f"--task {options.task} has no --dry-run.", "Leave --dry-run out.")
         sink.exported(export_multimodal(source, output, options=options, **origin))
@@ -64,7 +64,7 @@ def validate_task(sink: Sink, task: str, folder: Path, reference: str | None, op
             f"--adapter {options.adapter}: this export was made without an adapter.", "Leave --adapter out."
         )
     validate: Callable[..., ValidationReport | HeadReport] = (
-        validate_multimodal_folder if task == IMAGE_TEXT_TO_TEXT else validate_head_folder
+        validate_multimodal_folder if task in MULTIMODAL_TASKS else validate_head_folder
     )
     report = validate(folder, reference, options=options, reporter=sink)
     sink.validated(report)

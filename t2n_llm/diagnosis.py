@@ -10,19 +10,21 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from generic_export.diagnose import Diagnosis, Limits, Outcome, Progress, Stage, diagnose, record
+from generic_export.diagnose import Diagnosis, Limits, Outcome, Progress, Stage, diagnose
 from generic_export.diagnose.search import STRATEGIES
-from generic_export.errors import CaptureError, NotEnoughMemoryError, OptionError
+from generic_export.errors import CaptureError, NotEnoughMemoryError, OptionError, described
 from generic_export.inference_target import TractNNEF
-from kvcache import explicit_operators, fuse_rotary_embedding
+from kvcache import explicit_operators, fuse_rotary_embedding, state_form
 from kvcache.operators import OperatorNames
 from kvcache.state_adapters import register_cache_adapters
 from t2n_llm.input_sets import ModelCalls, calls_of
+from t2n_llm.model import probe_states
 from t2n_llm.options import DTYPES, LogReporter, Reporter
 from t2n_llm.reference_model import available_memory, load_f32
 from t2n_llm.source import open_config, open_source
@@ -124,13 +126,13 @@ def diagnose_model(
         prepared = _prepared(name, options, operators, revision, token)
         for note in prepared.notes:
             reporter.stage(note)
-        calls = _calls(prepared.model)
+        calls = _calls(prepared.model, operators)
         atol, rtol = _limits(options)
-        recording = record(prepared.model, calls.keywords)
         reporter.stage(f"Trying the pieces of {type(prepared.model).__name__}")
         diagnosis = diagnose(
-            recording,
+            prepared.model,
             TractNNEF(check_io=False),
+            calls.keywords,
             strategy=options.strategy,
             depth=options.depth,
             only=options.only,
@@ -142,7 +144,7 @@ def diagnose_model(
             fusions=(fuse_rotary_embedding,),
             axes=calls.axes,
             limits=options.limits,
-            context=explicit_operators,
+            context=calls.code,
             progress=progress,
         )
     warnings = (*prepared.notes, *_not_compared(diagnosis), *diagnosis.warnings)
@@ -180,9 +182,9 @@ def _versions(diagnosis: Diagnosis) -> dict[str, str]:
     return {**diagnosis.versions, "transformers": str(transformers.__version__)}
 
 
-def _calls(model: nn.Module) -> ModelCalls:
+def _calls(model: nn.Module, operators: OperatorNames) -> ModelCalls:
     try:
-        return calls_of(model)
+        return calls_of(model, masked=operators.choice.masked)
     except CaptureError as error:
         if not any(parameter.is_meta for parameter in model.parameters()):
             raise
@@ -204,8 +206,8 @@ def _prepared(
         source.checkpoint()  # refuses a folder without weights, or with damaged ones
         _require_memory(source.config, trust)
         model = load_f32(source.weights, trust)
-        model.set_attn_implementation(operators.attention)
         model.set_experts_implementation(operators.experts)
+        model = _with_attention(operators, partial(_attending, model))
         notes = ["diagnosed with the model's own weights"]
     else:
         config = open_config(name, revision=revision, token=token, trust_remote_code=trust).config
@@ -222,20 +224,53 @@ def _tiny(config: Any, operators: OperatorNames, trust_remote_code: bool) -> tup
     if moved:
         notes.append("; ".join(f"layer {place} of the twin is layer {pick} of the model" for place, pick in moved))
     try:
-        model = twin.model(operators=operators, trust_remote_code=trust_remote_code)
+        model = _with_attention(
+            operators, lambda names: twin.model(operators=names, trust_remote_code=trust_remote_code)
+        )
     except ValueError:  # a class that takes no other attention than its own
         model = twin.model(trust_remote_code=trust_remote_code)
     return model, notes
 
 
 def _skeleton(config: Any, operators: OperatorNames, trust_remote_code: bool) -> tuple[nn.Module, list[str]]:
-    config = copy.deepcopy(config)
-    config._attn_implementation, config._experts_implementation = operators.attention, operators.experts
-    model = meta_model(config, trust_remote_code=trust_remote_code)
+    def built(names: OperatorNames) -> nn.Module:
+        own = copy.deepcopy(config)
+        own._attn_implementation, own._experts_implementation = names.attention, names.experts
+        return meta_model(own, trust_remote_code=trust_remote_code)
+
+    model = _with_attention(operators, built)
     count = sum(parameter.numel() for parameter in model.parameters())
     return model, [
         f"diagnosed without weights: {count / 1e6:.1f} M parameters, of which each piece is given random ones"
     ]
+
+
+def _with_attention(operators: OperatorNames, make: Callable[[OperatorNames], nn.Module]) -> nn.Module:
+    """Make a model with the attention that an export of it has.
+
+    Args:
+        operators: what transformers knows them under.
+        make: makes the model with other names.
+    """
+
+    def build(attention: str) -> nn.Module:
+        try:
+            model = make(replace(operators, attention=attention))
+        except ValueError as error:
+            raise CaptureError(described(error)) from error
+        probe_states(model, state_form(model))
+        return model
+
+    try:
+        return operators.choice.first_that_runs(build)
+    except CaptureError:  # no export takes it either: what can be said of it is said with as much of ours as it takes
+        return make(operators)
+
+
+def _attending(model: Any, names: OperatorNames) -> nn.Module:
+    model.set_attn_implementation(names.attention)
+    found: nn.Module = model
+    return found
 
 
 def _require_memory(config: Any, trust_remote_code: bool) -> None:

@@ -60,6 +60,7 @@ def export_llm(
     f32_norm: bool = False,
     stateful: bool = False,
     kv_cache: str | None = None,
+    window_cache: bool = False,
     keep_f32: Sequence[str] = (),
     low_memory: bool = False,
     decode_steps: int = DEFAULT_DECODE_STEPS,
@@ -96,6 +97,7 @@ def export_llm(
         f32_linear_accumulation, f32_attention, f32_norm: f32 islands in an f16 graph, see `TractNNEF`.
         stateful: keys and values are the engine's own state: `input_ids` is the only input, in every run time.
         kv_cache: `int8` or `int4` has the engine keep them quantised (as `stateful`); the checks report what that costs.
+        window_cache: sliding layers keep their window only; these states are fed back, never the engine's own.
         keep_f32: shell patterns of parameters that stay in f32, for values that f16 cannot hold.
         low_memory: run the PyTorch reference in a process that ends before the engine starts.
         decode_steps: tokens decoded by the check.
@@ -133,6 +135,7 @@ def export_llm(
         f32_norm=f32_norm,
         stateful=stateful,
         kv_cache=kv_cache,
+        window_cache=window_cache,
         keep_f32=keep_f32,
         low_memory=low_memory,
         decode_steps=decode_steps,

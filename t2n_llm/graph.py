@@ -32,6 +32,7 @@ class GraphOptions:
         trust_remote_code: allow code that comes with the model.
         stateful: the engine keeps keys and values from the start; `input_ids` is the only input.
         kv_bits: 8 or 4 has the engine keep them quantised; implies `stateful`.
+        window_cache: sliding layers keep their window only.
     """
 
     dtype: torch.dtype = torch.float16
@@ -44,6 +45,7 @@ class GraphOptions:
     trust_remote_code: bool = False
     stateful: bool = False
     kv_bits: int | None = None
+    window_cache: bool = False
 
     def target(self, dynamic_axes: DynamicAxes, network: nn.Module, revision: str | None, **further: str) -> TractNNEF:
         """Return the target that these options describe.
@@ -97,6 +99,7 @@ def build_graph(
             num_logits_to_keep=options.num_logits_to_keep,
             batched=options.batched,
             keep_f32=options.keep_f32,
+            window_cache=options.window_cache,
             trust_remote_code=options.trust_remote_code,
         )
         target = options.target(skeleton.dynamic_axes, skeleton.network, revision)

@@ -16,7 +16,9 @@ from generic_export.errors import CaptureError, T2NError, described
 from generic_export.torch_graph.tracer import DynamicAxes
 from kvcache.attention import AttentionChoice
 from kvcache.forms import StateForm, accepts, state_form
+from kvcache.forms.cache import WINDOW_IN_CACHE_ALONE, CacheForm
 from kvcache.states import Probe, Slot, StateTensor, describe_states
+from kvcache.windows import cut_to_windows, sliding_windows
 from t2n_llm.weightless import CAUSAL_LM, instantiate, take_buffers, tied_names, widen
 
 WRAPPER_ATTRIBUTE = "causal_lm"
@@ -133,6 +135,7 @@ def build_skeleton(
     num_logits_to_keep: int = 1,
     batched: bool = False,
     keep_f32: tuple[str, ...] = (),
+    window_cache: bool = False,
     trust_remote_code: bool = False,
 ) -> Skeleton:
     """Instantiate the model class of a config without allocating a weight.
@@ -145,6 +148,7 @@ def build_skeleton(
         num_logits_to_keep: positions whose logits are computed, from the end; 0 for all.
         batched: make the batch a symbol.
         keep_f32: shell patterns of parameter names that stay in f32, with the layer that uses them.
+        window_cache: sliding layers keep their window only.
         trust_remote_code: allow code that comes with the checkpoint.
 
     Raises:
@@ -160,10 +164,20 @@ def build_skeleton(
         buffers = take_buffers(causal_lm)
         form = state_form(causal_lm)
         states = probe_states(causal_lm, form)
+        if window_cache:
+            form, states = _windowed(causal_lm, form, states)
         module = CausalLMWithCache(causal_lm, num_logits_to_keep, form, tuple(state.slot for state in states)).eval()
         return Skeleton(module, buffers, states, tied, causal_lm.config, dtype, batched)
 
     return attention.first_that_runs(build)
+
+
+def _windowed(
+    model: Any, form: StateForm, states: tuple[StateTensor, ...]
+) -> tuple[StateForm, tuple[StateTensor, ...]]:
+    cut = type(form) is CacheForm and model.config.model_type not in WINDOW_IN_CACHE_ALONE
+    windows = sliding_windows(model.config) if cut else {}
+    return CacheForm(windows), cut_to_windows(states, windows, type(model).__name__)
 
 
 def _last(logits: torch.Tensor, kept: int | torch.Tensor) -> torch.Tensor:
@@ -173,7 +187,7 @@ def _last(logits: torch.Tensor, kept: int | torch.Tensor) -> torch.Tensor:
 
 
 def probe_states(model: nn.Module, form: StateForm) -> tuple[StateTensor, ...]:
-    """Learn the states of a model by running it twice on meta tensors."""
+    """Learn the states of a model by running it twice, on shapes alone when it has no weights."""
     first, second = (_probe(model, form, batch, steps) for batch, steps in ((1, 2), (2, 3)))
     if not first.states:
         raise CaptureError(
@@ -184,7 +198,7 @@ def probe_states(model: nn.Module, form: StateForm) -> tuple[StateTensor, ...]:
 
 
 def _probe(model: nn.Module, form: StateForm, batch: int, steps: int) -> Probe:
-    ids = torch.zeros((batch, steps), dtype=torch.int64, device="meta")
+    ids = torch.zeros((batch, steps), dtype=torch.int64, device=next(model.parameters()).device)
     try:
         with torch.no_grad():
             return Probe(batch, steps, form.run(model, None, input_ids=ids)[1])
@@ -192,9 +206,13 @@ def _probe(model: nn.Module, form: StateForm, batch: int, steps: int) -> Probe:
         raise
     except Exception as error:  # whatever the model's own code raises
         raise CaptureError(
-            f"{type(model).__name__} cannot run as a cached decoder on shapes alone: {described(error)}",
+            f"{type(model).__name__} cannot run as a cached decoder{_on_shapes(model)}: {described(error)}",
             "Models of this family have no translation yet; run with --debug to see where it stops.",
         ) from error
+
+
+def _on_shapes(model: nn.Module) -> str:
+    return " on shapes alone" if any(parameter.is_meta for parameter in model.parameters()) else ""
 
 
 __all__ = ["WRAPPER_ATTRIBUTE", "CausalLMWithCache", "Skeleton", "build_skeleton", "probe_states"]

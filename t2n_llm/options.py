@@ -87,6 +87,7 @@ class ExportOptions:
     f32_norm: bool = False
     stateful: bool = False
     kv_cache: str | None = None
+    window_cache: bool = False
     keep_f32: tuple[str, ...] = ()
     low_memory: bool = False
     decode_steps: int = DEFAULT_DECODE_STEPS
@@ -111,10 +112,15 @@ class ExportOptions:
             raise OptionError(f"engine {self.engine!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")
         if self.kv_cache is not None and self.kv_cache not in KV_CACHES:
             raise OptionError(f"cache type {self.kv_cache!r} is unknown.", f"Use one of {', '.join(KV_CACHES)}.")
-        if self.task != TEXT_GENERATION and (self.stateful or self.kv_cache):
+        if self.task != TEXT_GENERATION and (self.stateful or self.kv_cache or self.window_cache):
             raise OptionError(
-                f"--stateful and --kv-cache belong to the task {TEXT_GENERATION!r}, not to {self.task!r}.",
+                f"--stateful, --kv-cache and --window-cache belong to the task {TEXT_GENERATION!r}, not to {self.task!r}.",
                 "Leave them out.",
+            )
+        if self.window_cache and (self.stateful or self.kv_cache):
+            raise OptionError(
+                "the engine cannot cut a cache that it keeps itself: its only state that lasts from turn to turn grows.",
+                "Leave --window-cache out, or --stateful and --kv-cache.",
             )
         if self.batch and (self.stateful or self.kv_cache):
             raise OptionError(
@@ -149,6 +155,7 @@ class ExportOptions:
             keep_f32=self.keep_f32,
             stateful=self.stateful,
             kv_bits=KV_CACHES[self.kv_cache] if self.kv_cache else None,
+            window_cache=self.window_cache,
             trust_remote_code=trust_remote_code,
         )
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -351,16 +352,41 @@ def eager_model(
     """
     import transformers
 
-    model, report = getattr(transformers, kind.auto_class).from_pretrained(
-        folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        local_files_only=True,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-        **placement,
-    )
+    with _padding_rows_kept():
+        model, report = getattr(transformers, kind.auto_class).from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **placement,
+        )
     return model.eval(), tuple(sorted(report.get("missing_keys", ())))
+
+
+@contextmanager
+def _padding_rows_kept() -> Iterator[None]:
+    """Keep the padding token's row of an embedding as the checkpoint has it, also where a model's initialiser writes to it.
+
+    transformers marks loaded parameters, and its initialisers leave marked tensors alone; a view of one (`weight.data[row]`,
+    Youtu) has no mark, so `from_pretrained` sets the row to zero, and with tied embeddings the token's logit.
+    """
+    from transformers import PreTrainedModel
+
+    initialise = PreTrainedModel._initialize_weights
+
+    def keeping_the_row(self: Any, module: Any, *options: Any, **named: Any) -> None:
+        loaded = isinstance(module, nn.Embedding) and getattr(module.weight, "_is_hf_initialized", False)
+        row = module.padding_idx if loaded else None
+        kept = module.weight[row].detach().clone() if row is not None else None
+        initialise(self, module, *options, **named)
+        if kept is not None:
+            with torch.no_grad():
+                module.weight[row] = kept
+
+    with mock.patch.object(PreTrainedModel, "_initialize_weights", keeping_the_row):
+        yield
 
 
 def refuse_invented(name: str, missing: Iterable[str]) -> None:

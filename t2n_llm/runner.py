@@ -17,7 +17,7 @@ from generic_export.errors import EngineLoadError, OptionError
 from generic_export.inference_target.tract.cli import TractCli, write_bundle
 from generic_export.inference_target.tract.engine import IoFact, Session
 from generic_export.inference_target.tract.wheel import TractWheel, WheelModel
-from kvcache.states import StateTensor
+from kvcache.states import StateTensor, is_window_symbol
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Runner(Protocol):
         Args:
             turns: new tokens of each call.
             stateful: False feeds the state outputs back as inputs; True lets the engine keep keys and values as its own
-                state, and feeds back states of fixed size only.
+                state, and feeds back states of fixed size and windows only.
 
         Returns:
             Per turn, the kept logits [kept, vocab].
@@ -121,7 +121,7 @@ class WheelRunner:
 
 
 class _FeedingSession:
-    """A session that hands the states of fixed size, which no transform makes the engine's own, to the next turn itself."""
+    """A session that hands the states that no transform makes the engine's own (fixed sizes, windows) to the next turn itself."""
 
     def __init__(self, session: Session, states: list[np.ndarray]) -> None:
         self._session = session
@@ -140,7 +140,8 @@ class _FeedingSession:
 class CliRunner:
     """The `tract` command; each `run_turns` is one run of it on a bundle of turns, or a run a turn.
 
-    The command feeds keys and values from turn to turn, but no states of fixed size; its `--llm` refuses archives that have any.
+    The command feeds keys and values from turn to turn, but no states of fixed size and no windows; its `--llm` refuses archives
+    that have any.
     """
 
     def __init__(self, archive: Path, states: Sequence[StateTensor], dtype: str, cli: TractCli) -> None:
@@ -245,7 +246,7 @@ def _empty(fact: IoFact) -> np.ndarray:
 
 
 def _grows(fact: IoFact) -> bool:
-    return any(not dim.isdigit() and dim != "B" for dim in fact.shape)
+    return any(not dim.isdigit() and dim != "B" and not is_window_symbol(dim) for dim in fact.shape)
 
 
 def empty_shape(shape: Sequence[str]) -> tuple[int, ...]:

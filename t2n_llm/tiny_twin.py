@@ -39,8 +39,10 @@ _LIMITS: Mapping[str, int] = {
     **dict.fromkeys(("q_lora_rank", "o_lora_rank"), 24),
     **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "index_head_dim"), 16),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "hidden_size_per_layer_input"), 16),
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_heads", "index_n_heads"), 2),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_heads"), 2),
     **dict.fromkeys(("linear_num_value_heads",), 4),
+    # With few, all scores of a key are often below their relu, and the best of many zeros are arbitrary.
+    **dict.fromkeys(("index_n_heads",), 16),
     **dict.fromkeys(("qk_rope_head_dim", "index_topk", "laurel_rank", "linear_head_dim", "rotary_dim"), 8),
     **dict.fromkeys(("qk_head_dim",), 24),  # of which 16 bear no position and 8 do
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
@@ -207,8 +209,13 @@ def _narrow_changes(part: Any) -> dict[str, Any]:
             changes[heads] = width // 16
             if isinstance(value_of(part, "mamba_d_ssm"), int):
                 changes["mamba_d_ssm"] = width
-    if isinstance(value_of(part, "attention_hidden_size"), int) and value_of(part, "attention_head_dim"):
-        changes |= {"attention_hidden_size": 2 * _HIDDEN, "attention_head_dim": 2 * _HIDDEN // _first_heads(changes)}
+    if isinstance(value_of(part, "attention_hidden_size"), int):
+        changes["attention_hidden_size"] = _HIDDEN
+        if value_of(part, "attention_head_dim"):
+            changes |= {
+                "attention_hidden_size": 2 * _HIDDEN,
+                "attention_head_dim": 2 * _HIDDEN // _first_heads(changes),
+            }
     return changes | _rope(part, changes)
 
 

@@ -57,8 +57,8 @@ class Weightless(Protocol):
 
 CAUSAL_LM = ModelKind("AutoModelForCausalLM", "causal language model", "Give a text generation model")
 BACKBONE = ModelKind("AutoModel", "model", "Give a text model")
-IMAGE_TEXT_MODEL = ModelKind(
-    "AutoModelForImageTextToText", "vision-language model", "Choose another --task, such as text-generation"
+MULTIMODAL_MODEL = ModelKind(
+    "AutoModelForMultimodalLM", "vision-language or speech model", "Choose another --task, such as text-generation"
 )
 CLASSIFIER = ModelKind(
     "AutoModelForSequenceClassification", "sequence classifier", "Choose another --task, such as feature-extraction"
@@ -191,7 +191,7 @@ __all__ = [
     "BACKBONE",
     "CAUSAL_LM",
     "CLASSIFIER",
-    "IMAGE_TEXT_MODEL",
+    "MULTIMODAL_MODEL",
     "ModelKind",
     "Weightless",
     "instantiate",

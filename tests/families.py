@@ -14,7 +14,7 @@ import torch
 
 WINDOW = 8
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": 160,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -42,7 +42,7 @@ def _config(model_type: str, **changes: Any) -> Callable[[], Any]:
     def build() -> Any:
         from transformers import AutoConfig
 
-        return AutoConfig.for_model(model_type, **(_COMMON | changes))
+        return AutoConfig.for_model(model_type, **(COMMON | changes))
 
     return build
 
@@ -91,11 +91,14 @@ def save_tiny_model(
     torch.manual_seed(seed)
     config = configs[family]()
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # Norm scales and biases away from their neutral start, so that a forgotten one shows.
-            if parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            del name
+    leave_neutral_start(model)
     model.to(dtype).save_pretrained(folder)
     return folder
+
+
+def leave_neutral_start(model: torch.nn.Module, *names: str) -> None:
+    """Move norm scales and biases, and parameters whose name contains one of some words, so that a forgotten one shows."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 or any(word in name for word in names):
+                parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -26,7 +26,14 @@ from generic_export.diagnose.recording import RecordedCall
 from generic_export.diagnose.records import Metrics, Outcome, Stage, Verdict
 from generic_export.diagnose.weights import fill_with_random, in_float64, random_like
 from generic_export.errors import CaptureError, EngineError, EngineTimeoutError, MismatchError, T2NError
-from generic_export.export import capture, evaluation_mode, module_sources, producer_properties, translate_graph
+from generic_export.export import (
+    capture,
+    evaluation_mode,
+    module_sources,
+    producer_properties,
+    translate_graph,
+    with_parts,
+)
 from generic_export.inference_target.example import ExampleRun, as_array
 from generic_export.inference_target.tract.asking import ask_cli
 from generic_export.inference_target.tract.bisect import Translation, first_divergence, first_failure
@@ -147,7 +154,7 @@ class Attempt:
                 self.notes.append("there is nothing to compare with: not written or run")
                 return
             self._enter(Stage.WRITE)
-            sources = module_sources(module.piece, graph)
+            sources = with_parts(document, module_sources(module.piece, graph))
             path = self.options.folder / "model"
             archive = write_document(path, document, sources, compression_level=None, overwrite=True).path
             self._answers(archive, Translation(graph, document, stored), feed, module, calls, references)

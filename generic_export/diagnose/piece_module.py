@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from generic_export.diagnose.asides import is_aside
 from generic_export.diagnose.axes import Form
 from generic_export.diagnose.graph_inputs import Feed
 from generic_export.diagnose.layout import (
@@ -143,17 +144,22 @@ def _recorded_children(
     with ExitStack() as stack:
         for module in case.module.modules():
             if id(module) in waiting and module is not case.module:
-                replacement = _replayed(waiting[id(module)], leaves, given)
+                replacement = _replayed(module.forward, waiting[id(module)], leaves, given)
                 stack.enter_context(mock.patch.object(module, "forward", replacement))
         yield
 
 
 def _replayed(
-    calls: list[tuple[int, RecordedCall]], leaves: dict[str, torch.Tensor], given: dict[str, torch.Tensor]
+    original: Callable[..., Any],
+    calls: list[tuple[int, RecordedCall]],
+    leaves: dict[str, torch.Tensor],
+    given: dict[str, torch.Tensor],
 ) -> Callable[..., Any]:
     turns = iter(calls)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if is_aside():  # it was not recorded either
+            return original(*args, **kwargs)
         number, inner = next(turns)
         names = list(argument_names(type(inner.module).forward, (None, *args), kwargs))[1:]
         named = [*zip(names, args, strict=True), *kwargs.items()]

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.diagnose.asides import is_aside
 from generic_export.diagnose.functions import watched_functions
 from generic_export.diagnose.layout import (
     Layout,
@@ -297,13 +298,13 @@ class Recorder:
     # --- hooks --------------------------------------------------------------------------------------
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or self._is_muted(module):
+        if _passes_unseen() or self._is_muted(module):
             return
         path = self.recording.paths.get(module, ("",))[0]
         self.begin(module, path, type(module).__name__, module.forward, args, kwargs)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if _passes_unseen():
             return
         if self.muted:
             if self.muted[-1] is module:
@@ -461,6 +462,11 @@ class Recorder:
                 frame.held[name] = self.recording.store.hold(tensor, essential=True)
         layout.release({leaf: kept.tensor for leaf, kept in frame.held.items()})
         return layout
+
+
+def _passes_unseen() -> bool:
+    """Say whether calls are no part of the model's run: its shapes are being captured, or a module is only looked at."""
+    return torch.compiler.is_compiling() or is_aside()
 
 
 def _named_arguments(frame: _Frame) -> list[tuple[str, Any]]:

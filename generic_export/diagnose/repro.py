@@ -36,7 +36,8 @@ from generic_export.torch_graph.fusion import Fusion
 
 logger = logging.getLogger(__name__)
 
-Context = Callable[[], AbstractContextManager[Any]]
+Context = Callable[[nn.Module], AbstractContextManager[Any]]
+"""What a module needs around it to run as it is exported; it can be pickled."""
 
 _MAX_INPUT_BYTES = 4 << 20
 _SCRIPT = Path(__file__).with_name("reproduction.py")  # copied, never imported here: it imports this package
@@ -71,7 +72,7 @@ def write_reproductions(
         folder: where the folders go; those of an earlier diagnosis are replaced.
         private: random weights and inputs instead of the real ones.
         fusions: recognisers that the diagnosis used.
-        context: entered when a reproduction runs; a function that can be imported.
+        context: see `diagnose`.
 
     Raises:
         ArchiveError: the folder cannot be written.

@@ -52,7 +52,7 @@ def main() -> int:
         register_state_adapter(adapter)
     module = load_weights(content["module"])
     calls = load_calls(module, content["calls"])
-    with (content["context"] or nullcontext)():
+    with (content["context"] or nullcontext)(module):
         diagnosis = diagnose(
             module, content["target"], calls, strategy="whole", fusions=content["fusions"], axes=content["axes"]
         )

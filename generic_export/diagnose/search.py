@@ -10,6 +10,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +22,7 @@ from torch import nn
 from generic_export.diagnose.attempt import Attempt, AttemptOptions
 from generic_export.diagnose.axes import Overrides, Symbols, infer_axes
 from generic_export.diagnose.input_sets import InputSet, record
+from generic_export.diagnose.interruption import kept_interrupts
 from generic_export.diagnose.journal import Journal, fingerprint
 from generic_export.diagnose.judging import Judge
 from generic_export.diagnose.pieces import Case, cases_of, class_lines
@@ -116,8 +118,9 @@ def diagnose(
         every_member: try each of several equal modules, not one for all.
         functions: also look into functions that a forward calls, see `observe`.
         private: reproductions hold random weights and inputs of the same shapes; False puts the real ones in.
-        context: a function that returns a context manager, entered when a reproduction runs; the caller enters it itself for
-            this call, where the model needs it.
+        context: called with the module that is run, the model or a piece of it, gives what that needs around it to run as it
+            is exported: functions that an export replaces. Entered here, and when a reproduction runs, so that it has to be
+            something that can be pickled; who records the model enters it for that too.
         progress: called when an attempt begins and ends.
 
     Returns:
@@ -129,13 +132,15 @@ def diagnose(
     """
     began = time.perf_counter()
     _check_options(target, strategy, depth, jobs)
-    recording = subject if isinstance(subject, Recording) else record(subject, input_sets, functions=functions)
-    symbols, _ = infer_axes(recording, axes)
-    cases = cases_of(recording, symbols, axes, every_member=every_member)
-    if not cases:
-        raise OptionError("no call of the model was recorded.", "Run the model inside the observe() block.")
     folder = None if out is None else Path(out)
-    with tempfile.TemporaryDirectory(prefix="diagnose-") as scratch:
+    model = subject.model if isinstance(subject, Recording) else subject
+    around = nullcontext() if context is None else context(model)
+    with around, tempfile.TemporaryDirectory(prefix="diagnose-") as scratch:
+        recording = subject if isinstance(subject, Recording) else record(model, input_sets, functions=functions)
+        symbols, _ = infer_axes(recording, axes)
+        cases = cases_of(recording, symbols, axes, every_member=every_member)
+        if not cases:
+            raise OptionError("no call of the model was recorded.", "Run the model inside the observe() block.")
         plan = _Plan(
             target=target,
             strategy=strategy,
@@ -185,6 +190,7 @@ class _Search:
     interrupted: bool = False
     done: int = 0
     known: int = 0
+    raise_interrupt: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.by_key = {case.piece.key: case for case in self.cases}
@@ -202,7 +208,9 @@ class _Search:
         self.plan.target.pre_trace(self.recording.model)
         warm_up()
         try:
-            strategies[self.plan.strategy](roots)
+            with kept_interrupts() as self.raise_interrupt:
+                strategies[self.plan.strategy](roots)
+                self.raise_interrupt()
         except KeyboardInterrupt:
             self.interrupted = True
 
@@ -363,6 +371,7 @@ class _Search:
         running: dict[Worker, tuple[Case, str]] = {}
         try:
             while waiting or running:
+                self.raise_interrupt()
                 while waiting and len(running) < self.plan.jobs:
                     case = waiting.pop(0)
                     mark = self._fingerprint(case, isolated=isolated)

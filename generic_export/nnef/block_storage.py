@@ -121,7 +121,7 @@ def store_in_blocks(graph: NnefGraph, formats: Mapping[str, str]) -> NnefGraph:
             operations.append(_block_variable(op, formats[label], axes[label]))
         elif op.operator == "tract_core_einsum" and any(name in label_of for name in references(op)):
             moved = {name: axes[label_of[name]] for name in references(op) if name in label_of}
-            operations.extend(_wide_product(_permuted_product(op, moved), taken))
+            operations.extend(_wide_product(_blocks_first(_permuted_product(op, moved), set(moved)), taken))
         else:
             operations.append(op)
     variables = tuple(
@@ -267,6 +267,17 @@ def _permuted_product(op: NnefOperation, moved: Mapping[str, tuple[int, ...] | N
         if axes is not None:
             terms[index] = "".join(terms[index][axis] for axis in axes)
     return _with_attribute(op, "expr", f"{','.join(terms)}->{output}")
+
+
+def _blocks_first(op: NnefOperation, blocks: set[str]) -> NnefOperation:
+    """Return an einsum whose first operand is the one in blocks."""
+    # tract moves a reshape that joins axes of the other operand (heads after attention) behind the product, which then sums
+    # over two axes; with blocks as the second operand and a batch axis it gives wrong numbers (docs/engine-notes.md).
+    terms, output, operands = _einsum(op)
+    if len(operands) != 2 or not isinstance(operands[1], Reference) or operands[1].name not in blocks:
+        return op
+    swapped = replace(op, inputs=(ArrayLiteral(operands[::-1]), *op.inputs[1:]))
+    return _with_attribute(swapped, "expr", f"{terms[1]},{terms[0]}->{output}")
 
 
 def _wide_product(op: NnefOperation, taken: set[str]) -> list[NnefOperation]:

@@ -27,9 +27,10 @@ def relu(b: NnefBuilder, self: Value) -> Value:
 def sigmoid(b: NnefBuilder, self: Value) -> Value:
     """sigmoid(Tensor self) -> Tensor"""
     value = floating(b, self)
-    if value.dtype is not torch.float64:
+    if value.dtype is torch.float16:
         return b.unary("sigmoid", value)
-    # tract: no f64 kernel.
+    # tract: no f64 kernel, and the one for f32 stops at 4.5e-7 where PyTorch goes to 0, 1.7e-3 off at -10. A decay
+    # exp(-5 * sigmoid(x)) that is 1 forgets 2e-6 of its state a step with it (docs/engine-notes.md).
     return b.unary("recip", b.binary("add", b.unary("exp", b.unary("neg", value)), b.scalar(1.0, value.dtype)))
 
 

@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from kvcache.recurrent import explicit_recurrences
+from kvcache.forms.form import StateForm
+from kvcache.recurrent import LastRead, explicit_recurrences
 from kvcache.states import States
+
+if TYPE_CHECKING:
+    from kvcache.explicit_cache import ExplicitCache
 
 # Families that number the tokens of every call from 0 when they are not told positions, as `generate()` tells them.
 _COUNTS_FROM_ZERO = frozenset({"bamba"})
+# What their forwards call the cache.
+_ARGUMENTS = ("cache_params", "past_key_values")
+
+# Families whose mask knows nothing of the window that their cache drops keys by: past it transformers' answer depends on how
+# a text is cut into calls. The one that all cuts share with a single pass over the text is that of a cache without a window.
+WINDOW_IN_CACHE_ALONE = frozenset({"moshi"})
 
 
-class CacheForm:
+class CacheForm(StateForm):
     """States in the layers of a `Cache`; see `kvcache.forms.StateForm`."""
 
-    def run(self, model: nn.Module, past: States | None, **inputs: Any) -> tuple[torch.Tensor, States]:
-        """See `StateForm.run`."""
+    def __init__(self, windows: Mapping[int, int] | None = None) -> None:
+        """Choose what sliding layers keep; see `ExplicitCache`."""
+        self._windows = windows
+
+    def cache(self, config: Any, past: States | None, last_read: LastRead) -> ExplicitCache:
+        """Return the cache of one call; see `keywords`."""
         from kvcache.explicit_cache import ExplicitCache
 
-        cache = ExplicitCache(model.config, past)
+        return ExplicitCache(config, past, last_read, self._windows)
+
+    def keywords(self, model: nn.Module, past: States | None, last_read: LastRead, **inputs: Any) -> dict[str, Any]:
+        """See `StateForm.keywords`."""
         length = max((tensor.shape[2] for slot, tensor in (past or {}).items() if slot.kind == "cache_key"), default=0)
-        inputs |= _positions(model, inputs["input_ids"], length)
-        with explicit_recurrences(model, cache.fetched_state):
-            result = model(**{_argument(model): cache}, use_cache=True, **inputs)
-        return result.logits, cache.states()
+        cache = {_argument(model): self.cache(model.config, past, last_read)}
+        return inputs | _positions(model, inputs["input_ids"], length) | cache | {"use_cache": True}
+
+    def replacements(self, module: nn.Module, last_read: LastRead) -> AbstractContextManager[None]:
+        """See `StateForm.replacements`."""
+        return explicit_recurrences(module, last_read.take)
+
+    def states(self, keywords: dict[str, Any]) -> States:
+        """See `StateForm.states`."""
+        found: States = keywords[next(name for name in _ARGUMENTS if name in keywords)].states()
+        return found
 
     def conversation(self, model: nn.Module, *, windowed: bool) -> CacheConversation:
         """See `StateForm.conversation`."""
@@ -43,7 +69,9 @@ class CacheConversation:
         from kvcache.explicit_cache import growing_cache
 
         self._model = model
-        self._cache = DynamicCache(config=model.config) if windowed else growing_cache(model.config)
+        config: Any = model.config
+        windowed = windowed and config.model_type not in WINDOW_IN_CACHE_ALONE
+        self._cache = DynamicCache(config=config) if windowed else growing_cache(config)
         self._length = 0
 
     def answer(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -73,7 +101,7 @@ def _positions(model: nn.Module, ids: torch.Tensor, before: int) -> dict[str, to
 def _argument(model: nn.Module) -> str:
     """Return the forward's name for the cache."""
     parameters = signature(model.forward).parameters
-    return "cache_params" if "cache_params" in parameters else "past_key_values"
+    return next(name for name in _ARGUMENTS if name in parameters)
 
 
-__all__ = ["CacheConversation", "CacheForm", "positions"]
+__all__ = ["WINDOW_IN_CACHE_ALONE", "CacheConversation", "CacheForm", "positions"]

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -15,32 +16,43 @@ from torch import nn
 from torch.nn import functional
 
 from kvcache.forms.cache import positions
+from kvcache.forms.form import StateForm
+from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time
 from kvcache.states import Slot, States
 
 _KIND = "recurrent_state"
 
 
-class MiniMaxForm:
+class MiniMaxForm(StateForm):
     """See `kvcache.forms.StateForm`."""
 
-    def run(self, model: nn.Module, past: States | None, **inputs: Any) -> tuple[torch.Tensor, States]:
-        """See `StateForm.run`."""
+    def keywords(self, model: nn.Module, past: States | None, last_read: LastRead, **inputs: Any) -> dict[str, Any]:
+        """See `StateForm.keywords`; every layer is handed its states."""
         from kvcache.explicit_cache import put_states
 
-        file = sys.modules[type(model).__module__]
-        cache = file.MiniMaxCache()
+        cache = sys.modules[type(model).__module__].MiniMaxCache()
         growing = {slot: tensor for slot, tensor in (past or {}).items() if slot.grows}
         put_states(cache, growing)
         for slot, tensor in (past or {}).items():
             if not slot.grows:
                 cache.set_linear_cache(slot.layer, tensor)
         before = max((tensor.shape[2] for tensor in growing.values()), default=0)
-        with mock.patch.object(file.MiniMaxLightningAttention, "forward", lightning_attention):
-            result = model(
-                past_key_values=cache, position_ids=positions(inputs["input_ids"], before), use_cache=True, **inputs
-            )
-        return result.logits, _states_of(cache)
+        places = positions(inputs["input_ids"], before)
+        return inputs | {"past_key_values": cache, "position_ids": places, "use_cache": True}
+
+    @contextmanager
+    def replacements(self, module: nn.Module, last_read: LastRead) -> Iterator[None]:
+        """See `StateForm.replacements`."""
+        kinds = {type(part) for part in module.modules() if type(part).__name__ == "MiniMaxLightningAttention"}
+        with ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(mock.patch.object(kind, "forward", lightning_attention))
+            yield
+
+    def states(self, keywords: dict[str, Any]) -> States:
+        """See `StateForm.states`."""
+        return _states_of(keywords["past_key_values"])
 
     def conversation(self, model: nn.Module, *, windowed: bool) -> MiniMaxConversation:
         """See `StateForm.conversation`; there is no window."""

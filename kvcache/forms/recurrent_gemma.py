@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -16,21 +17,37 @@ from torch import nn
 from torch.nn import functional
 
 from kvcache.forms.cache import CacheConversation
+from kvcache.forms.form import StateForm
+from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time, time_first, time_second
 from kvcache.states import Slot, States
 
 
-class RecurrentGemmaForm:
+class RecurrentGemmaForm(StateForm):
     """See `kvcache.forms.StateForm`."""
 
-    def run(self, model: nn.Module, past: States | None, **inputs: Any) -> tuple[torch.Tensor, States]:
-        """See `StateForm.run`."""
+    def keywords(self, model: nn.Module, past: States | None, last_read: LastRead, **inputs: Any) -> dict[str, Any]:
+        """See `StateForm.keywords`."""
         from kvcache.explicit_cache import ExplicitCache
 
-        cache = ExplicitCache(model.config, past)
-        with _states_in(cache, model):
-            logits = model(past_key_values=cache, use_cache=True, **inputs).logits
-        return logits, cache.states()
+        return inputs | {"past_key_values": ExplicitCache(model.config, past, last_read), "use_cache": True}
+
+    @contextmanager
+    def replacements(self, module: nn.Module, last_read: LastRead) -> Iterator[None]:
+        """See `StateForm.replacements`; of a part of the model nothing is replaced, since its blocks do not know their number."""
+        with ExitStack() as stack:
+            for index, block in _recurrent_blocks(module):
+                running = _Running(index)
+                scan = partial(_linear_unit, running)
+                stack.enter_context(mock.patch.object(block, "forward", partial(_block, block, running)))
+                stack.enter_context(mock.patch.object(block.rg_lru, "_rnn_scan", scan))
+                stack.enter_context(mock.patch.object(block.rg_lru, "recurrent_states", None))
+            yield
+
+    def states(self, keywords: dict[str, Any]) -> States:
+        """See `StateForm.states`."""
+        found: States = keywords["past_key_values"].states()
+        return found
 
     def conversation(self, model: nn.Module, *, windowed: bool) -> RecurrentGemmaConversation:
         """See `StateForm.conversation`."""
@@ -50,38 +67,41 @@ class RecurrentGemmaConversation(CacheConversation):
 
 
 def _recurrent_blocks(model: Any) -> Iterator[tuple[int, Any]]:
-    for index, layer in enumerate(model.model.layers):
+    for index, layer in enumerate(getattr(getattr(model, "model", model), "layers", ())):
         if hasattr(layer.temporal_block, "rg_lru"):
             yield index, layer.temporal_block
 
 
-@contextmanager
-def _states_in(cache: Any, model: nn.Module) -> Iterator[None]:
-    """Let the recurrent layers read and write a cache for the length of the block."""
-    with ExitStack() as stack:
-        for index, block in _recurrent_blocks(model):
-            stack.enter_context(mock.patch.object(block, "forward", partial(_block, block, cache, index)))
-            stack.enter_context(mock.patch.object(block.rg_lru, "_rnn_scan", partial(_linear_unit, cache, index)))
-            stack.enter_context(mock.patch.object(block.rg_lru, "recurrent_states", None))
-        yield
+@dataclass
+class _Running:
+    """A recurrent block, and the cache of its call while there is one: its recurrence is not handed it."""
+
+    layer: int
+    cache: Any = None
 
 
 def _block(
-    block: Any, cache: Any, layer: int, input_states: torch.Tensor, position_ids: torch.Tensor, *_: Any, **__: Any
+    block: Any,
+    running: _Running,
+    input_states: torch.Tensor,
+    position_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    past_key_values: Any = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """`RecurrentGemmaRecurrentBlock.forward`, the convolution seeing the columns before these positions."""
     gate = block.act_fn(block.linear_y(input_states))
     columns = block.linear_x(input_states).transpose(1, 2)
-    columns = cache.update_conv_state(columns, layer, conv_kernel_size=block.conv1d_width - 1)
+    columns = past_key_values.update_conv_state(columns, running.layer, conv_kernel_size=block.conv1d_width - 1)
     weight, bias = block.conv_1d.weight, block.conv_1d.bias
     columns = functional.conv1d(columns, weight, bias, groups=weight.shape[0])
-    hidden = block.rg_lru(columns.transpose(1, 2), position_ids)
+    with mock.patch.object(running, "cache", past_key_values):
+        hidden = block.rg_lru(columns.transpose(1, 2), position_ids)
     return block.linear_out(hidden * gate), None
 
 
 def _linear_unit(
-    cache: Any,
-    layer: int,
+    running: _Running,
     hidden_states: torch.Tensor,
     recurrent_gate: torch.Tensor,
     reset: torch.Tensor,
@@ -90,17 +110,18 @@ def _linear_unit(
     """`RecurrentGemmaRglru._rnn_scan` over any number of positions.
 
     Args:
-        cache, layer: where the state [B, W] f32 is.
+        running: where the state [B, W] f32 is; without a cache it starts from nothing.
         hidden_states, recurrent_gate: [B, S, W].
         reset: bool [B, S, 1], where the state is forgotten.
     """
-    past = cache.get_recurrent_state(layer)
+    past = None if running.cache is None else running.cache.get_recurrent_state(running.layer)
     if past is None:
         past = hidden_states.new_zeros(hidden_states[:, 0].shape, dtype=torch.float32)
     decay = (recurrent_gate * ~reset).float()
     sequences = [time_first(tensor) for tensor in (decay, hidden_states.float())]
     state, outputs = over_time(_step, [past], sequences)
-    cache.update_recurrent_state(state, layer)
+    if running.cache is not None:
+        running.cache.update_recurrent_state(state, running.layer)
     return time_second(outputs).to(hidden_states.dtype), None
 
 

@@ -15,6 +15,8 @@ from unittest import mock
 import torch
 from torch import nn
 
+from kvcache.forms.form import StateForm
+from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time, time_first, time_second
 from kvcache.states import Slot, States
 
@@ -27,21 +29,31 @@ _KINDS = (
     ("recurrent_state", 2),
 )
 _LOWEST_EXPONENT = -1e38
+_AVERAGE = "rwkv_linear_attention"
 
 
-class RwkvForm:
+class RwkvForm(StateForm):
     """See `kvcache.forms.StateForm`."""
 
-    def run(self, model: nn.Module, past: States | None, **inputs: Any) -> tuple[torch.Tensor, States]:
-        """See `StateForm.run`."""
+    def keywords(self, model: nn.Module, past: States | None, last_read: LastRead, **inputs: Any) -> dict[str, Any]:
+        """See `StateForm.keywords`; every layer is handed its states."""
         before = _no_states(model, inputs["input_ids"].shape[0]) if past is None else past
-        parts = [_Layers(before, kind, index) for kind, index in _KINDS]
-        with _explicit_average(model), _rescaled(model):
-            logits = model(state=parts, use_cache=True, **inputs).logits
-        after: States = {}
-        for slot in before:
-            after[slot] = parts[_KINDS.index((slot.kind, slot.index))].of[slot.layer]
-        return logits, after
+        return inputs | {"state": [OneLayerEach(before, kind, index) for kind, index in _KINDS], "use_cache": True}
+
+    @contextmanager
+    def replacements(self, module: nn.Module, last_read: LastRead) -> Iterator[None]:
+        """See `StateForm.replacements`."""
+        with _explicit_average(module), _rescaled(module):
+            yield
+
+    def states(self, keywords: dict[str, Any]) -> States:
+        """See `StateForm.states`."""
+        parts = keywords["state"]
+        return {
+            Slot(kind, layer, index): part.of[layer]
+            for layer in parts[0].of
+            for (kind, index), part in zip(_KINDS, parts, strict=True)
+        }
 
     def conversation(self, model: nn.Module, *, windowed: bool) -> RwkvConversation:
         """See `StateForm.conversation`; there is no window."""
@@ -73,7 +85,7 @@ class RwkvConversation:
         }
 
 
-class _Layers:
+class OneLayerEach:
     """Stands for a tensor [B, width, layers] of the list: `x[:, :, 3]` reads and replaces one layer's part."""
 
     def __init__(self, states: States, kind: str, index: int) -> None:
@@ -102,23 +114,27 @@ def _no_states(model: nn.Module, batch: int) -> States:
 
 
 @contextmanager
-def _explicit_average(model: nn.Module) -> Iterator[None]:
-    file = sys.modules[type(model).__module__]
-    with mock.patch.object(file, "rwkv_linear_attention", weighted_average):
+def _explicit_average(module: nn.Module) -> Iterator[None]:
+    with ExitStack() as stack:
+        for file in (sys.modules[name] for name in sorted({type(part).__module__ for part in module.modules()})):
+            if hasattr(file, _AVERAGE):
+                stack.enter_context(mock.patch.object(file, _AVERAGE, weighted_average))
         yield
 
 
 @contextmanager
-def _rescaled(model: Any) -> Iterator[None]:
+def _rescaled(module: nn.Module) -> Iterator[None]:
     """Divide what deeper layers add by a power of two, where transformers divides their stored weights.
 
     It does so once, in place, at the first call in evaluation mode, against overflow of f16; an archive holds the checkpoint's.
     """
-    every = model.config.rescale_every
+    parts: list[Any] = list(module.modules())
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(model.rwkv, "layers_are_rescaled", True))
-        for index, block in enumerate(model.rwkv.blocks if every > 0 else ()):
-            factor = 2.0 ** -(index // every)
+        for whole in (part for part in parts if hasattr(part, "layers_are_rescaled")):
+            stack.enter_context(mock.patch.object(whole, "layers_are_rescaled", True))
+        for block in (part for part in parts if hasattr(part, "layer_id") and hasattr(part, "feed_forward")):
+            every = block.config.rescale_every
+            factor = 2.0 ** -(block.layer_id // every) if every > 0 else 1.0
             for part in (block.attention.output, block.feed_forward.value) if factor != 1.0 else ():
                 handle = part.register_forward_hook(_times(factor))
                 stack.callback(handle.remove)
@@ -181,4 +197,4 @@ def _step(
     return old * numerator + new * value, old * denominator + new, top, output
 
 
-__all__ = ["RwkvConversation", "RwkvForm", "weighted_average"]
+__all__ = ["OneLayerEach", "RwkvConversation", "RwkvForm", "weighted_average"]

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -15,32 +16,50 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kvcache.forms.form import StateForm
+from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time
 from kvcache.states import Slot, States
 
 _KIND = "recurrent_state"
+_PARTS = 3
+_CHUNK = "max_inference_chunksize"
 
 
-class XlstmForm:
+class XlstmForm(StateForm):
     """See `kvcache.forms.StateForm`."""
 
-    def run(self, model: nn.Module, past: States | None, **inputs: Any) -> tuple[torch.Tensor, States]:
-        """See `StateForm.run`."""
+    def keywords(self, model: nn.Module, past: States | None, last_read: LastRead, **inputs: Any) -> dict[str, Any]:
+        """See `StateForm.keywords`; every layer is handed its states."""
         config: Any = model.config
         states = _no_states(model, inputs["input_ids"].shape[0]) if past is None else past
         layers = {
-            layer: tuple(_Cell(states[Slot(_KIND, layer, index)]) for index in range(3))
+            layer: tuple(Cell(states[Slot(_KIND, layer, index)]) for index in range(_PARTS))
             for layer in range(config.num_hidden_layers)
         }
-        cache = SimpleNamespace(rnn_state=layers, seqlen_offset=0)
-        file = sys.modules[type(model).__module__]
-        with (
-            mock.patch.object(file.xLSTMBackend, "forward", matrix_memory),
-            # Longer inputs would be taken in pieces, a Python loop over a size that is not known.
-            mock.patch.object(config, "max_inference_chunksize", sys.maxsize),
-        ):
-            logits = model(cache_params=cache, use_cache=True, **inputs).logits
-        return logits, {slot: layers[slot.layer][slot.index].tensor for slot in states}
+        return inputs | {"cache_params": Cells(layers), "use_cache": True}
+
+    @contextmanager
+    def replacements(self, module: nn.Module, last_read: LastRead) -> Iterator[None]:
+        """See `StateForm.replacements`."""
+        parts: list[Any] = list(module.modules())
+        configs = {id(part.config): part.config for part in parts if hasattr(part, "config")}
+        with ExitStack() as stack:
+            for kind in {type(part) for part in parts if type(part).__name__ == "xLSTMBackend"}:
+                stack.enter_context(mock.patch.object(kind, "forward", matrix_memory))
+            for config in (config for config in configs.values() if hasattr(config, _CHUNK)):
+                # Longer inputs would be taken in pieces, a Python loop over a size that is not known.
+                stack.enter_context(mock.patch.object(config, _CHUNK, sys.maxsize))
+            yield
+
+    def states(self, keywords: dict[str, Any]) -> States:
+        """See `StateForm.states`."""
+        layers = keywords["cache_params"].rnn_state
+        return {
+            Slot(_KIND, layer, index): cell.tensor
+            for layer, cells in layers.items()
+            for index, cell in enumerate(cells)
+        }
 
     def conversation(self, model: nn.Module, *, windowed: bool) -> XlstmConversation:
         """See `StateForm.conversation`; there is no window."""
@@ -69,7 +88,7 @@ class XlstmConversation:
         }
 
 
-class _Cell:
+class Cell:
     """A state that the model writes with `copy_`: the new tensor takes the old one's place."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -77,6 +96,19 @@ class _Cell:
 
     def copy_(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
+
+
+@dataclass
+class Cells:
+    """Stands for an `xLSTMCache`.
+
+    Attributes:
+        rnn_state: the three cells of each layer.
+        seqlen_offset: counted by the model, read by nobody.
+    """
+
+    rnn_state: dict[int, tuple[Cell, ...]]
+    seqlen_offset: int = 0
 
 
 def _no_states(model: nn.Module, batch: int) -> States:
@@ -98,9 +130,9 @@ def matrix_memory(
     value: torch.Tensor,
     igate: torch.Tensor,
     fgate: torch.Tensor,
-    c_initial: _Cell,
-    n_initial: _Cell,
-    m_initial: _Cell,
+    c_initial: Cell,
+    n_initial: Cell,
+    m_initial: Cell,
     **_: Any,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Run the mLSTM over any number of positions, as `xLSTMBackend.forward` of transformers.
@@ -146,4 +178,4 @@ def _step(
     return memory, norm, top, numerator, denominator
 
 
-__all__ = ["XlstmConversation", "XlstmForm", "matrix_memory"]
+__all__ = ["Cell", "Cells", "XlstmConversation", "XlstmForm", "matrix_memory"]

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from kvcache.recurrent.delta_rule import gated_delta_rule
+from kvcache.recurrent.last_read import LastRead
 from kvcache.recurrent.selective_scan import selective_scan
 from kvcache.recurrent.short_conv import short_convolution
 from kvcache.recurrent.state_space_dual import state_space_dual
@@ -57,4 +58,4 @@ def _from_past(function: Callable[..., Any], past: PastState, rank: int, *args: 
     return function(past(rank), *args, **kwargs)
 
 
-__all__ = ["PastState", "explicit_recurrences"]
+__all__ = ["LastRead", "PastState", "explicit_recurrences"]

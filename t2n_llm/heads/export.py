@@ -37,12 +37,6 @@ from t2n_llm.stages import MODEL_ROLE, ExportResult, Stages, open_stages
 from t2n_llm.storage import StoredForm, stored_form
 from t2n_llm.tasks import FEATURE_EXTRACTION
 
-_MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
-
-# tract 0.23.9: products with blocks, reshaped after, are wrong when the batch is a symbol.
-_ONE_TEXT = "weights in blocks: the archive reads one text at a time (batch 1)."
-
-
 HeadResult: TypeAlias = ExportResult[HeadReport]
 
 
@@ -112,7 +106,6 @@ class _Prepared:
     skeleton: HeadSkeleton
     stored: StoredForm
     unused: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 class _HeadExport:
@@ -123,7 +116,6 @@ class _HeadExport:
         self.source = stages.source
         self.options = stages.options
         self.task = _head_task(self.options, stages)
-        self.stores_blocks = self.options.compression.recipe() is not None or self.source.is_quantized
 
     @contextmanager
     def prepared(self, *, dry: bool = False) -> Iterator[_Prepared]:
@@ -138,14 +130,12 @@ class _HeadExport:
             self.options.graph_options(self.source.trust_remote_code),
             name=self.source.public_name,
             revision=self.source.revision,
-            batched=not self.stores_blocks,
         )
         sources = self._sources(graph, skeleton, checkpoint)
         with stored_form(
             self.options.compression, self.source, checkpoint, skeleton, graph, sources, self.stages.reporter, dry=dry
         ) as stored:
-            notes = (*stored.notes, *([_ONE_TEXT] if self.stores_blocks else []))
-            yield _Prepared(checkpoint, skeleton, stored, sources.unused, notes)
+            yield _Prepared(checkpoint, skeleton, stored, sources.unused)
 
     def _sources(self, graph: NnefGraph, skeleton: HeadSkeleton, checkpoint: Checkpoint) -> Any:
         try:
@@ -175,7 +165,7 @@ class _HeadExport:
         """Write, check and put in place."""
         stages, stored = self.stages, ready.stored
         stages.warn_of_unused(ready.unused)
-        for note in ready.notes:
+        for note in stored.notes:
             stages.reporter.warn(note)
         with stages.staging({MODEL_ROLE: stored.plan}, self._bundle_bytes(ready)) as staging:
             identity = stages.identity(ready.checkpoint)
@@ -227,7 +217,7 @@ class _HeadExport:
             "archive": archive.path.name,
             "graph": _interface(ready, self.options.dtype),
             "model": _model(ready),
-            "notes": list(ready.notes),
+            "notes": list(ready.stored.notes),
             "compression": ready.stored.summary(),
             "tensors": stored_tensors(archive),
         }

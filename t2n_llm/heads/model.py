@@ -128,7 +128,6 @@ def build_head_graph(
     *,
     name: str,
     revision: str | None = None,
-    batched: bool = True,
 ) -> tuple[HeadSkeleton, NnefGraph]:
     """Capture and translate the model of a config with the head of a task.
 
@@ -137,7 +136,6 @@ def build_head_graph(
         task: which head.
         options: element type and numerics; what concerns caches and kept logits has no meaning here.
         name, revision: source model, recorded in the document.
-        batched: read several texts at once, where the model can.
 
     Returns:
         The skeleton (shapes, values that the model computes itself) and the document.
@@ -148,7 +146,6 @@ def build_head_graph(
     """
     with explicit_attention() as attention, explicit_experts() as experts:
         skeleton = _build_skeleton(config, task, options, attention, experts)
-        skeleton = replace(skeleton, batched=skeleton.batched and batched)
         target = options.target(skeleton.dynamic_axes, skeleton.network, revision, task=skeleton.task.name)
         captured = capture(
             skeleton.module,

@@ -1,4 +1,4 @@
-"""Image and text through the three archives, token by token, against transformers' own model.
+"""Images or sound, and text, through the three archives, token by token, against transformers' own model.
 
 In: a checkpoint, and the archives in an engine. Out: a `ValidationReport` as of language models.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ import torch
 
 from kvcache.states import StateTensor
 from t2n_llm.answers import Answerer, open_answerer
-from t2n_llm.multimodal.families import POSITIONS, TOKEN_TYPES, Family
-from t2n_llm.multimodal.model import DECODER, EMBED, VISION
+from t2n_llm.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family
+from t2n_llm.multimodal.model import DECODER, EMBED
 from t2n_llm.reference_model import Placement, eager_model, refuse_invented, require_memory
 from t2n_llm.source import ModelSource
 from t2n_llm.validate import CheckResult, Tolerance, ValidationReport, compare_step
-from t2n_llm.weightless import IMAGE_TEXT_MODEL
+from t2n_llm.weightless import MULTIMODAL_MODEL
 
 _STEPS = 8  # tokens decoded after each prompt
 
@@ -35,12 +36,14 @@ class Prompt:
         ids: its tokens; each image has its rows' worth of image tokens.
         pixels: f32, of its images one after the other.
         cut: position where it is cut into two calls; 0 for one call.
+        frames: how many frames of each segment are before the end of its recording; nothing for images.
     """
 
     name: str
     ids: tuple[int, ...]
     pixels: np.ndarray
     cut: int = 0
+    frames: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class Answer:
 
 
 def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ...]:
-    """Choose random prompts: one image; two images, cut before the second; and text alone.
+    """Choose random prompts: one image; two images, in two calls; and text alone.
+
+    The cut is inside the second image, except for decoders that read an image as a whole: there it is before it.
 
     Args:
         config: transformers config.
@@ -60,7 +65,7 @@ def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ..
         seed: for ids and pixels.
     """
     generator = np.random.default_rng(seed)
-    image, rows = family.image_token_id(config), family.rows_per_image(config)
+    image = family.image_token_id(config)
     vocabulary = min(config.get_text_config(decoder=True).vocab_size, image if image > 64 else 1 << 62)
 
     def text(count: int) -> list[int]:
@@ -70,14 +75,29 @@ def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ..
     def pixels(count: int) -> np.ndarray:
         return generator.standard_normal((count, *family.pixel_shape(config))).astype(np.float32)
 
-    one, first, second = [image] * rows, text(4), text(3)
-    return (
-        Prompt("one image", (*text(5), *one, *text(6)), pixels(1)),
-        Prompt(
-            "two images, in chunks", (*first, *one, *second, *one, *text(2)), pixels(2), len((*first, *one, *second))
-        ),
+    noun = family.medium.noun
+    room = family.pixel_shape(config)[-1]
+    lengths = {1: (2 * room // 3 - 1,), 2: (room, room // 2), 0: ()}
+
+    def rows(index: int, count: int) -> list[int]:
+        return [image] * family.rows_of(config, lengths[count][index])
+
+    first, second = text(4), text(3)
+    whole = family.decoder_input == TOKEN_TYPES
+    cut = len((*first, *rows(0, 2), *second)) + (0 if whole else len(rows(1, 2)) // 2)
+    planned = (
+        Prompt(f"one {noun}", (*text(5), *rows(0, 1), *text(6)), pixels(1)),
+        Prompt(f"two {noun}s, in chunks", (*first, *rows(0, 2), *second, *rows(1, 2), *text(2)), pixels(2), cut),
         Prompt("text alone", tuple(text(7)), pixels(0)),
     )
+    return (
+        tuple(replace(prompt, frames=lengths[len(prompt.pixels)]) for prompt in planned) if family.masked else planned
+    )
+
+
+def _frame_mask(prompt: Prompt) -> np.ndarray:
+    """Return `FRAME_MASK` of a prompt's segments."""
+    return (np.arange(prompt.pixels.shape[-1]) < np.array(prompt.frames)[:, None]).astype(np.int64)
 
 
 def run_multimodal_reference(
@@ -95,7 +115,7 @@ def run_multimodal_reference(
         CorruptCheckpointError: transformers had to invent weights that are needed.
     """
     require_memory(network, placement)
-    model, missing = eager_model(IMAGE_TEXT_MODEL, source.folder, source.trust_remote_code)
+    model, missing = eager_model(MULTIMODAL_MODEL, source.folder, source.trust_remote_code)
     refuse_invented(source.name, needed.intersection(missing))
     with torch.no_grad():
         return [_generate(model, family, prompt) for prompt in prompts]
@@ -110,6 +130,8 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     ids, pixels = torch.tensor([prompt.ids]), torch.from_numpy(prompt.pixels)
     is_image = ids == family.image_token_id(model.config)
     given = {"input_ids": ids, **family.reference_inputs(model.config, is_image, pixels)}
+    if prompt.frames:
+        given[FRAME_MASK] = torch.from_numpy(_frame_mask(prompt))
     rows: list[np.ndarray] = []
     tokens: list[int] = []
     for _ in range(_STEPS + 1):
@@ -134,36 +156,40 @@ class Pipeline:
 
     def answer(self, prompt: Prompt, tokens: Sequence[int]) -> list[np.ndarray]:
         """Return the logits [vocab] after a prompt, and after each of the tokens that follow it."""
-        rows, position = self._look(prompt.pixels), 0
-        states = [state.at_start(1) for state in self._states]
-        calls = [prompt.ids[: prompt.cut], prompt.ids[prompt.cut :]] if prompt.cut else [prompt.ids]
-        answers = []
-        for ids in (*calls, *((token,) for token in tokens)):
-            taken = min(ids.count(self._image), len(rows))
-            is_image = np.array(ids) == self._image if taken else np.zeros(len(ids), bool)
-            places, position = self._family.positions(self._config, is_image, position)
-            logits, *states = self._call(np.array([ids], np.int64), is_image, rows[:taken], places, states)
-            rows = rows[taken:]
-            answers.append(logits[0, -1])
-        return answers[len(calls) - 1 :]
-
-    def _look(self, pixels: np.ndarray) -> np.ndarray:
-        """Return the rows of all images."""
-        questions = [pixels] if self._family.stacks_images else list(pixels)
-        seen = [self._parts[VISION].answer([question])[0] for question in questions if len(question)]
-        rows = [answer.reshape(-1, answer.shape[-1]) for answer in seen]
-        return np.concatenate(rows) if rows else np.zeros((0, 0), np.float32)
-
-    def _call(
-        self, ids: np.ndarray, is_image: np.ndarray, rows: np.ndarray, places: np.ndarray, states: list[np.ndarray]
-    ) -> list[np.ndarray]:
-        """Run one turn: the rows take the places of image tokens."""
-        embeds = self._parts[EMBED].answer([ids])[0].copy()
-        if len(rows):
-            embeds[0, is_image] = rows
-        further = {TOKEN_TYPES: is_image[None].astype(np.int64), POSITIONS: places}
+        ids = np.array([*prompt.ids, *tokens], np.int64)
+        is_image = (ids == self._image) & (np.arange(len(ids)) < len(prompt.ids))
+        further = {
+            TOKEN_TYPES: is_image[None].astype(np.int64),
+            POSITIONS: self._family.positions(self._config, is_image),
+        }
         given = [array for name, array in further.items() if name == self._family.decoder_input]
-        return self._parts[DECODER].answer([embeds, *given, *states])
+        ends = [*([prompt.cut] if prompt.cut else []), *range(len(prompt.ids), len(ids) + 1)]
+        calls = list(pairwise([0, *ends]))
+        embeds = [
+            np.concatenate([self._parts[EMBED].answer([ids[None, start:end]])[0] for start, end in calls], axis=1)
+        ]
+        embeds += [np.zeros_like(embeds[0]) for _ in range(self._family.deepstack_layers(self._config))]
+        for table, rows in zip(embeds, self._look(prompt), strict=False):
+            table[0, is_image] = rows
+        states, answers = [state.at_start(1) for state in self._states], []
+        for start, end in calls:
+            asked = [table[:, start:end] for table in embeds] + [array[..., start:end] for array in given]
+            logits, *states = self._parts[DECODER].answer([*asked, *states])
+            answers.append(logits[0, -1])
+        return answers[bool(prompt.cut) :]
+
+    def _look(self, prompt: Prompt) -> list[np.ndarray]:
+        """Return the rows of all images, for the embeddings and for each of `deepstack_layers`; nothing without images."""
+        encoder, pixels = self._parts[self._family.medium.role], prompt.pixels
+        if prompt.frames:
+            (answer,) = encoder.answer([pixels, _frame_mask(prompt)])
+            used = [self._family.rows_of(self._config, frames) for frames in prompt.frames]
+            return [np.concatenate([rows[:count] for rows, count in zip(answer, used, strict=True)])]
+        questions = [pixels] if self._family.stacks_images else list(pixels)
+        seen = [encoder.answer([question]) for question in questions if len(question)]
+        return [
+            np.concatenate([rows.reshape(-1, rows.shape[-1]) for rows in tables]) for tables in zip(*seen, strict=True)
+        ]
 
 
 def check_multimodal(

@@ -1,4 +1,4 @@
-"""`export_multimodal`: a Hugging Face vision-language model in, a folder with three checked archives out.
+"""`export_multimodal`: a Hugging Face vision-language or speech model in, a folder with three checked archives out.
 
 source -> three graphs (no weights) -> weights streamed into the archives -> compared in the engine -> renamed into place.
 """
@@ -17,17 +17,24 @@ from generic_export.weights.checkpoint import Checkpoint
 from t2n_llm.checkpoint import GraphSources, graph_sources
 from t2n_llm.manifest import Manifest, interface, origin, stored_tensors, text_model
 from t2n_llm.multimodal.check import check_multimodal, plan_prompts, run_multimodal_reference
-from t2n_llm.multimodal.families import POSITIONS, TOKEN_TYPES, Family, family_of
-from t2n_llm.multimodal.model import DECODER, EMBED, ROLES, VISION, BuiltPart, Part, build_parts
+from t2n_llm.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, family_of
+from t2n_llm.multimodal.model import DECODER, EMBED, BuiltPart, Part, build_parts
 from t2n_llm.options import ExportOptions, Reporter
 from t2n_llm.stages import ExportResult, Stages, open_stages
 from t2n_llm.tasks import IMAGE_TEXT_TO_TEXT
 from t2n_llm.validate import ValidationReport
 
-_MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 _POSITIONS = (
     "int64 [3, 1, S], time, row, column: text counts on from the position before in all three; an image that starts at p has "
     "p, p + row, p + column, and the text after it goes on at p + side (side = sqrt(rows_per_image))"
+)
+_DEEPSTACK = (
+    "row i of all images' deepstack_embeds_n is at the i-th image_token_id of the decoder's deepstack_embeds_n [1, S, D], "
+    "which is zero everywhere else and in every call without images"
+)
+_FRAME_MASK = (
+    "int64 [N, frames]: 1 before the end of a recording, 0 after it; the first (n + 1) / 4 rows of n frames are used, "
+    "rounded down"
 )
 
 
@@ -44,12 +51,12 @@ def export_multimodal(
     trust_remote_code: bool = False,
     reporter: Reporter | None = None,
 ) -> MultimodalResult:
-    """Export a vision-language model as three archives, and compare image, text and decoding with PyTorch.
+    """Export a vision-language or speech model as three archives, and compare it with PyTorch: images or sound, text, decoding.
 
     Args:
         source: hub id or local folder.
         output_dir: folder to make; None takes the model's name, in the current folder.
-        options: every choice, with the task `image-text-to-text`; None takes the defaults. The batch is 1, and the decoder
+        options: every choice, with one of `MULTIMODAL_TASKS`; None takes the defaults for images. The batch is 1, and the decoder
             gives the last position's logits.
         revision, token, trust_remote_code: see `open_source`.
         reporter: told what happens; None logs.
@@ -65,7 +72,7 @@ def export_multimodal(
     )
     if stages.source.is_quantized:
         raise OptionError(
-            f"{stages.source.name}: vision-language models are exported from plain checkpoints only.",
+            f"{stages.source.name}: multimodal models are exported from plain checkpoints only.",
             "Give the original bf16, f16 or f32 checkpoint.",
         )
     return _MultimodalExport(stages).run()
@@ -74,12 +81,12 @@ def export_multimodal(
 def _check_options(options: ExportOptions) -> None:
     if options.compression.recipe() is not None:
         raise OptionError(
-            f"--task {IMAGE_TEXT_TO_TEXT} does not compress weights.",
+            f"--task {options.task} does not compress weights.",
             "Leave --compress, --recipe and --target-size out.",
         )
     if options.batch or options.num_logits_to_keep != 1:
         raise OptionError(
-            f"--task {IMAGE_TEXT_TO_TEXT} exports a batch of 1 and the last position's logits.",
+            f"--task {options.task} exports a batch of 1 and the last position's logits.",
             "Leave --batch and --num-logits-to-keep out.",
         )
 
@@ -101,7 +108,7 @@ class _MultimodalExport:
         self.stages = stages
         self.source = stages.source
         self.options = stages.options
-        self.family = family_of(stages.source.config, stages.options.image_size)
+        self.family = family_of(stages.source.config, stages.options.image_size, stages.options.task)
 
     def run(self) -> MultimodalResult:
         """Export."""
@@ -161,7 +168,7 @@ class _MultimodalExport:
             **origin(self.source, self.options, ready[DECODER].part.network),
             "archive": decoder.path.name,
             "graph": self._interface(ready[DECODER]),
-            "parts": {role: self._part(ready[role], archives[role]) for role in ROLES},
+            "parts": {role: self._part(ready[role], archives[role]) for role in ready},
             "multimodal": connection(self.source.config, self.family),
             "model": text_model(self.source.config, variables.values()),
             "compression": None,
@@ -187,16 +194,18 @@ def connection(config: Any, family: Family) -> dict[str, Any]:
         family: of the config.
     """
     stack = ["N"] if family.stacks_images else []
-    further = family.decoder_input
+    medium, further = family.medium, family.decoder_input
     return {
-        "order": [EMBED, VISION, DECODER],
-        "image_token_id": family.image_token_id(config),
-        "rows_per_image": family.rows_per_image(config),
-        "pixel_values": {
+        "order": [EMBED, medium.role, DECODER],
+        medium.token_field: family.image_token_id(config),
+        f"rows_per_{medium.noun}": family.rows_per_image(config),
+        medium.input_name: {
             "shape": [*stack, *family.pixel_shape(config)],
-            "images": "as the image processor gives them, in order",
+            f"{medium.noun}s": "as the model's processor gives them, in order",
         },
-        "scatter": "row i of all images' image_embeds replaces inputs_embeds at the i-th image_token_id",
+        "scatter": f"row i of all {medium.output_name} replaces inputs_embeds at the i-th {medium.token_field}",
+        "deepstack": _DEEPSTACK if family.deepstack_layers(config) else None,
+        FRAME_MASK: _FRAME_MASK if family.masked else None,
         "token_type_ids": "1 at rows of images, 0 elsewhere; an image is in one call"
         if further == TOKEN_TYPES
         else None,

@@ -1,11 +1,12 @@
-"""The three graphs of a vision-language model: `embed`, `vision` and `decoder`, made of one weightless network.
+"""The three graphs of a multimodal model: `embed`, `vision` or `audio`, and `decoder`, made of one weightless network.
 
 In: a transformers config. Out: a `Part` and a document for each, which share the names of the network's parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,14 +23,18 @@ from kvcache.state_views import keep_states_whole
 from kvcache.states import Slot, StateTensor
 from t2n_llm.graph import GraphOptions
 from t2n_llm.model import probe_states
-from t2n_llm.multimodal.families import POSITIONS, TOKEN_TYPES, Family, Sight
-from t2n_llm.weightless import IMAGE_TEXT_MODEL, instantiate, take_buffers, tied_names, widen
+from t2n_llm.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, Sight
+from t2n_llm.weightless import MULTIMODAL_MODEL, instantiate, take_buffers, tied_names, widen
 
-EMBED, VISION, DECODER = "embed", "vision", "decoder"
-ROLES = (EMBED, VISION, DECODER)
-"""The archives, in the order in which a prompt passes them; `embed` and `vision` need not wait for each other."""
+EMBED, DECODER = "embed", "decoder"
+"""Two of the archives; the third is the encoder's, see `Medium.role`."""
 
 _WRAPPER_ATTRIBUTE = "network"
+
+
+def deepstack_name(layer: int) -> str:
+    """Return what the rows of images that are added after a decoder layer are called, in `vision` and in `decoder`."""
+    return f"deepstack_embeds_{layer}"
 
 
 class EmbedModule(nn.Module):
@@ -48,8 +53,8 @@ class EmbedModule(nn.Module):
         return rows
 
 
-class VisionModule(nn.Module):
-    """`pixel_values -> image_embeds`."""
+class EncoderModule(nn.Module):
+    """`pixel_values -> (image_embeds, *deepstack_embeds)`, or `input_features -> (audio_embeds,)`."""
 
     def __init__(self, network: Any, sight: Sight) -> None:
         """Wrap a network; of the buffers only shapes matter."""
@@ -60,18 +65,27 @@ class VisionModule(nn.Module):
         for name, value in sight.buffers.items():
             self.register_buffer(name, value.to("meta"))
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return [N, rows, D] for images [N, C, H, W], or [rows, D] for the patches of one."""
-        return self.look(pixel_values, {name: getattr(self, name) for name in self.names})
+    def forward(self, pixel_values: torch.Tensor, frame_mask: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """Return [N, rows, D] for images [N, C, H, W], [rows, D] for the patches of one; then those of `deepstack_layers`."""
+        further = {} if frame_mask is None else {FRAME_MASK: frame_mask}
+        return self.look(pixel_values, further | {name: getattr(self, name) for name in self.names})
 
 
 class DecoderModule(nn.Module):
-    """`(inputs_embeds, [token_type_ids | position_ids], *past) -> (logits, *present)`."""
+    """`(inputs_embeds, *deepstack_embeds, [token_type_ids | position_ids], *past) -> (logits, *present)`."""
 
-    def __init__(self, network: Any, further: str | None, slots: tuple[Slot, ...]) -> None:
-        """Wrap a network; `slots` say where it keeps its states, in the order of the inputs; see `Family.decoder_input`."""
+    def __init__(self, network: Any, deepstack: int, further: str | None, slots: tuple[Slot, ...]) -> None:
+        """Wrap a network.
+
+        Args:
+            network: transformers' model.
+            deepstack: see `Family.deepstack_layers`.
+            further: see `Family.decoder_input`.
+            slots: where it keeps its states, in the order of the inputs.
+        """
         super().__init__()
         self.network = network
+        self.deepstack = deepstack
         self.further = further
         self.slots = slots
 
@@ -80,14 +94,15 @@ class DecoderModule(nn.Module):
 
         Args:
             inputs_embeds: [1, S, D], image rows put in.
-            rest: what the family takes beside embeddings; then the states. An image that is read in both directions must be
-                in one call, as a whole.
+            rest: rows [1, S, D] for each of the first layers, zeros where no image is; what else the family takes beside
+                embeddings; then the states. An image that is read in both directions must be in one call, as a whole.
 
         Returns:
             The last position's logits [1, 1, vocab], then the states.
         """
         from kvcache.explicit_cache import ExplicitCache
 
+        rows, rest = rest[: self.deepstack], rest[self.deepstack :]
         given, past = (rest[:1], rest[1:]) if self.further else ((), rest)
         cache = ExplicitCache(self.network.config, dict(zip(self.slots, past, strict=True)))
         options: dict[str, Any] = {"logits_to_keep": 1}
@@ -97,9 +112,28 @@ class DecoderModule(nn.Module):
             # transformers reads the types by position, from the start of the text; what is past is seen anyway.
             before = torch.zeros((1, past[0].shape[2]), dtype=torch.int64, device=given[0].device)
             options[TOKEN_TYPES] = torch.cat((before, given[0]), dim=1)
-        result = self.network(inputs_embeds=inputs_embeds, past_key_values=cache, use_cache=True, **options)
+        with _added_to_first_layers(self.network, rows):
+            result = self.network(inputs_embeds=inputs_embeds, past_key_values=cache, use_cache=True, **options)
         after = cache.states()
         return (result.logits, *(after[slot] for slot in self.slots))
+
+
+@contextmanager
+def _added_to_first_layers(network: Any, rows: tuple[torch.Tensor, ...]) -> Iterator[None]:
+    """Add rows [1, S, D] to what each of a decoder's first layers gives, for the length of the block.
+
+    transformers adds them where a mask says so, and the number of those places is not known to a graph.
+    """
+    layers = network.model.language_model.layers if rows else ()
+    hooks = [
+        layer.register_forward_hook(lambda _module, _given, hidden, added=added: hidden + added)
+        for layer, added in zip(layers, rows, strict=False)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass(frozen=True)
@@ -107,7 +141,7 @@ class Part:
     """One of the graphs before its capture.
 
     Attributes:
-        role: `embed`, `vision` or `decoder`.
+        role: `embed`, `decoder`, or the encoder's.
         module: what is captured.
         network: the transformers model in it.
         buffers, tied, dtype: see `Weightless`.
@@ -140,7 +174,7 @@ class BuiltPart:
 def build_parts(
     config: Any, family: Family, options: GraphOptions, *, name: str, revision: str | None = None
 ) -> dict[str, BuiltPart]:
-    """Capture and translate the three graphs of a config, by role.
+    """Capture and translate the three graphs of a config, by role, in the order in which a prompt passes them.
 
     Args:
         config: transformers config.
@@ -156,7 +190,7 @@ def build_parts(
 
         def build(implementation: str) -> tuple[Part, ...]:
             network = instantiate(
-                IMAGE_TEXT_MODEL, config, options.dtype, implementation, experts, options.trust_remote_code
+                MULTIMODAL_MODEL, config, options.dtype, implementation, experts, options.trust_remote_code
             )
             for pattern in options.keep_f32:
                 widen(network, pattern, options.dtype)
@@ -180,6 +214,8 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[Part, ...]
     def meta(*shape: int, of: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.zeros(shape, dtype=of, device="meta")
 
+    deepstack = family.deepstack_layers(config)
+    rows = {deepstack_name(layer): meta(1, _STEPS, width, of=dtype) for layer in range(deepstack)}
     further = {name: meta(*shape) for name, shape in _FURTHER.items() if name == family.decoder_input}
     before = {state.input_name: meta(*state.sizes(1, _PAST), of=state.torch_dtype) for state in states}
     embeds = {"inputs_embeds": meta(1, _STEPS, width, of=dtype)}
@@ -196,30 +232,34 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[Part, ...]
         ("inputs_embeds",),
         {"input_ids": {1: "S"}},
     )
-    vision = replace(
+    medium = family.medium
+    sensed = {medium.input_name: meta(*stack, *family.pixel_shape(config), of=dtype)}
+    if family.masked:
+        sensed[FRAME_MASK] = meta(*stack, family.pixel_shape(config)[-1])
+    encoder = replace(
         embed,
-        role=VISION,
-        module=VisionModule(network, sight),
+        role=medium.role,
+        module=EncoderModule(network, sight),
         buffers={**buffers, **sight.buffers},
-        inputs={"pixel_values": meta(*stack, *family.pixel_shape(config), of=dtype)},
-        output_names=("image_embeds",),
-        dynamic_axes={"pixel_values": {0: "N"}} if family.stacks_images else {},
+        inputs=sensed,
+        output_names=(medium.output_name, *rows),
+        dynamic_axes={name: {0: "N"} for name in sensed} if family.stacks_images else {},
     )
     grown = {state.input_name: state.dynamic_axes(batched=False) for state in states if state.grows}
     decoder = replace(
         embed,
         role=DECODER,
-        module=DecoderModule(network, family.decoder_input, slots),
-        inputs={**embeds, **further, **before},
+        module=DecoderModule(network, deepstack, family.decoder_input, slots),
+        inputs={**embeds, **rows, **further, **before},
         output_names=("outputs", *(state.output_name for state in states)),
         dynamic_axes={
-            "inputs_embeds": {1: "S"},
+            **{name: {1: "S"} for name in (*embeds, *rows)},
             **{name: {given.ndim - 1: "S"} for name, given in further.items()},
             **grown,
         },
         states=states,
     )
-    return tuple(replace(part, module=part.module.eval()) for part in (embed, vision, decoder))
+    return tuple(replace(part, module=part.module.eval()) for part in (embed, encoder, decoder))
 
 
 def _built(part: Part, options: GraphOptions, name: str, revision: str | None) -> BuiltPart:

@@ -1,4 +1,4 @@
-"""`t2n-llm validate` for vision-language models: the archives compared again with the model they came from."""
+"""`t2n-llm validate` for vision-language and speech models: the archives compared again with the model they came from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from t2n_llm.folder import read_manifest
 from t2n_llm.manifest import recorded_states
 from t2n_llm.multimodal.check import check_multimodal, plan_prompts, run_multimodal_reference
 from t2n_llm.multimodal.families import family_of
-from t2n_llm.multimodal.model import ROLES
 from t2n_llm.options import LogReporter, Reporter
 from t2n_llm.revalidate import ValidateOptions
+from t2n_llm.tasks import recorded_task
 from t2n_llm.validate import Tolerance, ValidationReport
-from t2n_llm.weightless import IMAGE_TEXT_MODEL, instantiate
+from t2n_llm.weightless import MULTIMODAL_MODEL, instantiate
 
 
 def validate_multimodal_folder(
@@ -36,14 +36,14 @@ def validate_multimodal_folder(
     options, reporter = options or ValidateOptions(), reporter or LogReporter()
     manifest = read_manifest(folder)
     try:
-        archives = {role: folder / str(manifest["parts"][role]["archive"]) for role in ROLES}
-    except (KeyError, TypeError) as error:
+        archives = {role: folder / str(part["archive"]) for role, part in manifest["parts"].items()}
+    except (AttributeError, KeyError, TypeError) as error:
         raise ArchiveError(f"{folder}: its export.json names no {error}.", "Export the model again.") from error
     source = options.original(folder, manifest, reference)
-    family = family_of(source.config, manifest.get("options", {}).get("image_size"))
+    family = family_of(source.config, manifest.get("options", {}).get("image_size"), recorded_task(manifest))
     prompts = plan_prompts(source.config, family)
     held = {tensor.label for path in archives.values() for tensor in read_contents(path).tensors}
-    network = instantiate(IMAGE_TEXT_MODEL, source.config, torch.float32, "eager", "eager", options.trust_remote_code)
+    network = instantiate(MULTIMODAL_MODEL, source.config, torch.float32, "eager", "eager", options.trust_remote_code)
     reporter.stage("Running PyTorch in f32 for reference")
     expected = run_multimodal_reference(source, family, network, frozenset(held), prompts, options.placement)
     dtype = str(manifest["graph"]["dtype"])

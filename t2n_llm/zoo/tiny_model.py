@@ -30,6 +30,7 @@ def build_tiny_model(architecture: str, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     _unsettle(model)
+    _choose_experts(model)
     return model.eval()
 
 
@@ -43,6 +44,14 @@ def _unsettle(model: Any) -> None:
         for tensor in [*model.parameters(), *(buffer for buffer in model.buffers() if id(buffer) in stored)]:
             if tensor.is_floating_point() and tensor.numel():
                 tensor.add_(torch.randn_like(tensor) * _SPREAD * _neutral(tensor))
+
+
+def _choose_experts(model: Any) -> None:
+    """Fill tables that say which experts a token goes to (DeepSeek-V4's first layers), each of them another one."""
+    for module in model.modules():
+        table = getattr(module, "tid2eid", None)
+        if isinstance(table, torch.Tensor):
+            table.copy_(torch.rand(table.shape[0], module.num_experts).argsort(dim=-1)[:, : table.shape[1]])
 
 
 def _neutral(tensor: torch.Tensor) -> torch.Tensor:

@@ -94,6 +94,7 @@ class Verdict:
         seed: of the random weights that it was judged by.
         error, message: class and text of the exception.
         checks: by name, those that ran.
+        reference: what PyTorch computed the checks' figures in, `f32`, or `f64` where f32 was not sure.
         seconds, peak_rss_bytes: of the process and those it started.
         states: the transformers cache class that its own decoding used, or "" when it kept none.
         versions: of the packages that matter.
@@ -109,6 +110,7 @@ class Verdict:
     error: str = ""
     message: str = ""
     checks: Mapping[str, Check] = field(default_factory=dict)
+    reference: str = "f32"
     seconds: float = 0.0
     peak_rss_bytes: int = 0
     states: str = ""

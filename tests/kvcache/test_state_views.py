@@ -30,6 +30,16 @@ class PartlyRotated(nn.Module):
         return queries @ keys.transpose(2, 3), keys
 
 
+class Joined(nn.Module):
+    """Keys beside others (DeepSeek-V4's entries): the product with such queries reaches through the join."""
+
+    def forward(self, tokens: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        new = tokens.transpose(1, 2)
+        keys = torch.cat([past, new], dim=2)
+        queries = torch.cat([new[..., :4] * 2.0, new[..., 4:]], dim=-1)
+        return queries @ torch.cat([keys, new * 3.0], dim=2).transpose(2, 3), keys
+
+
 class Chunked(nn.Module):
     """Values split by heads, as differential attention has them."""
 
@@ -49,7 +59,7 @@ def document(model: nn.Module, heads: int = HEADS) -> tuple[NnefGraph, dict]:
     return translate_graph(captured, target, TranslationOptions()), module_sources(model, captured)
 
 
-@pytest.mark.parametrize(("model", "heads"), [(PartlyRotated(), 2), (Chunked(2), 2), (Chunked(2), 6)])
+@pytest.mark.parametrize(("model", "heads"), [(PartlyRotated(), 2), (Joined(), 2), (Chunked(2), 2), (Chunked(2), 6)])
 def test_it_becomes_state_and_says_the_same(model: nn.Module, heads: int, tmp_path: Path) -> None:
     graph, sources = document(model, heads)
     kept = keep_states_whole(graph)

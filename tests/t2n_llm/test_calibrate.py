@@ -173,9 +173,9 @@ def test_walking_layer_by_layer_is_running_the_model(family, tmp_path):
 def _mixtral(folder: Path) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tests.families import _COMMON
+    from tests.families import COMMON
 
-    config = AutoConfig.for_model("mixtral", **(_COMMON | {"num_local_experts": 4}))
+    config = AutoConfig.for_model("mixtral", **(COMMON | {"num_local_experts": 4}))
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder / "model")
     return folder / "model"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from t2n_llm.calibrate_folds import Fold, apply_fold, find_folds, producer_parameters
-from tests.families import _COMMON, FAMILIES
+from tests.families import COMMON, FAMILIES
 
 _MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
@@ -30,7 +30,7 @@ def build(family: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model("mixtral", **(_COMMON | _MIXTRAL)) if family == "mixtral" else FAMILIES[family]()
+    config = AutoConfig.for_model("mixtral", **(COMMON | _MIXTRAL)) if family == "mixtral" else FAMILIES[family]()
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)

@@ -137,18 +137,19 @@ def test_more_logits(keep: int, tmp_path: Path) -> None:
     assert rows == ([2, 1, 4] if keep == 0 else [2, 1, 3])
 
 
-def test_batch_symbol(tmp_path: Path) -> None:
-    result = export_llm(str(EXAMPLE), tmp_path / "export", dtype="f32", decode_steps=8, batch=True)
+@pytest.mark.parametrize("compress", [None, "q4_0"])
+def test_batch_symbol(compress: str | None, tmp_path: Path) -> None:
+    result = export_llm(str(EXAMPLE), tmp_path / "export", dtype="f32", decode_steps=8, batch=True, compress=compress)
     assert result.validation is not None
     assert result.validation.passed
     assert result.manifest["graph"]["symbols"] == ["B", "S", "P"]
-    ids = np.array([[5, 6, 7], [8, 9, 10]], np.int64)
+    ids = np.array([[5, 6, 7], [8, 9, 10], [11, 12, 13]], np.int64)
     with TractWheel().load(result.archive) as model:
-        empty = [np.zeros((2, 4, 0, 32), np.float32)] * 12
-        both = model.run([ids, *empty])[0]
-        for row in range(2):
-            single = model.run([ids[row : row + 1], *[cache[:1] for cache in empty]])[0]
-            np.testing.assert_allclose(both[row : row + 1], single, atol=1e-4)
+        empty = [np.zeros((3, 4, 0, 32), np.float32)] * 12
+        singles = [model.run([ids[row : row + 1], *[cache[:1] for cache in empty]])[0] for row in range(3)]
+        for batch in (2, 3):
+            together = model.run([ids[:batch], *[cache[:batch] for cache in empty]])[0]
+            np.testing.assert_allclose(together, np.concatenate(singles[:batch]), atol=1e-4)
 
 
 def test_f16_agrees_on_every_greedy_token_of_64(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from generic_export.errors import EngineMissingError, ValidationError
 from generic_export.inference_target.tract.cli import TractCli
 from generic_export.inference_target.tract.wheel import TractWheel
-from kvcache.explicit_cache import ExplicitCache
+from kvcache.recurrent import LastRead
 from t2n_llm import export_llm
 from t2n_llm.export import ExportResult
 from t2n_llm.manifest import recorded_states
@@ -135,7 +135,7 @@ def test_a_folder_is_validated_again(lfm2: ExportResult, tmp_path: Path) -> None
 def test_a_dropped_state_would_be_seen(tmp_path: Path) -> None:
     """The checks can tell a graph whose recurrence starts from zeros: chunked prefill and decode differ, prefill does not."""
     with (
-        mock.patch.object(ExplicitCache, "fetched_state", lambda self, rank: None),
+        mock.patch.object(LastRead, "take", lambda self, rank: None),
         pytest.raises(ValidationError, match="chunked prefill"),
     ):
         export("mamba", tmp_path)

@@ -28,6 +28,7 @@ from t2n_llm.reference import (
 )
 from t2n_llm.reference_model import Placement, Residency, available_memory, plan_residency
 from t2n_llm.weightless import meta_model
+from t2n_llm.zoo.tiny_model import build_tiny_model
 from tests.families import FAMILIES, save_tiny_model
 from tests.t2n_llm.command_line import call, refused, small_disk, strict_json
 
@@ -296,6 +297,22 @@ def test_the_bundles_of_a_short_generation_are_consistent(tiny_llama: Path, tmp_
 
 
 # --- memory -----------------------------------------------------------------------------------
+
+
+def test_padding_row_is_the_checkpoints(tmp_path: Path) -> None:
+    """Youtu's initialiser writes zeros to the row, also to one that is loaded."""
+    from transformers import AutoModelForCausalLM
+
+    model = build_tiny_model("youtu")
+    row = model.config.pad_token_id
+    expected = model.model.embed_tokens.weight[row].detach().clone()
+    model.save_pretrained(tmp_path)
+    loaded = placing.load_f32(tmp_path)
+    assert torch.equal(loaded.model.embed_tokens.weight[row], expected)
+    assert torch.equal(loaded.lm_head.weight[row], expected)
+    # What it is for: when this fails, transformers keeps the row itself.
+    assert not AutoModelForCausalLM.from_pretrained(tmp_path).model.embed_tokens.weight[row].any()
+
 
 _LARGE = """
 import re, sys, threading

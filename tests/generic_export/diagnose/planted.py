@@ -31,6 +31,18 @@ class UnsupportedOperator(nn.Module):
         return x + torch.linalg.eigvalsh(square).sum()  # the operator
 
 
+class WithFaultBehind(nn.Module):
+    """A module and, in code of its own, an operator that has no translation."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        x = self.inner(*args, **kwargs)
+        return x + torch.linalg.eigvalsh(x.transpose(-1, -2) @ x).sum()
+
+
 class FrozenAxis(nn.Module):
     """Asks for the number behind a dynamic size."""
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from generic_export.diagnose import Outcome, observe, state_adapters
+from generic_export.diagnose.layout import call_layout
 from generic_export.diagnose.state import adapter_of
+from kvcache import Slot, state_form
+from kvcache.recurrent import LastRead
 from kvcache.state_adapters import cache_adapters
 from tests.families import FAMILIES
+
+SLOTS = [("shift_state", 0), ("shift_state", 1), *(("recurrent_state", number) for number in range(3))]
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +67,15 @@ def encoder_decoder() -> Any:
     return EncoderDecoderCache(dynamic(), dynamic())
 
 
-CACHES = [dynamic, sliding, hybrid, static, encoder_decoder]
+def minimax() -> Any:
+    from transformers.models.minimax.modeling_minimax import MiniMaxCache
+
+    cache = filled(MiniMaxCache())
+    cache.set_linear_cache(3, torch.ones(1, 2, 4, 4))
+    return cache
+
+
+CACHES = [dynamic, sliding, hybrid, static, encoder_decoder, minimax]
 
 
 @pytest.mark.parametrize("make", CACHES)
@@ -80,10 +94,25 @@ def test_a_cache_comes_apart_and_together_again(make: Callable[[], Any]) -> None
         assert torch.equal(tensor, tensors[name] + 1)
 
 
+@pytest.mark.parametrize("model_type", ["rwkv", "xlstm"])
+def test_what_stands_for_states_comes_apart_and_together_again(model_type: str) -> None:
+    states = {Slot(kind, layer, i): torch.full((1, 4), 10.0 * layer + i) for layer in (0, 1) for kind, i in SLOTS}
+    config = SimpleNamespace(model_type=model_type, num_hidden_layers=2)
+    model: Any = SimpleNamespace(config=config)
+    form = state_form(model)
+    keywords = form.keywords(model, states, LastRead(), input_ids=torch.zeros(1, 3))
+    layout = call_layout(lambda **given: given, (), keywords)
+    (_, again) = layout.rebuilt(lambda name: layout.tensors[name] + 1)
+    before, after = form.states(keywords), form.states(again)
+    assert before and before.keys() == after.keys()
+    assert all(torch.equal(tensor, states[slot]) for slot, tensor in before.items())
+    assert all(torch.equal(tensor, states[slot] + 1) for slot, tensor in after.items())
+
+
 def test_an_empty_cache_has_slots_of_length_zero() -> None:
     from transformers import DynamicCache
 
-    (adapter, _) = cache_adapters()
+    adapter, *_ = cache_adapters()
     empty = DynamicCache()
     assert not adapter.flatten(empty)
     blank = adapter.blank("key_1", torch.zeros(2, 3, 5, 4))
@@ -101,7 +130,7 @@ def test_states_of_linear_layers_are_found_by_number() -> None:
     cache.layers = [LinearAttentionLayer(number_of_states=2)]
     cache.layers[0].update_conv_state(torch.randn(1, 4, 3), state_idx=0, conv_kernel_size=3)
     cache.layers[0].update_conv_state(torch.randn(1, 4, 3), state_idx=1, conv_kernel_size=3)
-    (adapter, _) = cache_adapters()
+    adapter, *_ = cache_adapters()
     tensors = dict(adapter.flatten(cache))
     assert set(tensors) == {"conv_0", "conv.1_0"}
     twin = adapter.copy(cache)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,22 +14,80 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF
-from generic_export.diagnose import Diagnosis, Outcome, Stage, diagnose, observe, state_adapters
+from generic_export.diagnose import Diagnosis, Outcome, Stage, diagnose, state_adapters
 from kvcache import explicit_operators, fuse_rotary_embedding
 from kvcache.state_adapters import cache_adapters
+from t2n_llm.input_sets import calls_of
 from tests.families import FAMILIES
 from tests.generic_export.diagnose.planted import (
     DataDependentBranch,
     FrozenAxis,
     RmsNorm,
     UnsupportedOperator,
+    WithFaultBehind,
     WrongEpsilon,
     line_of,
 )
+from tests.generic_export.diagnose.test_search import reproduced
 
-AXES = {"input_ids": {1: "S"}, "past_key_values.key_0": {2: "P"}}
-GUILTY = "model.layers.1.mlp.act_fn"
-GUILTY_NORM = "model.layers.1.post_attention_layernorm"
+
+@dataclass(frozen=True)
+class Family:
+    """A tiny model and where faults are planted in it.
+
+    Attributes:
+        config: makes its config.
+        leaf: a module that a fault takes the place of; a path that ends in `.1` is put behind the module before it.
+        norm: a norm of the last layer.
+        layers: class of its layers.
+        state: an input that a layer writes to, and its axes.
+    """
+
+    config: Callable[[], Any]
+    leaf: str
+    norm: str
+    layers: str
+    state: tuple[str, tuple[str, ...]]
+
+
+def _config(model_type: str, **sizes: Any) -> Callable[[], Any]:
+    def build() -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model(model_type, vocab_size=160, hidden_size=32, **sizes)
+
+    return build
+
+
+_MOE = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 48} | {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+MODELS = {
+    "llama": Family(
+        FAMILIES["llama"],
+        "model.layers.1.mlp.act_fn",
+        "model.layers.1.post_attention_layernorm",
+        "LlamaDecoderLayer",
+        ("past_key_values.key_0", ("1", "2", "P", "16")),
+    ),
+    "qwen3_moe": Family(
+        _config("qwen3_moe", **_MOE),
+        "model.layers.1.mlp.experts.act_fn",
+        "model.layers.1.self_attn.q_norm",
+        "Qwen3MoeDecoderLayer",
+        ("past_key_values.key_0", ("1", "1", "P", "16")),
+    ),
+    "mamba": Family(
+        _config("mamba", state_size=4),
+        "backbone.layers.1.mixer.x_proj.1",
+        "backbone.layers.1.norm",
+        "MambaBlock",
+        ("cache_params.recurrent_0", ("1", "64", "4")),
+    ),
+}
+OPERATOR = "aten._linalg_eigh.default"
 
 
 @pytest.fixture(autouse=True)
@@ -36,22 +96,22 @@ def adapters() -> Iterator[None]:
         yield
 
 
-def diagnosed(plant: Callable[[nn.Module], None], family: str = "llama", **options: Any) -> Diagnosis:
+def diagnosed(name: str, plant: Callable[[nn.Module], None] = lambda _model: None, **options: Any) -> Diagnosis:
     """Diagnose a tiny model of two layers on prefill, decode and a chunk."""
-    from transformers import AutoModelForCausalLM, DynamicCache
+    from transformers import AutoModelForCausalLM
 
-    config = FAMILIES[family]()
+    config = MODELS[name].config()
     config.num_hidden_layers = 2
     with explicit_operators() as operators:
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, **operators.options).eval()
+        model = AutoModelForCausalLM.from_config(config, **operators.options)
         plant(model)
-        model.eval()
-        cache = DynamicCache()
-        with observe(model) as recording, torch.no_grad():
-            for steps in (5, 1, 7):
-                model(input_ids=torch.randint(3, 160, (1, steps)), past_key_values=cache, use_cache=True)
-        return diagnose(recording, TractNNEF(), fusions=(fuse_rotary_embedding,), axes=AXES, **options)
+        calls = calls_of(model.eval())
+        assert calls.names == ("prefill", "decode", "chunk")
+        fusions = (fuse_rotary_embedding,)
+        return diagnose(
+            model, TractNNEF(), calls.keywords, fusions=fusions, axes=calls.axes, context=calls.code, **options
+        )
 
 
 def cpu_seconds() -> float:
@@ -61,104 +121,100 @@ def cpu_seconds() -> float:
 
 
 def replaced(path: str, make: Callable[[nn.Module], nn.Module], model: nn.Module) -> None:
+    """Put a module in another one's place, or behind it."""
     parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, make(model.get_submodule(path)))
+    if name == "1":
+        replaced(parent, lambda before: nn.Sequential(before, make(before)), model)
+    else:
+        setattr(model.get_submodule(parent), name, make(model.get_submodule(path)))
 
 
-def test_a_model_that_exports_is_tried_once_and_has_no_fault() -> None:
-    found = diagnosed(lambda _model: None)
-    assert found.ok
-    assert not found.culprits()
+def failed_paths(found: Diagnosis) -> set[str]:
+    return {found.piece(verdict.key).path for verdict in found.verdicts if verdict.failed}
+
+
+def ancestors(found: Diagnosis, path: str) -> set[str]:
+    """Return a piece and those that it is part of."""
+    parts = path.split(".")
+    prefixes = {".".join(parts[:length]) for length in range(len(parts) + 1)}
+    return prefixes & {piece.path for piece in found.pieces}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_exports_is_tried_once_and_has_no_fault(name: str) -> None:
+    found = diagnosed(name)
+    assert found.ok and not found.culprits()
+    assert [verdict.outcome for verdict in found.verdicts].count(Outcome.OK) == 1
     assert {verdict.outcome for verdict in found.verdicts} == {Outcome.OK, Outcome.COVERED}
     assert len(found.pieces) <= 20
-    (layers,) = [piece for piece in found.pieces if piece.class_name == "LlamaDecoderLayer"]
-    assert layers.paths == ("model.layers.0", "model.layers.1")
-    (key,) = [leaf for leaf in layers.inputs if leaf.name == "past_key_values.key_0"]
-    assert key.axes == ("1", "2", "P", "16")
-    assert key.written
+    (layers,) = [piece for piece in found.pieces if piece.class_name == MODELS[name].layers]
+    assert len(layers.paths) == 2
+    state, axes = MODELS[name].state
+    (leaf,) = [leaf for leaf in layers.inputs if leaf.name == state]
+    assert leaf.axes == axes
+    assert leaf.written
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mamba"])
+def test_every_piece_of_a_model_that_exports_passes_alone(name: str) -> None:
+    found = diagnosed(name, strategy="leaves")
+    assert {verdict.outcome for verdict in found.verdicts} == {Outcome.OK}
+    # Compared with what PyTorch computes, not captured only.
+    assert {verdict.stage for verdict in found.verdicts} == {Stage.COMPARE}
 
 
 @pytest.mark.parametrize(
-    ("family", "fault", "comment", "stage", "operator"),
+    ("fault", "comment", "stage", "operator"),
     [
-        ("llama", DataDependentBranch, "the branch", Stage.CAPTURE, ""),
-        ("llama", UnsupportedOperator, "the operator", Stage.TRANSLATE, "aten._linalg_eigh.default"),
-        ("llama", FrozenAxis, "the freeze", Stage.CAPTURE, ""),
-        ("qwen3", UnsupportedOperator, "the operator", Stage.TRANSLATE, "aten._linalg_eigh.default"),
+        (DataDependentBranch, "the branch", Stage.CAPTURE, ""),
+        (UnsupportedOperator, "the operator", Stage.TRANSLATE, OPERATOR),
+        (FrozenAxis, "the freeze", Stage.CAPTURE, ""),
     ],
 )
+@pytest.mark.parametrize("name", MODELS)
 def test_exactly_the_planted_piece_is_blamed(
-    family: str, fault: type[nn.Module], comment: str, stage: Stage, operator: str
+    name: str, fault: type[nn.Module], comment: str, stage: Stage, operator: str
 ) -> None:
+    guilty = MODELS[name].leaf
     began = cpu_seconds()
-    found = diagnosed(partial(replaced, GUILTY, lambda _: fault()), family)
+    found = diagnosed(name, partial(replaced, guilty, lambda _: fault()))
     assert cpu_seconds() - began < 120
     (culprit,) = found.culprits()
-    assert culprit.piece.path == GUILTY
+    assert culprit.piece.path == guilty
     assert culprit.verdict.stage is stage
     assert culprit.verdict.operator == operator
     assert culprit.source == line_of(fault, comment)
     assert culprit.source in found.to_text()
     assert len(found.pieces) <= 20
-    failed = {found.piece(verdict.key).path for verdict in found.verdicts if verdict.failed}
-    assert failed == {"", "model", "model.layers.1", "model.layers.1.mlp", GUILTY}
+    assert failed_paths(found) == ancestors(found, guilty)
 
 
-def test_a_wrong_epsilon_in_one_norm_is_blamed_on_that_norm() -> None:
-    def wrong(norm: nn.Module) -> nn.Module:
+@pytest.mark.parametrize("name", MODELS)
+def test_a_wrong_epsilon_in_one_norm_is_blamed_on_that_norm(name: str) -> None:
+    def wrong(norm: Any) -> nn.Module:
         return WrongEpsilon(norm.weight, norm.variance_epsilon)
 
-    found = diagnosed(partial(replaced, GUILTY_NORM, wrong))
+    guilty = MODELS[name].norm
+    began = cpu_seconds()
+    found = diagnosed(name, partial(replaced, guilty, wrong))
+    assert cpu_seconds() - began < 120
     (culprit,) = found.culprits()
-    assert culprit.piece.path == GUILTY_NORM
+    assert culprit.piece.path == guilty
     assert culprit.verdict.stage is Stage.COMPARE
     # A module that is translated as a whole has no line of its own but that of its forward.
     assert culprit.source == line_of(RmsNorm, "the forward")
     assert culprit.verdict.worst is not None
     assert not culprit.verdict.worst.passed
-    assert found.ranking()[0][0].path == GUILTY_NORM
-
-
-# Taken alone, with weights, these are not captured yet (an export captures them on shapes, and puts its own recurrence in):
-# what matters here is that the planted fault is told beside them.
-KNOWN_TO_FAIL = {"Qwen3MoeExperts", "MambaMixer"}
-
-
-@pytest.mark.parametrize("model_type", ["qwen3_moe", "mamba"])
-def test_a_planted_fault_is_told_beside_parts_that_have_no_translation_yet(model_type: str) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    sizes = {"vocab_size": 160, "hidden_size": 32, "num_hidden_layers": 2}
-    options: dict[str, dict[str, Any]] = {
-        "qwen3_moe": {
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "intermediate_size": 48,
-        },
-        "mamba": {"state_size": 4},
-    }
-    guilty = {"qwen3_moe": "model.layers.1.input_layernorm", "mamba": "backbone.norm_f"}[model_type]
-    cache_name = {"qwen3_moe": "past_key_values", "mamba": "cache_params"}[model_type]
-    began = cpu_seconds()
-    with explicit_operators() as operators:
-        torch.manual_seed(0)
-        config = AutoConfig.for_model(model_type, **sizes, **options[model_type])
-        attentive = operators.options if model_type == "qwen3_moe" else {}
-        model = AutoModelForCausalLM.from_config(config, **attentive).eval()
-        replaced(guilty, lambda _: UnsupportedOperator(), model)
-        cache: Any = None
-        with observe(model) as recording, torch.no_grad():
-            for steps in (5, 1, 1) if model_type == "mamba" else (5, 1, 7):
-                result = model(input_ids=torch.randint(3, 160, (1, steps)), use_cache=True, **{cache_name: cache})
-                cache = result[cache_name]
-        found = diagnose(recording, TractNNEF(), fusions=(fuse_rotary_embedding,), axes={"input_ids": {1: "S"}})
-    assert cpu_seconds() - began < 120
-    planted = [culprit for culprit in found.culprits() if culprit.piece.path == guilty]
-    assert [culprit.source for culprit in planted] == [line_of(UnsupportedOperator, "the operator")]
-    others = {culprit.piece.class_name for culprit in found.culprits()} - {"UnsupportedOperator"}
-    assert others <= KNOWN_TO_FAIL
+    assert found.ranking()[0][0].path == guilty
     assert len(found.pieces) <= 20
+
+
+def test_a_reproduction_of_a_recurrent_piece_runs_the_recurrence_of_an_export(tmp_path: Path) -> None:
+    guilty = "backbone.layers.1.mixer"
+    found = diagnosed("mamba", partial(replaced, guilty, WithFaultBehind), out=tmp_path, only=guilty)
+    (culprit,) = found.culprits()
+    assert (culprit.piece.path, culprit.verdict.operator) == (guilty, OPERATOR)
+    run = reproduced(Path(culprit.verdict.repro_path))
+    # Transformers' own loop over the positions would not even be captured.
+    assert run.returncode == 1, run.stderr
+    assert "failed: translate" in run.stdout and OPERATOR in run.stdout

@@ -213,6 +213,7 @@ def test_what_passed_is_not_tried_again(tmp_path: Path) -> None:
     assert not any(verdict.cached for verdict in fresh.verdicts)
 
 
+@pytest.mark.usefixtures("heard_interrupts")
 def test_ctrl_c_leaves_a_report_of_what_is_known(tmp_path: Path) -> None:
     model = stack(nn.Linear(4, 4), toys.Hangs(), DataDependentBranch())
 

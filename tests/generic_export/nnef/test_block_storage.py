@@ -95,7 +95,7 @@ def test_a_folded_table_counts_as_gathered() -> None:
 
 def test_products_accumulate_in_f32_and_round_once() -> None:
     text = graph_text(store_in_blocks(graph_of((8, 64), einsum("abk,nk->abn", ["x", "w"], "y")), {"w": "q4_0"}))
-    assert 'y_sum = tract_core_einsum([x, w], expr="abk,nk->abn", acc="f32");' in text
+    assert 'y_sum = tract_core_einsum([w, x], expr="nk,abk->abn", acc="f32");' in text
     assert 'y = tract_core_cast(y_sum, to="f16");' in text
 
 
@@ -123,6 +123,24 @@ def test_the_engine_multiplies_with_blocks(tmp_path: Path, dtype: str, transpose
     assert actual.dtype is x.dtype
     expected = x.float() @ values.T
     assert torch.allclose(actual.float(), expected, rtol=1e-3, atol=2e-2 if dtype == "f16" else 1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("order", ["abk,nk->abn", "nk,abk->abn"])
+def test_products_with_joined_heads_are_right_in_a_batch(tmp_path: Path, batch: int, order: str) -> None:
+    """[B, H, S, D] -> [B, S, H*D] -> a product: the engine folds the reshape into it."""
+    torch.manual_seed(0)
+    turned = op("transpose", [Reference("x")], "t", axes=ArrayLiteral((0, 2, 1, 3)))
+    joined = op("reshape", [Reference("t")], "r", shape=ArrayLiteral((64,)), axis_start=2, axis_count=2)
+    operands = ["r", "w"] if order.startswith("a") else ["w", "r"]
+    graph = graph_of((8, 64), turned, joined, einsum(order, operands, "y", acc="f32"), dtype="f32")
+    heads = op("tract_core_external", [], "x", shape=ArrayLiteral((batch, 4, 3, 16)), datum_type="f32")
+    graph = NnefGraph(**(graph.__dict__ | {"operations": (heads, *graph.operations[1:])}))
+    source, values = stored("w", torch.randn(8, 64))
+    x = torch.randn(batch, 4, 3, 16)
+    blocks = store_in_blocks(graph, {"w": "q4_0"})
+    actual = run(tmp_path, blocks, {"w": source}, [x, torch.zeros(5, dtype=torch.int64)])
+    assert torch.allclose(actual, x.transpose(1, 2).flatten(2) @ values.T, rtol=1e-3, atol=1e-4)
 
 
 def test_the_head_of_a_tied_table_may_be_stored_otherwise(tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ def test_log_sigmoid_keeps_its_tail() -> None:
     check(F.logsigmoid, (torch.tensor([-80.0, -20.0, 0.0, 20.0]),), rtol=1e-5, atol=0)
 
 
+def test_sigmoid_keeps_its_tail() -> None:
+    check(torch.sigmoid, (torch.tensor([-80.0, -20.0, -10.0, 0.0, 20.0, 110.0]),), rtol=1e-6, atol=0)
+
+
 def test_active_rrelu_is_refused() -> None:
     with pytest.raises(TranslationError, match="rrelu draws random slopes"):
         check(lambda x: F.rrelu(x, training=True), (torch.randn(3),))

@@ -20,25 +20,12 @@ from t2n_llm.multimodal.check import Pipeline, plan_prompts
 from t2n_llm.multimodal.families import family_of
 from t2n_llm.options import parse_options
 from t2n_llm.revalidate import ValidateOptions
-from t2n_llm.tasks import IMAGE_TEXT_TO_TEXT
+from t2n_llm.tasks import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 from t2n_llm.verify import verify_export
+from tests.families import COMMON, WINDOW, leave_neutral_start
 from tests.t2n_llm.command_line import call
 
-WINDOW = 8
-
-_TEXT: dict[str, Any] = {
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.12,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+_TEXT: dict[str, Any] = COMMON | {"num_hidden_layers": 2}
 _VISION: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -57,6 +44,31 @@ _IDEFICS: dict[str, Any] = {
 }
 _GEMMA_TEXT = {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
 
+
+def _qwen(vision: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 64,
+            "initializer_range": 0.12,
+            **vision,
+        },
+        "text_config": {**_TEXT, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}, **text},
+        "image_token_id": 150,
+        "video_token_id": 151,
+        "vision_start_token_id": 152,
+        "vision_end_token_id": 153,
+    }
+
+
+_DEEPSTACK = {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 25}  # a table of 5 x 5 positions
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "smolvlm": _IDEFICS | {"tie_word_embeddings": False},
     "idefics3": _IDEFICS | {"tie_word_embeddings": True},
@@ -66,26 +78,44 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_token_index": 160,  # beyond the table of embeddings
         "mm_tokens_per_image": 4,
     },
-    "qwen2_5_vl": {
-        "vision_config": {
-            "depth": 2,
+    "voxtral": {
+        "audio_config": {
             "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "patch_size": 4,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "window_size": 16,
-            "fullatt_block_indexes": [1],
-            "out_hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_mel_bins": 8,
+            "max_source_positions": 12,
             "initializer_range": 0.12,
         },
-        "text_config": {**_TEXT, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
-        "image_token_id": 150,
-        "video_token_id": 151,
-        "vision_start_token_id": 152,
-        "vision_end_token_id": 153,
+        "text_config": {"model_type": "llama", **_TEXT, "head_dim": 24},
+        "audio_token_id": 150,
     },
+    "qwen2_audio": {
+        "audio_config": {
+            "d_model": 32,
+            "encoder_ffn_dim": 48,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "num_mel_bins": 8,
+            "max_source_positions": 12,
+            "initializer_range": 0.12,
+        },
+        "text_config": {"model_type": "qwen2", **_TEXT},
+        "audio_token_id": 150,
+    },
+    "qwen2_5_vl": _qwen({"window_size": 16, "fullatt_block_indexes": [1]}, {}),
+    "qwen3_vl": _qwen(_DEEPSTACK, {"head_dim": 24, "num_hidden_layers": 3}),
+    "qwen3_vl_moe": _qwen(
+        _DEEPSTACK,
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
 }
 
 
@@ -103,33 +133,37 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 def _save(family: str, folder: Path) -> Path:
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoConfig, AutoModelForMultimodalLM
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **CONFIGS[family])
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1 or "mm_input_projection" in name:  # away from their neutral start
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32)
+    leave_neutral_start(model, "mm_input_projection")
     model.save_pretrained(folder)
     return folder
 
 
 def exported(source: Path, target: Path, **options: Any) -> MultimodalResult:
-    chosen = parse_options(task=IMAGE_TEXT_TO_TEXT, require_tokenizer=False, **({"dtype": "f32"} | options))
+    defaults = {"task": IMAGE_TEXT_TO_TEXT, "require_tokenizer": False, "dtype": "f32"}
+    chosen = parse_options(**(defaults | options))
     return export_multimodal(str(source), target, options=chosen)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+HEARS = ("voxtral", "qwen2_audio")
+ANY_SIZE = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+# 24 pixels: windows of 2 x 2, the last ones narrower, and positions between those of the table.
+SIZES = [(family, size) for family in CONFIGS for size in ((24, 16) if family in ANY_SIZE else (None,))]
+
+
+@pytest.mark.parametrize(("family", "image_size"), SIZES)
 def test_images_text_and_decoding_agree_with_transformers(
-    family: str, checkpoint: Callable[[str], Path], tmp_path: Path
+    family: str, image_size: int | None, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    options = {"image_size": 24} if family == "qwen2_5_vl" else {}  # windows of 2 x 2, the last ones narrower
-    result = exported(checkpoint(family), tmp_path / "out", **options)
+    task, noun = (AUDIO_TEXT_TO_TEXT, "segment") if family in HEARS else (IMAGE_TEXT_TO_TEXT, "image")
+    result = exported(checkpoint(family), tmp_path / "out", image_size=image_size, task=task)
     assert result.validation is not None
     checks = {check.name: check for check in result.validation.checks}
-    assert list(checks) == ["one image", "two images, in chunks", "text alone"]
+    assert list(checks) == [f"one {noun}", f"two {noun}s, in chunks", "text alone"]
     for check in checks.values():
         assert check.passed
         assert len(check.steps) == check.same_top1 == 9
@@ -137,8 +171,9 @@ def test_images_text_and_decoding_agree_with_transformers(
         assert min(step.scale for step in check.steps) > 1
 
 
-def test_f16_archives(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    result = exported(checkpoint("smolvlm"), tmp_path / "out", dtype="f16")
+@pytest.mark.parametrize(("family", "task"), [("smolvlm", IMAGE_TEXT_TO_TEXT), ("voxtral", AUDIO_TEXT_TO_TEXT)])
+def test_f16_archives(family: str, task: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    result = exported(checkpoint(family), tmp_path / "out", dtype="f16", task=task)
     assert result.validation is not None
     assert result.validation.passed
     assert all(check.max_abs_error > 0 for check in result.validation.checks)
@@ -171,6 +206,24 @@ def test_what_is_seen_and_in_which_order_matters(
         (swapped,) = pipeline.answer(replace(both, pixels=both.pixels[::-1].copy()), ())
     np.testing.assert_allclose(cut, whole, atol=1e-4)
     assert np.abs(cut - swapped).max() > 1e-2
+
+
+def test_image_rows_enter_the_first_layers(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = exported(checkpoint("qwen3_vl"), tmp_path / "out", image_size=16, check=False).output_dir
+    manifest = read_manifest(folder)
+    further = ["deepstack_embeds_0", "deepstack_embeds_1"]
+    assert manifest["parts"]["vision"]["graph"]["outputs"] == ["image_embeds", *further]
+    assert manifest["graph"]["inputs"][:4] == ["inputs_embeds", *further, "position_ids"]
+    assert "zero everywhere else" in manifest["multimodal"]["deepstack"]
+    pixels = np.random.default_rng(1).standard_normal((16, 96)).astype(np.float32)
+    with open_answerer(folder / "vision.nnef.tar") as vision, open_answerer(folder / "decoder.nnef.tar") as decoder:
+        rows = [table[None] for table in vision.answer([pixels])]
+        states = [state.at_start(1) for state in recorded_states(manifest)]
+        positions = np.broadcast_to(np.arange(4), (3, 1, 4))
+        everything = decoder.answer([*rows, positions, *states])[0]
+        for left_out in (1, 2):
+            given = [np.zeros_like(table) if index == left_out else table for index, table in enumerate(rows)]
+            assert np.abs(decoder.answer([*given, positions, *states])[0] - everything).max() > 1e-2
 
 
 def test_the_manifest_says_how_the_archives_connect(gemma: Path, checkpoint: Callable[[str], Path]) -> None:
@@ -245,6 +298,44 @@ def test_what_has_no_meaning_is_refused(
         exported(checkpoint("smolvlm"), tmp_path / "out", **options)
 
 
+def test_what_is_heard_has_names_of_its_own(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    source = checkpoint("voxtral")
+    command = ("export", source, "-o", target, "--dtype", "f32", "--no-tokenizer")
+    assert "are for audio-text-to-text" in call(*command, "--task", IMAGE_TEXT_TO_TEXT).line("error")
+    assert "takes no images" in call(*command, "--task", AUDIO_TEXT_TO_TEXT, "--image-size", "24").line("error")
+    done = call(*command, "--task", AUDIO_TEXT_TO_TEXT)
+    assert done.code == 0, done.err
+    assert "one segment" in done.out
+    manifest = read_manifest(target)
+    assert list(manifest["parts"]) == ["embed", "audio", "decoder"]
+    assert manifest["parts"]["audio"]["graph"]["outputs"] == ["audio_embeds"]
+    connection = manifest["multimodal"]
+    assert (connection["audio_token_id"], connection["rows_per_segment"]) == (150, 6)
+    assert connection["input_features"]["shape"] == ["N", 8, 24]
+    assert call("validate", target, "--reference", source).code == 0
+    assert call("verify", target).code == 0
+
+
+def test_what_is_after_the_end_of_a_recording_is_not_heard(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = exported(checkpoint("qwen2_audio"), tmp_path / "out", task=AUDIO_TEXT_TO_TEXT, check=False).output_dir
+    manifest = read_manifest(folder)
+    assert manifest["parts"]["audio"]["graph"]["inputs"] == ["input_features", "feature_attention_mask"]
+    assert "1 before the end" in manifest["multimodal"]["feature_attention_mask"]
+    features = np.random.default_rng(2).standard_normal((1, 8, 24)).astype(np.float32)
+    other = features.copy()
+    other[..., 17:] = 9  # a position reaches two frames further than its own
+    half, whole = (np.arange(24)[None] < end for end in (15, 24))
+    with open_answerer(folder / "audio.nnef.tar") as audio:
+
+        def heard(sound: np.ndarray, mask: np.ndarray) -> np.ndarray:
+            return audio.answer([sound, mask.astype(np.int64)])[0][0, :4]
+
+        np.testing.assert_allclose(heard(features, half), heard(other, half), atol=1e-5)
+        assert np.abs(heard(features, whole) - heard(other, whole)).max() > 1e-2
+        assert np.abs(heard(features, half) - heard(features, whole)).max() > 1e-2
+
+
 def test_a_model_without_images_is_explained(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownArchitectureError, match="of type 'llama' have no export yet"):
         exported(tiny_llama, tmp_path / "out")
@@ -256,19 +347,19 @@ def test_sizes_that_do_not_divide_into_patches_are_refused(checkpoint: Callable[
         exported(checkpoint("qwen2_5_vl"), tmp_path / "out", image_size=20)
 
 
-def test_positions_are_those_of_transformers(checkpoint: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("name", ANY_SIZE)
+def test_positions_are_those_of_transformers(name: str, checkpoint: Callable[[str], Path]) -> None:
     from transformers import AutoModelForImageTextToText
 
-    model = AutoModelForImageTextToText.from_pretrained(checkpoint("qwen2_5_vl")).model
+    model = AutoModelForImageTextToText.from_pretrained(checkpoint(name)).model
     family = family_of(model.config, 24)
     image = family.image_token_id(model.config)
     ids = torch.tensor([[5, 6, *[image] * 9, 7, *[image] * 9, 8, 9, 10]])
     is_image = ids == image
     expected, delta = model.get_rope_index(ids, is_image.int(), torch.tensor([[1, 6, 6]] * 2))
-    first, following = family.positions(model.config, is_image[0, :12].numpy(), 0)
-    second, end = family.positions(model.config, is_image[0, 12:].numpy(), following)
-    np.testing.assert_array_equal(np.concatenate([first, second], axis=2), expected.numpy())
-    assert end == ids.shape[1] + int(delta)
+    places = family.positions(model.config, is_image[0].numpy())
+    np.testing.assert_array_equal(places, expected.numpy())
+    assert places.max() + 1 == ids.shape[1] + int(delta)
 
 
 def test_the_command_line_engine_agrees_too(gemma: Path, checkpoint: Callable[[str], Path]) -> None:

@@ -1,0 +1,117 @@
+"""Attention that looks at the best blocks of keys only (MiniMax-M3, Qwen4-exp): which ones, for lengths that are not known.
+
+In: what a family's indexer takes. Out: which keys each query may see, bool. transformers counts blocks in loops over tokens, or
+divides by their number; here each query scores every block, and what is not to be chosen has a score that says so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+# Scores beyond any that a model computes: not to be chosen, and to be chosen in any case. Infinities are lost in tract's maxima.
+NEVER, ALWAYS = -1e30, 1e30
+
+
+def minimax_m3_keys(
+    self: Any,
+    hidden_states: torch.Tensor,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    past_key_values: Any,
+    position_ids: torch.Tensor,
+) -> torch.Tensor:
+    """MiniMax-M3: `MiniMaxM3VLIndexer.forward`, which returns the keys [B, H, S, T] themselves instead of indices of blocks."""
+    from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import apply_rotary_pos_emb
+
+    batch, steps, _ = hidden_states.shape
+    query = self.q_norm(self.q_proj(hidden_states).view(batch, steps, -1, self.head_dim)).transpose(1, 2)
+    key = self.k_norm(self.k_proj(hidden_states).view(batch, steps, 1, self.head_dim)).transpose(1, 2)
+    cos, sin = (table[..., : self.head_dim] for table in position_embeddings)
+    query, key = apply_rotary_pos_emb(query, key, cos, sin)
+    if past_key_values is not None:
+        key = past_key_values.layers[self.layer_idx].update_index(key)
+    total = key.shape[2]
+    visible = torch.arange(total, device=key.device)[None, None, None, :] <= position_ids[:, None, :, None]
+    scores = (query.float() @ key.float().transpose(-1, -2)).masked_fill(~visible, NEVER)
+    blocks = whole_blocks(scores, -1, self.block_size, NEVER).amax(dim=-1)
+    number = torch.arange(blocks.shape[-1], device=key.device)[None, None, None, :]
+    own = (position_ids // self.block_size)[:, None, :, None]
+    local = (number <= own) & (number > own - self.local_blocks)
+    chosen = best(blocks.masked_fill(local, ALWAYS), self.topk_blocks)
+    return _keys_of(chosen, self.block_size, total) & visible
+
+
+def minimax_m3_mask(
+    self: Any, keys: torch.Tensor, attention_mask: torch.Tensor | None, _: Any, dtype: torch.dtype, *__: Any
+) -> torch.Tensor:
+    """MiniMax-M3: `MiniMaxM3VLIndexer.build_block_mask` of what `minimax_m3_keys` returns; added to the scores."""
+    keys = keys.repeat_interleave(self.config.num_attention_heads // keys.shape[1], dim=1)
+    if attention_mask is not None:
+        keys = keys & (attention_mask if attention_mask.dtype is torch.bool else attention_mask == 0)
+    return torch.zeros(keys.shape, dtype=dtype, device=keys.device).masked_fill(~keys, torch.finfo(dtype).min)
+
+
+def qwen4_keys(
+    self: Any,
+    hidden_states: torch.Tensor,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    attention_mask: torch.Tensor,
+    past_key_values: Any,
+) -> torch.Tensor:
+    """Qwen4-exp: `Qwen4ExpTextQSAIndexer.forward` for texts without padding; keys [B, 1, S, T].
+
+    A query sees the tokens after its last whole block, and the best of the whole blocks up to it.
+    """
+    from transformers.models.qwen4_exp.modeling_qwen4_exp import apply_rotary_pos_emb
+
+    batch, steps, _ = hidden_states.shape
+    cos, sin = position_embeddings  # of all positions
+    total, size = attention_mask.shape[-1], self.compress_ratio
+    query_width = self.index_n_heads * self.index_head_dim
+    query, key = torch.split(self.index_qk_proj(hidden_states), [query_width, self.index_head_dim], dim=-1)
+    query = self.q_layernorm(query.reshape(batch, steps, self.index_n_heads, self.index_head_dim))
+    query = apply_rotary_pos_emb(query, cos=cos[:, total - steps :], sin=sin[:, total - steps :], unsqueeze_dim=2)
+    if past_key_values is not None:
+        key = past_key_values.update_indexer(key, self.layer_idx)
+    pooled = self.k_layernorm(whole_blocks(key, 1, size, 0.0).float().mean(dim=2).to(key.dtype))
+    starts = [whole_blocks(table, 1, size, 0.0)[:, :, 0] for table in (cos, sin)]
+    pooled = apply_rotary_pos_emb(pooled.unsqueeze(2), cos=starts[0], sin=starts[1], unsqueeze_dim=2).squeeze(2)
+    scores = query.float().transpose(1, 2) @ pooled.float().transpose(1, 2).unsqueeze(1)
+    scores = torch.relu(scores).sum(dim=1) / math.sqrt(self.index_head_dim)
+
+    seen = (torch.arange(total - steps, total, device=key.device) + 1)[None, :, None]  # tokens that a query may look at
+    number = torch.arange(scores.shape[-1], device=key.device)[None, None, :]
+    whole = (number + 1) * size <= seen
+    chosen = best(scores.masked_fill(~whole, NEVER), self.block_topk)
+    token = torch.arange(total, device=key.device)[None, None, :]
+    tail = (token >= seen // size * size) & (token < seen)
+    return (_keys_of(chosen, size, total) | tail).unsqueeze(1)
+
+
+def whole_blocks(tensor: torch.Tensor, axis: int, size: int, filler: float) -> torch.Tensor:
+    """Split an axis [T] into blocks [ceil(T / size), size], the last one filled up."""
+    axis %= tensor.ndim
+    count = (tensor.shape[axis] + size - 1) // size
+    shape = [*tensor.shape]
+    more = tensor.new_full((*shape[:axis], size, *shape[axis + 1 :]), filler)
+    filled = torch.cat([tensor, more], dim=axis).narrow(axis, 0, count * size)
+    return filled.reshape(*shape[:axis], count, size, *shape[axis + 1 :])
+
+
+def best(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Say which of the last axis are the best `count`, all of them where there are fewer; never those scored `NEVER`."""
+    blocks = scores.shape[-1]
+    scores = torch.cat([scores, scores.new_full((*scores.shape[:-1], count), NEVER)], dim=-1)
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(count, dim=-1).indices, True)
+    return (chosen & (scores > NEVER / 2))[..., :blocks]
+
+
+def _keys_of(blocks: torch.Tensor, size: int, total: int) -> torch.Tensor:
+    """Return what is said of blocks [..., N] for each of the first `total` keys in them."""
+    each = blocks.unsqueeze(-1).expand(*blocks.shape, size)
+    return each.reshape(*blocks.shape[:-1], blocks.shape[-1] * size)[..., :total]
+
+
+__all__ = ["ALWAYS", "NEVER", "best", "minimax_m3_keys", "minimax_m3_mask", "qwen4_keys", "whole_blocks"]
