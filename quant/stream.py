@@ -113,7 +113,7 @@ class QuantizedTensor:
             WeightError: the tensor holds inf or nan.
         """
         total = QuantizationError()
-        values = _ONE_PASS_VALUES if self._in_one_pass else _PIECE_VALUES
+        values = _PIECE_VALUES if self._in_one_pass is None else _ONE_PASS_VALUES
         for rows in row_pieces(self.source, row_length(self.shape), values):
             packed, error = self._quantize(rows)
             total = total.plus(error)
@@ -121,8 +121,8 @@ class QuantizedTensor:
         self.report.errors[self.name] = total
 
     def _quantize(self, rows: torch.Tensor) -> tuple[torch.Tensor, QuantizationError]:
-        if isinstance(self.quantizer, RowQuantizer) and self._in_one_pass:
-            return self._quantize_rows(rows, self.quantizer)
+        if (quantizer := self._in_one_pass) is not None:
+            return self._quantize_rows(rows, quantizer)
         weight = rows.to(torch.float32)
         check_quantizable(weight, self.name)
         if self.block_format == "q8_1":
@@ -132,8 +132,10 @@ class QuantizedTensor:
         return pack_q4_0(blocks), measured_error(weight, blocks.dequantize())
 
     @property
-    def _in_one_pass(self) -> bool:
-        return self.block_format == "q4_0" and isinstance(self.quantizer, RowQuantizer)
+    def _in_one_pass(self) -> RowQuantizer | None:
+        if self.block_format == "q4_0" and isinstance(self.quantizer, RowQuantizer):
+            return self.quantizer
+        return None
 
     def _quantize_rows(self, rows: torch.Tensor, quantizer: RowQuantizer) -> tuple[torch.Tensor, QuantizationError]:
         try:

@@ -179,7 +179,11 @@ def _engine_lines(inspection: Inspection) -> Iterator[str]:
         yield f"[bold red]tract {view.version} refuses it:[/bold red] {escape(view.refusal)}"
         return
     state = (
-        "no caches" if inspection.cache is None else "caches made its own state" if view.stateful else "keeps caches"
+        "no growing caches"
+        if inspection.cache is None
+        else "caches made its own state"
+        if view.stateful
+        else "keeps caches"
     )
     yield f"tract {view.version}: {state}, {size_text(view.peak_rss_bytes)} of memory to load and optimise it"
     yield f"  runs on   {escape('; '.join(map(str, view.inputs)))}"

@@ -12,7 +12,6 @@ from math import prod
 from pathlib import Path
 
 from generic_export.errors import NotEnoughMemoryError, OptionError
-from generic_export.nnef.document import WrittenArchive
 from generic_export.weights.checkpoint import Checkpoint
 from t2n_llm.adapter import Adapter, open_adapter
 from t2n_llm.bundles import bundles_size, make_bundles
@@ -20,7 +19,7 @@ from t2n_llm.checkpoint import graph_sources
 from t2n_llm.compression_options import DEFAULT_CALIBRATION
 from t2n_llm.folder import TESTS_FOLDER
 from t2n_llm.graph import build_graph
-from t2n_llm.manifest import Manifest, interface, origin, stored_tensors, text_model
+from t2n_llm.manifest import Manifest, interface, origin, text_model
 from t2n_llm.model import Skeleton
 from t2n_llm.next_step import suggested_diagnosis
 from t2n_llm.options import ExportOptions, Reporter, parse_options
@@ -29,7 +28,7 @@ from t2n_llm.prequantized import require_resident
 from t2n_llm.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
 from t2n_llm.reference_model import Residency, plan_residency
 from t2n_llm.runner import open_runner
-from t2n_llm.stages import MODEL_ROLE, ExportResult, Stages, open_stages
+from t2n_llm.stages import ExportResult, Stages, open_stages
 from t2n_llm.storage import StoredForm, stored_form
 from t2n_llm.validate import Tolerance, ValidationReport, validate_archive
 
@@ -265,37 +264,21 @@ class _Export:
 
     def run(self) -> ExportResult[ValidationReport]:
         """Export."""
+        adapter = self.adapter.recorded() if self.adapter is not None else None
         with self.prepared() as ready:
-            return self._make(ready)
-
-    def _make(self, ready: _Prepared) -> ExportResult[ValidationReport]:
-        """Write, check and put in place."""
-        stages, stored = self.stages, ready.stored
-        stages.warn_of_unused(ready.unused)
-        for note in stored.notes:
-            self.reporter.warn(note)
-        with stages.staging({MODEL_ROLE: stored.plan}, self._bundle_bytes(ready)) as staging:
-            archive = self._write_archive(staging, ready)
-            stages.report_overflows()
-            stages.copy_companions(staging)
-            stored.write_recipe(staging)
-            validation = self._validate(staging, archive.path, ready) if self.options.check else None
-            return stages.complete(
-                staging, {MODEL_ROLE: archive}, validation, ready.unused, lambda: self._described(ready, archive)
+            return self.stages.make(
+                ready.stored,
+                ready.unused,
+                self.stages.identity(ready.checkpoint, adapter=adapter),
+                bundle_bytes=lambda: self._bundle_bytes(ready),
+                validate=lambda staging, archive: self._validate(staging, archive, ready),
+                describe=lambda: self._described(ready) | {"adapter": adapter},
             )
 
     def _bundle_bytes(self, ready: _Prepared) -> int:
-        if not self.options.check:
-            return 0
         # At its longest: whether weights stay on disk is not known yet.
         plan = plan_check(ready.skeleton.config, None, self.options.decode_steps, teacher_forced=True)
         return bundles_size(ready.skeleton, len(plan.text_ids), self.options.num_logits_to_keep)
-
-    def _write_archive(self, staging: Path, ready: _Prepared) -> WrittenArchive:
-        adapter = self.adapter.recorded() if self.adapter is not None else None
-        identity = self.stages.identity(ready.checkpoint, adapter=adapter)
-        stored = ready.stored
-        return self.stages.write_archive(staging, stored.graph, stored.sources, identity, errors=stored.errors)
 
     def _validate(self, staging: Path, archive: Path, ready: _Prepared) -> ValidationReport:
         tokenizer = self.source.tokenizer() if self.options.require_tokenizer else None
@@ -329,18 +312,13 @@ class _Export:
                 on_check=lambda name: self.reporter.stage(f"Checking in tract: {name}"),
             )
 
-    def _described(self, ready: _Prepared, archive: WrittenArchive) -> Manifest:
-        skeleton, stored = ready.skeleton, ready.stored
+    def _described(self, ready: _Prepared) -> Manifest:
+        skeleton, graph = ready.skeleton, ready.stored.graph
         return {
             **origin(self.source, self.options, skeleton.network),
-            "adapter": self.adapter.recorded() if self.adapter is not None else None,
-            "archive": archive.path.name,
-            "graph": interface(stored.graph, skeleton.states, self.options.dtype)
+            "graph": interface(graph, skeleton.states, self.options.dtype)
             | {"engine_states": [asdict(state) for state in skeleton.engine_states]},
-            "model": text_model(skeleton.config, stored.graph.variables),
-            "notes": list(stored.notes),
-            "compression": stored.summary(),
-            "tensors": stored_tensors(archive),
+            "model": text_model(skeleton.config, graph.variables),
         }
 
 

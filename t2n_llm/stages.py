@@ -37,11 +37,12 @@ from t2n_llm.folder import (
     staging_folder,
     write_manifest,
 )
-from t2n_llm.manifest import Manifest
+from t2n_llm.manifest import Manifest, stored_tensors
 from t2n_llm.options import ARCHIVES, ExportOptions, LogReporter, Reporter
 from t2n_llm.plan import ExportPlan, make_plan
 from t2n_llm.runner import require_engine
 from t2n_llm.source import ModelSource, open_source
+from t2n_llm.storage import StoredForm
 
 MODEL_ROLE = "model"
 """What the archive of a folder with a single one is called."""
@@ -233,6 +234,48 @@ class Stages:
         """Copy the companions into the folder."""
         for file in self.companions():
             shutil.copyfile(file, staging / file.name)
+
+    def make(
+        self,
+        stored: StoredForm,
+        unused: Sequence[str],
+        identity: str,
+        *,
+        bundle_bytes: Callable[[], int],
+        validate: Callable[[Path, Path], ReportT],
+        describe: Callable[[], Manifest],
+    ) -> ExportResult[ReportT]:
+        """Write a single archive, check it, and put everything in place.
+
+        Args:
+            stored: what the archive holds.
+            unused: checkpoint tensors that the model does not use.
+            identity: see `identity`.
+            bundle_bytes: says what the test bundles will take; asked when there is a check.
+            validate: compares the archive (second) with PyTorch and writes test bundles into the folder (first).
+            describe: makes what the task says in `export.json`, beside what is said of every single archive.
+
+        Raises:
+            DiskFullError: it does not fit.
+            ValidationError: the check failed.
+        """
+        check = self.options.check
+        self.warn_of_unused(unused)
+        for note in stored.notes:
+            self.reporter.warn(note)
+        with self.staging({MODEL_ROLE: stored.plan}, bundle_bytes() if check else 0) as staging:
+            archive = self.write_archive(staging, stored.graph, stored.sources, identity, errors=stored.errors)
+            self.report_overflows()
+            self.copy_companions(staging)
+            stored.write_recipe(staging)
+            validation = validate(staging, archive.path) if check else None
+            said = {
+                "archive": archive.path.name,
+                "notes": list(stored.notes),
+                "compression": stored.summary(),
+                "tensors": stored_tensors(archive),
+            }
+            return self.complete(staging, {MODEL_ROLE: archive}, validation, unused, lambda: describe() | said)
 
     def complete(
         self,

@@ -195,6 +195,7 @@ __all__ = [
     "ModelKind",
     "Weightless",
     "instantiate",
+    "meta_model",
     "take_buffers",
     "tied_names",
     "widen",

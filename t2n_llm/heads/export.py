@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from generic_export.errors import MissingTensorError, OptionError
-from generic_export.nnef.document import WrittenArchive
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
 from t2n_llm.answers import open_answerer
 from t2n_llm.checkpoint import graph_sources
-from t2n_llm.folder import (
-    TESTS_FOLDER,
-)
+from t2n_llm.folder import TESTS_FOLDER
 from t2n_llm.heads.check import (
     HeadReport,
     bundles_size,
@@ -30,10 +27,10 @@ from t2n_llm.heads.check import (
     write_head_bundles,
 )
 from t2n_llm.heads.model import BATCH, HEAD_TASKS, INPUT_NAMES, STEPS, HeadSkeleton, HeadTask, build_head_graph
-from t2n_llm.manifest import Manifest, interface, origin, stored_tensors, text_model
+from t2n_llm.manifest import Manifest, interface, origin, text_model
 from t2n_llm.options import ExportOptions, Reporter
 from t2n_llm.plan import ExportPlan
-from t2n_llm.stages import MODEL_ROLE, ExportResult, Stages, open_stages
+from t2n_llm.stages import ExportResult, Stages, open_stages
 from t2n_llm.storage import StoredForm, stored_form
 from t2n_llm.tasks import FEATURE_EXTRACTION
 
@@ -159,28 +156,16 @@ class _HeadExport:
     def run(self) -> HeadResult:
         """Export."""
         with self.prepared() as ready:
-            return self._make(ready)
-
-    def _make(self, ready: _Prepared) -> HeadResult:
-        """Write, check and put in place."""
-        stages, stored = self.stages, ready.stored
-        stages.warn_of_unused(ready.unused)
-        for note in stored.notes:
-            stages.reporter.warn(note)
-        with stages.staging({MODEL_ROLE: stored.plan}, self._bundle_bytes(ready)) as staging:
-            identity = stages.identity(ready.checkpoint)
-            archive = stages.write_archive(staging, stored.graph, stored.sources, identity, errors=stored.errors)
-            stages.report_overflows()
-            stages.copy_companions(staging)
-            stored.write_recipe(staging)
-            validation = self._validate(staging, archive.path, ready) if self.options.check else None
-            return stages.complete(
-                staging, {MODEL_ROLE: archive}, validation, ready.unused, lambda: self._described(ready, archive)
+            return self.stages.make(
+                ready.stored,
+                ready.unused,
+                self.stages.identity(ready.checkpoint),
+                bundle_bytes=lambda: self._bundle_bytes(ready),
+                validate=lambda staging, archive: self._validate(staging, archive, ready),
+                describe=lambda: self._described(ready),
             )
 
     def _bundle_bytes(self, ready: _Prepared) -> int:
-        if not self.options.check:
-            return 0
         cases = plan_cases(self.task, ready.skeleton.config, None, batched=ready.skeleton.batched)
         return bundles_size(self.task, cases, _width(ready.skeleton))
 
@@ -211,15 +196,11 @@ class _HeadExport:
                 on_case=lambda name: reporter.stage(f"Checking in tract: {name}"),
             )
 
-    def _described(self, ready: _Prepared, archive: WrittenArchive) -> Manifest:
+    def _described(self, ready: _Prepared) -> Manifest:
         return {
             **origin(self.source, self.options, ready.skeleton.network),
-            "archive": archive.path.name,
             "graph": _interface(ready, self.options.dtype),
             "model": _model(ready),
-            "notes": list(ready.stored.notes),
-            "compression": ready.stored.summary(),
-            "tensors": stored_tensors(archive),
         }
 
 

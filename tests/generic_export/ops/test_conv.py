@@ -123,5 +123,5 @@ def test_weights_as_graph_inputs() -> None:
 def test_other_element_types(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     args = tuple((torch.randn(shape) * 4).to(dtype) for shape in ((1, 2, 8), (3, 2, 3)))
-    tolerance = 0.125 if dtype is torch.float16 else 1e-9  # two steps of float16 at the largest sums, of about 100
+    tolerance = 5e-2 if dtype is torch.float16 else 1e-9
     check(lambda x, w: F.conv1d(x, w, padding=1), args, atol=tolerance)
