@@ -18,9 +18,9 @@ from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.nnef.graph import NnefFragment
-from generic_export.ops.builder import NnefBuilder, Value
-from generic_export.ops.modules import translates_module
-from generic_export.ops.registry import translates
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.modules import translates_module
+from generic_export.translate.registry import translates
 
 # --- 1. an operator of your own, written as a fragment of your own ----------------------------------
 

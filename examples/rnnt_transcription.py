@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from generic_export.inference_target.tract.wheel import TractWheel, WheelModel
+from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from generic_export.remodel import Subgraph, export_remodelled, load_plan
 
 PLAN = Path(__file__).with_suffix(".yaml")

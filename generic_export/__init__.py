@@ -21,10 +21,10 @@ if TYPE_CHECKING:
         TractFeature,
         TractNNEF,
     )
-    from generic_export.inference_target.tract.asking import assert_io_cmd_str
-    from generic_export.inference_target.tract.downloader import TractBinaryDownloader
-    from generic_export.inference_target.tract.second_opinion import debug_dumper_pytorch_to_onnx_to_nnef
-    from generic_export.weights.disk import (
+    from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
+    from generic_export.inference_target.tract.evidence.second_opinion import debug_dumper_pytorch_to_onnx_to_nnef
+    from generic_export.inference_target.tract.releases.downloader import TractBinaryDownloader
+    from generic_export.write.weights_only import (
         export_tensors_from_disk_to_nnef,
         export_tensors_to_nnef,
         iter_torch_tensors_from_disk,
@@ -36,18 +36,18 @@ _HOMES = {
     "SemanticVersion": "generic_export.inference_target",
     "T2NError": "generic_export.errors",
     "ToleranceLimits": "generic_export.inference_target",
-    "TractBinaryDownloader": "generic_export.inference_target.tract.downloader",
+    "TractBinaryDownloader": "generic_export.inference_target.tract.releases.downloader",
     "TractCheckTolerance": "generic_export.inference_target",
     "TractFeature": "generic_export.inference_target",
     "TractNNEF": "generic_export.inference_target",
     "assert_io": "generic_export.checking",
     "assert_io_and_debug_bundle": "generic_export.checking",
-    "assert_io_cmd_str": "generic_export.inference_target.tract.asking",
-    "debug_dumper_pytorch_to_onnx_to_nnef": "generic_export.inference_target.tract.second_opinion",
+    "assert_io_cmd_str": "generic_export.inference_target.tract.engines.asking",
+    "debug_dumper_pytorch_to_onnx_to_nnef": "generic_export.inference_target.tract.evidence.second_opinion",
     "export_model_to_nnef": "generic_export.export",
-    "export_tensors_from_disk_to_nnef": "generic_export.weights.disk",
-    "export_tensors_to_nnef": "generic_export.weights.disk",
-    "iter_torch_tensors_from_disk": "generic_export.weights.disk",
+    "export_tensors_from_disk_to_nnef": "generic_export.write.weights_only",
+    "export_tensors_to_nnef": "generic_export.write.weights_only",
+    "iter_torch_tensors_from_disk": "generic_export.write.weights_only",
 }
 
 __all__ = [

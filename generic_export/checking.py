@@ -13,18 +13,13 @@ import torch
 from torch import nn
 
 from generic_export.errors import EngineError, EngineMissingError, MismatchError, OptionError
-from generic_export.export import (
-    evaluation_mode,
-    prepare,
-    translate_graph,
-    write_failing_case,
-)
+from generic_export.export import evaluation_mode, prepare, translate_graph, write_failing_case
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.check import Comparison
-from generic_export.inference_target.tract.debug_bundle import BundleOptions
+from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions
 from generic_export.inference_target.tract.target import TractNNEF
-from generic_export.nnef.reading import read_graph_text, signature_of
-from generic_export.ops.translate import TranslationOptions
+from generic_export.read.reading import read_graph_text, signature_of
+from generic_export.translate.translate import TranslationOptions
 
 
 def assert_io(

@@ -27,30 +27,30 @@ from generic_export.errors import (
 )
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleRun, call_example
-from generic_export.inference_target.tract.bisect import Translation
-from generic_export.inference_target.tract.debug_bundle import BundleOptions, FailingCase, write_debug_bundle
+from generic_export.inference_target.tract.evidence.bisect import Translation
+from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions, FailingCase, write_debug_bundle
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.nnef.block_storage import storage_uses, store_in_blocks
-from generic_export.nnef.document import write_document
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.layout import group_by_module
 from generic_export.nnef.registries import with_fragments
-from generic_export.ops.modules import translated_modules
-from generic_export.ops.registry import is_translated
-from generic_export.ops.translate import TranslationOptions, translate
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.jit_fallback import stands
-from generic_export.torch_graph.jit_tracer import plain_modules
 from generic_export.torch_graph.known_numbers import fold_numbers
 from generic_export.torch_graph.naming import identifier, name_results
 from generic_export.torch_graph.nested import named_outputs
 from generic_export.torch_graph.quantised_modules import spelled_out, without_zero_offsets
 from generic_export.torch_graph.replay import Stored
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
+from generic_export.torchscript.fallback import stands
+from generic_export.torchscript.tracer import plain_modules
+from generic_export.translate.modules import translated_modules
+from generic_export.translate.registry import is_translated
+from generic_export.translate.translate import TranslationOptions, translate
 from generic_export.weights.offload import OffloadedTensor, unread_parameters
 from generic_export.weights.part import part_source
 from generic_export.weights.source import BlockTensorSource, InMemoryTensor, SelfStored, TensorSource
+from generic_export.write.document import write_document
 
 PRODUCER = "t2n-llm"
 

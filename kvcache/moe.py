@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from generic_export.diagnose.asides import aside
+from generic_export.torch_graph.asides import aside
 from kvcache.attention_families import registered
 
 EXPERTS_NAME = "t2n_explicit"

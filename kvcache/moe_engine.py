@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from generic_export.nnef.graph import Argument, ArrayLiteral
-from generic_export.ops.builder import Emission, NnefBuilder, Value, ints
-from generic_export.ops.registry import translates
+from generic_export.translate.builder import Emission, NnefBuilder, Value, ints
+from generic_export.translate.registry import translates
 from generic_export.weights.part import TensorPart
 from kvcache.moe import explicit_experts
 

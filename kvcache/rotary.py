@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.elementwise import result_dtype
-from generic_export.ops.registry import translates
 from generic_export.torch_graph.fusion import GraphView
 from generic_export.torch_graph.ir import FixedTensorList, TensorVariable, TorchOp
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from generic_export.diagnose.state import StateAdapter, register_state_adapter
+from generic_export.diagnose.record.state import StateAdapter, register_state_adapter
 
 # What a layer of a cache may hold, by attribute, and the axis that grows (None: a state of fixed size). An attribute may be a
 # dict of such tensors, by number.

@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import DialectError, EngineMissingError, T2NError
-from generic_export.inference_target.tract.asking import ask_cli, ask_wheel
-from generic_export.inference_target.tract.cli import TractCli
-from generic_export.inference_target.tract.dialect import RELEASES
-from generic_export.inference_target.tract.features import DEFAULT_REGISTRIES
-from generic_export.inference_target.tract.install import TRACT_CLI_VERSION
-from generic_export.inference_target.tract.wheel import TractWheel
-from generic_export.inference_target.tract.wheels import wheel_python
+from generic_export.inference_target.tract.engines.asking import ask_cli, ask_wheel
+from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.inference_target.tract.releases.dialect import RELEASES
+from generic_export.inference_target.tract.releases.install import TRACT_CLI_VERSION
+from generic_export.inference_target.tract.releases.wheels import wheel_python
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "compatibility.md"

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import DialectError, T2NError
-from generic_export.inference_target.tract.dialect import RELEASES
-from generic_export.inference_target.tract.wheel import TractWheel
-from generic_export.inference_target.tract.wheels import wheel_python
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.inference_target.tract.releases.dialect import RELEASES
+from generic_export.inference_target.tract.releases.wheels import wheel_python
 
 Inputs = tuple[Tensor, ...]
 

@@ -72,8 +72,8 @@ def cases(file: Path) -> list[Case]:
 
 def rows(case: Case) -> Iterator[Row]:
     """Harden a script stage by stage and yield what each did."""
-    from generic_export.torch_graph.harden.chain import stages
-    from generic_export.torch_graph.harden.edits import node_count, nodes_of
+    from generic_export.torchscript.harden.chain import stages
+    from generic_export.torchscript.harden.edits import node_count, nodes_of
 
     start = case.script.inlined_graph
     yield Row("as loaded, calls inlined", "", node_count(start), len(nodes_of(start, "prim::If")))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from t2n_llm.cli import main
+from t2n_llm.cli.app import main
 
 if __name__ == "__main__":
     main(["zoo", "run", *sys.argv[1:]])

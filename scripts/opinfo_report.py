@@ -127,7 +127,7 @@ def run_sample(op: Callable[..., Any], sample: Any) -> SampleResult:
 
 def run_in_engine(archive: Path, inputs: tuple[torch.Tensor, ...]) -> list[np.ndarray]:
     """Run an archive in a fresh engine process."""
-    from generic_export.inference_target.tract.wheel import TractWheel
+    from generic_export.inference_target.tract.engines.wheel import TractWheel
 
     with TractWheel(timeout_seconds=SAMPLE_SECONDS).load(archive) as model:
         return model.run([value.numpy() for value in inputs])
@@ -272,7 +272,7 @@ def markdown(results: list[OpResult]) -> str:
     """Return docs/operators.md: the registry's overloads, then every measured operator."""
     import generic_export.ops  # noqa: F401 - registers the translations
     import kvcache  # noqa: F401 - and these
-    from generic_export.ops.registry import translated_overloads
+    from generic_export.translate.registry import translated_overloads
 
     excluded = inexpressible()
     overloads = sorted(str(overload) for overload in translated_overloads())

@@ -229,10 +229,10 @@ def _is_linear_of_layer(name: str) -> bool:
 
 def _calibrate_into(state: dict[str, Any], folder: Path, algorithm: str, names: set[str], calibration: str) -> None:
     from quant.packing import unpack_q4_0
-    from t2n_llm.calibrate import CALIBRATED, calibrate
-    from t2n_llm.calibrate_blocks import read_f32, read_uint8
-    from t2n_llm.calibration_text import calibration_ids
-    from t2n_llm.source import open_source
+    from t2n_llm.compress.calibrate import CALIBRATED, calibrate
+    from t2n_llm.compress.text import calibration_ids
+    from t2n_llm.compress.walk import read_f32, read_uint8
+    from t2n_llm.source.hub import open_source
 
     ids = calibration_ids(calibration, open_source(str(folder)))
     with tempfile.TemporaryDirectory(prefix="t2n-table-") as work:
@@ -249,8 +249,8 @@ def tract_measure(folder: Path, windows: Sequence[Sequence[int]], calibration: s
     """Return a measure that exports an archive for every row and asks tract."""
     import torch
 
-    from t2n_llm.export import export_llm
-    from t2n_llm.runner import WheelRunner
+    from t2n_llm.check.runner import WheelRunner
+    from t2n_llm.tasks.text_generation import export_llm
 
     def measure(name: str) -> Iterator[Any]:
         algorithm, _, embeddings = name.partition("+")
@@ -437,7 +437,7 @@ def _measure(options: argparse.Namespace, folder: Path, windows: Sequence[Sequen
 
 def _setting(options: argparse.Namespace, folder: Path, windows: Sequence[Sequence[int]]) -> str:
     """Return a short name for everything but the row that decides a figure: engine, weights, tokens, calibration text."""
-    from t2n_llm.folder import sha256
+    from t2n_llm.export.folder import sha256
 
     calibration = Path(options.calibration)
     digest = hashlib.sha256(json.dumps([options.engine, [list(window) for window in windows]]).encode())

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
-from generic_export.inference_target.tract.wheel import TractWheel
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 
 Arguments = tuple[torch.Tensor, ...]
 

@@ -9,9 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from generic_export.diagnose.axes import infer_axes
-    from generic_export.diagnose.input_sets import record
-    from generic_export.diagnose.recording import ObservationError, Recording, observe
+    from generic_export.diagnose.attempt.worker import Limits
+    from generic_export.diagnose.record.axes import infer_axes
+    from generic_export.diagnose.record.input_sets import record
+    from generic_export.diagnose.record.recording import ObservationError, Recording, observe
+    from generic_export.diagnose.record.state import (
+        StateAdapter,
+        UnknownStateError,
+        register_state_adapter,
+        state_adapters,
+    )
     from generic_export.diagnose.records import (
         Axis,
         AxisReport,
@@ -29,8 +36,6 @@ if TYPE_CHECKING:
         Verdict,
     )
     from generic_export.diagnose.search import Progress, diagnose
-    from generic_export.diagnose.state import StateAdapter, UnknownStateError, register_state_adapter, state_adapters
-    from generic_export.diagnose.worker import Limits
 
 _HOMES = {
     "Axis": "generic_export.diagnose.records",
@@ -42,23 +47,23 @@ _HOMES = {
     "ErrorRecord": "generic_export.diagnose.records",
     "Leaf": "generic_export.diagnose.records",
     "LeafKind": "generic_export.diagnose.records",
-    "Limits": "generic_export.diagnose.worker",
+    "Limits": "generic_export.diagnose.attempt.worker",
     "Metrics": "generic_export.diagnose.records",
-    "ObservationError": "generic_export.diagnose.recording",
+    "ObservationError": "generic_export.diagnose.record.recording",
     "Outcome": "generic_export.diagnose.records",
     "Piece": "generic_export.diagnose.records",
     "Progress": "generic_export.diagnose.search",
-    "Recording": "generic_export.diagnose.recording",
+    "Recording": "generic_export.diagnose.record.recording",
     "Stage": "generic_export.diagnose.records",
-    "StateAdapter": "generic_export.diagnose.state",
-    "UnknownStateError": "generic_export.diagnose.state",
+    "StateAdapter": "generic_export.diagnose.record.state",
+    "UnknownStateError": "generic_export.diagnose.record.state",
     "Verdict": "generic_export.diagnose.records",
     "diagnose": "generic_export.diagnose.search",
-    "infer_axes": "generic_export.diagnose.axes",
-    "observe": "generic_export.diagnose.recording",
-    "record": "generic_export.diagnose.input_sets",
-    "register_state_adapter": "generic_export.diagnose.state",
-    "state_adapters": "generic_export.diagnose.state",
+    "infer_axes": "generic_export.diagnose.record.axes",
+    "observe": "generic_export.diagnose.record.recording",
+    "record": "generic_export.diagnose.record.input_sets",
+    "register_state_adapter": "generic_export.diagnose.record.state",
+    "state_adapters": "generic_export.diagnose.record.state",
 }
 
 __all__ = [

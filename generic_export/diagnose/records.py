@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from generic_export.diagnose.plain_data import built, plain
-from generic_export.diagnose.text import diagnosis_text
+from generic_export.diagnose.report.text import diagnosis_text
 from generic_export.errors import ArchiveError, T2NError
 
 SCHEMA_VERSION = 1

@@ -19,17 +19,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from generic_export.diagnose.attempt import Attempt, AttemptOptions
-from generic_export.diagnose.axes import Overrides, Symbols, infer_axes
-from generic_export.diagnose.input_sets import InputSet, record
-from generic_export.diagnose.interruption import kept_interrupts
-from generic_export.diagnose.journal import Journal, fingerprint
-from generic_export.diagnose.judging import Judge
-from generic_export.diagnose.pieces import Case, cases_of, class_lines
-from generic_export.diagnose.recording import Recording
+from generic_export.diagnose.attempt.attempt import Attempt, AttemptOptions
+from generic_export.diagnose.attempt.interruption import kept_interrupts
+from generic_export.diagnose.attempt.journal import Journal, fingerprint
+from generic_export.diagnose.attempt.judging import Judge
+from generic_export.diagnose.attempt.worker import Limits, Worker, wait_for_news
+from generic_export.diagnose.record.axes import Overrides, Symbols, infer_axes
+from generic_export.diagnose.record.input_sets import InputSet, record
+from generic_export.diagnose.record.pieces import Case, cases_of, class_lines
+from generic_export.diagnose.record.recording import Recording
 from generic_export.diagnose.records import AxisReport, Diagnosis, ErrorRecord, Outcome, Piece, Stage, Verdict
-from generic_export.diagnose.repro import Context, write_reproductions
-from generic_export.diagnose.worker import Limits, Worker, wait_for_news
+from generic_export.diagnose.report.repro import Context, write_reproductions
 from generic_export.errors import OptionError
 from generic_export.export import capture, producer_version
 from generic_export.inference_target.tract.target import TractNNEF

@@ -22,7 +22,6 @@ from generic_export.ops import (
     linear,
     loss,
     matrix,
-    modules,
     norm,
     padding,
     pool,
@@ -37,6 +36,7 @@ from generic_export.ops import (
     triangular,
     upsample,
 )
+from generic_export.translate import modules
 
 __all__ = [
     "activation",

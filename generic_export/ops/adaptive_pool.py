@@ -12,11 +12,11 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.pool import Window, max_pool, sum_pool
-from generic_export.ops.registry import translates
 from generic_export.ops.shape import volume
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -12,11 +12,11 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Value, broadcast_shape, ints, tract_dtype
 from generic_export.ops.indexing import arange_start
-from generic_export.ops.registry import translates
 from generic_export.ops.shape import volume
 from generic_export.torch_graph.dims import Dim, Shape, same_dim, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Value, broadcast_shape, ints, tract_dtype
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

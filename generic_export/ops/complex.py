@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.ops.builder import NnefBuilder, Value, broadcast_shape
-from generic_export.ops.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
-from generic_export.ops.operands import Operand
-from generic_export.ops.registry import translates
 from generic_export.torch_graph.rewrites import rewrites
+from generic_export.translate.builder import NnefBuilder, Value, broadcast_shape
+from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
+from generic_export.translate.operands import Operand
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from generic_export.ops.builder import NnefBuilder, Value
-from generic_export.ops.registry import translates
 from generic_export.ops.scan import Loop, Values
 from generic_export.ops.scan import scan as emit_scan
-from generic_export.ops.translate import translate_body
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.loops import SCAN
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.registry import translates
+from generic_export.translate.translate import translate_body
 
 
 @translates(SCAN)

@@ -9,10 +9,10 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
-from generic_export.ops.builder import NnefBuilder, Value, ints
 from generic_export.ops.integer_products import integer_convolution
-from generic_export.ops.registry import translates
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Value, ints
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -7,11 +7,11 @@ import math
 import torch
 
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.indexing import positions
 from generic_export.ops.reduction import extremum, widened
-from generic_export.ops.registry import translates
 from generic_export.ops.shape import axis_of
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -8,7 +8,6 @@ import torch
 from torch._ops import OpOverload
 
 from generic_export.errors import TranslationError
-from generic_export.ops.builder import NnefBuilder, Scalar, Value
 from generic_export.ops.complex import (
     as_complex_dtype,
     complex_arithmetic,
@@ -16,9 +15,10 @@ from generic_export.ops.complex import (
     magnitude,
     real_and_imaginary,
 )
-from generic_export.ops.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
-from generic_export.ops.operands import Operand, floating, operand, result_dtype
-from generic_export.ops.registry import translates
+from generic_export.translate.builder import NnefBuilder, Scalar, Value
+from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
+from generic_export.translate.operands import Operand, floating, operand, result_dtype
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

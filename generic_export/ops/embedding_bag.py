@@ -7,10 +7,10 @@ import math
 import torch
 
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.indexing import gather, positions
-from generic_export.ops.registry import translates
 from generic_export.torch_graph.dims import Dim
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -6,10 +6,10 @@ import sympy
 import torch
 
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.conv import pairs
-from generic_export.ops.registry import translates
 from generic_export.torch_graph.dims import simplify_dim
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -11,11 +11,11 @@ from torch.utils._sympy import functions as torch_sympy
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, DimLiteral
-from generic_export.ops.builder import NnefBuilder, Scalar, Value, broadcast_shape, tract_dtype
-from generic_export.ops.complex_layout import COMPONENT_DTYPES
-from generic_export.ops.registry import translates
 from generic_export.ops.shape import axis_of, volume
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, simplify_dim, smaller_dim
+from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape, tract_dtype
+from generic_export.translate.complex_layout import COMPONENT_DTYPES
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

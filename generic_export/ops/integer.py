@@ -12,11 +12,11 @@ import torch
 from torch._ops import OpOverload
 
 from generic_export.errors import TranslationError
-from generic_export.ops.builder import NnefBuilder, Value, broadcast_shape
 from generic_export.ops.complex import as_complex_dtype, complex_equal
 from generic_export.ops.elementwise import div
-from generic_export.ops.operands import Operand, operand, result_dtype
-from generic_export.ops.registry import translates
+from generic_export.translate.builder import NnefBuilder, Value, broadcast_shape
+from generic_export.translate.operands import Operand, operand, result_dtype
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

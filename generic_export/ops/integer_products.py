@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, QuantisedTensor, Value
 from generic_export.torch_graph.dims import Dim
+from generic_export.translate.builder import NnefBuilder, QuantisedTensor, Value
 
 _BATCH_LETTERS = "abcdefgh"
 

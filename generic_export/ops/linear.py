@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.ops.builder import NnefBuilder, Scalar, Value, broadcast_shape
 from generic_export.ops.complex import complex_of, real_and_imaginary
-from generic_export.ops.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
 from generic_export.ops.integer_products import integer_linear
-from generic_export.ops.operands import result_dtype
-from generic_export.ops.registry import translates
 from generic_export.torch_graph.dims import Dim, Shape, same_dim
 from generic_export.torch_graph.rewrites import rewrites
+from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape
+from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
+from generic_export.translate.operands import result_dtype
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -8,10 +8,10 @@ import sympy
 import torch
 
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Value
-from generic_export.ops.registry import translates
 from generic_export.ops.shape import volume
 from generic_export.torch_graph.dims import Dim, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

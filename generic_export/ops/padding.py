@@ -9,10 +9,10 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Scalar, Value
 from generic_export.ops.conv import pairs
-from generic_export.ops.registry import translates
 from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Scalar, Value
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -11,11 +11,11 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Value, ints
 from generic_export.ops.conv import Pair, pairs, per_axis, window_count
-from generic_export.ops.registry import translates
 from generic_export.ops.shape import volume
 from generic_export.torch_graph.dims import Dim, dim_text, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Value, ints
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
 
 from generic_export.errors import TranslationError
-from generic_export.ops.builder import NnefBuilder, QuantisedTensor, Value
-from generic_export.ops.registry import translates
+from generic_export.translate.builder import NnefBuilder, QuantisedTensor, Value
+from generic_export.translate.registry import translates
 
 quantized = torch.ops.quantized_decomposed
 

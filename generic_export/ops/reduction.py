@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from generic_export.ops.builder import NnefBuilder, Scalar, Value, ints
 from generic_export.ops.indexing import gather_elements
-from generic_export.ops.registry import translates
 from generic_export.ops.shape import axis_of, volume
 from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Scalar, Value, ints
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

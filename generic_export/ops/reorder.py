@@ -8,13 +8,13 @@ import sympy
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.cumulative import running_sum
 from generic_export.ops.indexing import gather, positions
-from generic_export.ops.registry import translates
 from generic_export.ops.scatter import put_rows
 from generic_export.ops.shape import axis_of, volume
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

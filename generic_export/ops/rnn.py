@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.ops.builder import NnefBuilder, Value
 from generic_export.ops.linear import linear
-from generic_export.ops.registry import translates
 from generic_export.ops.scan import Loop, Values, scan
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefFragment, TupleLiteral
 from generic_export.nnef.text import fragment_text
-from generic_export.ops.builder import NnefBuilder, Value
-from generic_export.ops.emissions import inner_name, operation_of, reachable
 from generic_export.torch_graph.dims import Dim, Shape
 from generic_export.torch_graph.naming import IdentifierAllocator, identifier
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.emissions import inner_name, operation_of, reachable
 
 Values = Sequence[Value]
 Step = Callable[[NnefBuilder, Values, Values, Values], tuple[Values, Values]]

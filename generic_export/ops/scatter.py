@@ -10,7 +10,6 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Scalar, Value, broadcast_shape
 from generic_export.ops.cumulative import running_sum
 from generic_export.ops.indexing import (
     are_neighbours,
@@ -22,9 +21,10 @@ from generic_export.ops.indexing import (
     within,
     wrap,
 )
-from generic_export.ops.registry import translates
 from generic_export.ops.shape import axis_of, volume
 from generic_export.torch_graph.dims import Dim, Shape, same_dim, same_shape, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -9,9 +9,9 @@ import sympy
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.ops.builder import NnefBuilder, Value, shape_argument
-from generic_export.ops.registry import translates
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Value, shape_argument
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

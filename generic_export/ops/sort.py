@@ -13,12 +13,12 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
-from generic_export.ops.builder import NnefBuilder, Scalar, Value, ints, shape_argument
 from generic_export.ops.indexing import gather_elements, positions
 from generic_export.ops.reduction import extremum, truth
-from generic_export.ops.registry import translates
 from generic_export.ops.shape import axis_of, volume
 from generic_export.torch_graph.dims import Dim, floor_div, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Scalar, Value, ints, shape_argument
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -7,11 +7,11 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral
-from generic_export.ops.builder import NnefBuilder, Value, tract_dtype
 from generic_export.ops.indexing import gather, positions
-from generic_export.ops.registry import translates
 from generic_export.ops.shape import axis_of, volume
 from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim, smaller_dim
+from generic_export.translate.builder import NnefBuilder, Value, tract_dtype
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -16,10 +16,10 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral, TupleLiteral
-from generic_export.ops.builder import NnefBuilder, Value, ints, tract_dtype
 from generic_export.ops.indexing import gather
-from generic_export.ops.registry import translates
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
+from generic_export.translate.builder import NnefBuilder, Value, ints, tract_dtype
+from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 

@@ -18,8 +18,8 @@ from torch.export import Dim
 from generic_export.errors import CaptureError, OptionError
 from generic_export.export import export_model_to_nnef
 from generic_export.inference_target.tract.target import TractNNEF
-from generic_export.nnef.contents import read_contents
-from generic_export.nnef.outline import read_outline
+from generic_export.read.contents import read_contents
+from generic_export.read.outline import read_outline
 from generic_export.remodel.adapter import BoundaryAdapter
 from generic_export.remodel.boundary import Boundary
 from generic_export.remodel.plan import RemodelPlan, SubgraphPlan

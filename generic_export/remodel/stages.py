@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from generic_export.ops.dtypes import TRACT_DTYPES
+from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.remodel.boundary import Boundary, InputBoundary, OutputBoundary
 from generic_export.remodel.plan import AxisName
 

@@ -3,13 +3,7 @@
 The only room that touches PyTorch's internals.
 """
 
-from generic_export.torch_graph.ir import (
-    FixedTensorList,
-    TensorKind,
-    TensorVariable,
-    TorchModuleIRGraph,
-    TorchOp,
-)
+from generic_export.torch_graph.ir import FixedTensorList, TensorKind, TensorVariable, TorchModuleIRGraph, TorchOp
 from generic_export.torch_graph.tracer import TorchModuleTracer
 
 __all__ = [

@@ -23,7 +23,7 @@ SOURCE_KEY = "t2n_source"
 """Under this key of `torch.fx.traceback.annotate` is the line of a script that is being interpreted."""
 
 _TORCH_ROOT = os.path.dirname(torch.__file__)
-_OWN_ROOT = os.path.dirname(__file__)
+_OWN_ROOTS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.path.dirname(__file__)), "torchscript"))
 
 # facts/tract.md §2.2: such identifiers break tract's expression parser.
 _RESERVED_PREFIXES = ("true", "false", "inf")
@@ -62,7 +62,7 @@ def user_source(stack_trace: str) -> str:
     """Return `file.py:line` of the innermost frame outside PyTorch in a recorded stack trace ("" if none)."""
     frames = _FRAME_PATTERN.findall(stack_trace)
     for path, line in reversed(frames):
-        if not path.startswith((_TORCH_ROOT, _OWN_ROOT, "<")):
+        if not path.startswith((_TORCH_ROOT, *_OWN_ROOTS, "<")):
             return f"{os.path.basename(path)}:{line}"
     return ""
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from generic_export.errors import CaptureError, OptionError
-from generic_export.torch_graph.jit_schema import forward_signature
+from generic_export.torchscript.schema import forward_signature
 
 _Rebuild = Callable[[Iterator[torch.Tensor]], Any]
 _Leaves = list[tuple[str, Any]]

@@ -27,20 +27,15 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
-from generic_export.torch_graph.conversion import (
-    Conversion,
-    DynamicAxes,
-    check_symbolic,
-    symbol_name,
-)
+from generic_export.torch_graph.conversion import Conversion, DynamicAxes, check_symbolic, symbol_name
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.jit_module import InterpretedModule as Scripted
 from generic_export.torch_graph.naming import current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, named_outputs
 from generic_export.torch_graph.patches import capture_patches
 from generic_export.torch_graph.units import kept_whole
+from generic_export.torchscript.module import InterpretedModule as Scripted
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
-from generic_export.inference_target.tract.wheel import TractWheel
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 
 FOLDER = Path.home() / ".cache" / "t2n-llm" / "models" / "all-MiniLM-L6-v2"
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from t2n_llm import export_llm
-from t2n_llm.export import ExportResult
-from t2n_llm.generate import ExportedModel, Sampling, _pieces
-from t2n_llm.source import load_tokenizer
+from t2n_llm.measure.generate import ExportedModel, Sampling, _pieces
+from t2n_llm.source.hub import load_tokenizer
+from t2n_llm.tasks.text_generation import ExportResult
 from tests.load_script import load_script
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -131,6 +131,6 @@ def decoded_tokens(folder: Path, prompt: str) -> str:
 
 def generate(folder: Path, prompt: str) -> str:
     """Return what the command prints."""
-    command = [sys.executable, "-m", "t2n_llm.cli", "generate", str(folder), prompt, "-n", str(NEW_TOKENS)]
+    command = [sys.executable, "-m", "t2n_llm.cli.app", "generate", str(folder), prompt, "-n", str(NEW_TOKENS)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, check=True, timeout=300)
     return done.stdout.decode("utf-8")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
-from generic_export.inference_target.tract.wheel import TractWheel
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 from tests.load_script import load_script
 
 SECONDS = 60

@@ -16,7 +16,7 @@ import generic_export
 from generic_export import KhronosNNEF, TractNNEF, export_model_to_nnef
 from generic_export.errors import MismatchError, OptionError, OutputExistsError, UnsupportedOperatorError
 from generic_export.inference_target.tract import TractCheckTolerance, compare
-from generic_export.inference_target.tract.wheel import TractWheel
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 
 
 def small_model() -> nn.Module:

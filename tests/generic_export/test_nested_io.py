@@ -15,7 +15,7 @@ from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import CaptureError, OptionError, SpecializedAxisError
-from generic_export.inference_target.tract.wheel import TractWheel
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 
 Pair = namedtuple("Pair", ["left", "right"])
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from generic_export import TractNNEF
 from generic_export.export import capture, module_sources, translate_graph
-from generic_export.inference_target.tract.wheel import TractWheel
-from generic_export.nnef.document import write_document
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.graph import NnefGraph
-from generic_export.ops.translate import TranslationOptions
+from generic_export.translate.translate import TranslationOptions
+from generic_export.write.document import write_document
 from kvcache.state_views import keep_states_whole
 
 HEADS, WIDTH = 2, 8

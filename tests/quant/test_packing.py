@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from generic_export.errors import WeightError
 from quant.algorithms import BUILT_IN
 from quant.blocks import Q4Blocks
-from quant.packing import (
-    check_quantizable,
-    dequantize_bytes,
-    pack_q4_0,
-    pack_q8_1,
-    unpack_q4_0,
-    unpack_q8_1,
-)
+from quant.packing import check_quantizable, dequantize_bytes, pack_q4_0, pack_q8_1, unpack_q4_0, unpack_q8_1
 
 Q4_0 = gguf.GGMLQuantizationType.Q4_0
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import GraphError, WeightError
-from generic_export.inference_target.tract.wheel import TractWheel
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.dat import HEADER_BYTES, read_block_dat
 from quant import QTensor
 from quant.algorithms import BUILT_IN

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from generic_export.errors import EngineMissingError
-from generic_export.inference_target.tract.cli import TractCli
-from generic_export.inference_target.tract.dialect import RELEASES
+from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.releases.dialect import RELEASES
 from tests.load_script import load_script
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-_MODULE = [sys.executable, "-m", "t2n_llm.cli"]
+_MODULE = [sys.executable, "-m", "t2n_llm.cli.app"]
 _MARK = "T2N_TEST_PROCESS"
 _PATIENCE_SECONDS = 60.0
 
@@ -38,7 +38,7 @@ class Outcome:
 
 def call(*arguments: object) -> Outcome:
     """Run the command in this process."""
-    from t2n_llm.cli import main
+    from t2n_llm.cli.app import main
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from torch.export import Dim
 
-from generic_export.diagnose.attempt import Attempt, AttemptOptions
-from generic_export.diagnose.graph_inputs import Feed
-from generic_export.diagnose.judging import Judge
+from generic_export.diagnose.attempt.attempt import Attempt, AttemptOptions
+from generic_export.diagnose.attempt.graph_inputs import Feed
+from generic_export.diagnose.attempt.judging import Judge
+from generic_export.diagnose.attempt.piece_module import PieceModule, all_leaves, input_forms, piece_module
+from generic_export.diagnose.attempt.worker import Limits, Worker, wait_for_news
 from generic_export.diagnose.piece_by_piece.status import StatusExport, StatusExportCode
-from generic_export.diagnose.piece_module import PieceModule, all_leaves, input_forms, piece_module
-from generic_export.diagnose.pieces import Case
+from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.records import Outcome, Stage, Verdict
-from generic_export.diagnose.worker import Limits, Worker, wait_for_news
 from generic_export.errors import MissingExtraError, OptionError, T2NError
 from generic_export.export import evaluation_mode
 from generic_export.inference_target.example import as_array
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.inference_target.tract.target import TractNNEF
-from generic_export.inference_target.tract.wheel import TractWheel
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from generic_export.diagnose.axes import Form, Symbols
-from generic_export.diagnose.layout import argument_names, call_layout, put_in_state, result_layout, take_apart
-from generic_export.diagnose.recording import RecordedCall
+from generic_export.diagnose.record.axes import Form, Symbols
+from generic_export.diagnose.record.layout import argument_names, call_layout, put_in_state, result_layout, take_apart
+from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.errors import CaptureError
 
 NAMESPACE = "diag_lib"

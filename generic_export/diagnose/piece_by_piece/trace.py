@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.diagnose.functions import watched_functions
-from generic_export.diagnose.input_sets import InputSet, as_call
 from generic_export.diagnose.piece_by_piece.tree import ModelDiagnoseOutput, build_tree
-from generic_export.diagnose.recording import Recorder, Recording, all_paths
-from generic_export.diagnose.store import TensorStore, parse_bytes
+from generic_export.diagnose.record.functions import watched_functions
+from generic_export.diagnose.record.input_sets import InputSet, as_call
+from generic_export.diagnose.record.recording import Recorder, Recording, all_paths
+from generic_export.diagnose.record.store import TensorStore, parse_bytes
 from generic_export.errors import OptionError
 from generic_export.export import evaluation_mode
 

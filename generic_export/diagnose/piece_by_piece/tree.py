@@ -16,13 +16,13 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from generic_export.diagnose.axes import Symbols, infer_axes
-from generic_export.diagnose.layout import take_apart
 from generic_export.diagnose.piece_by_piece.exporters import ExportRequest, exporter_named
 from generic_export.diagnose.piece_by_piece.opaque import OpaqueModule, ShapeFunction, Shapes
 from generic_export.diagnose.piece_by_piece.status import CustomOpStrategy, StatusExport, StatusExportCode
-from generic_export.diagnose.pieces import Case, cases_of
-from generic_export.diagnose.recording import RecordedCall, Recording
+from generic_export.diagnose.record.axes import Symbols, infer_axes
+from generic_export.diagnose.record.layout import take_apart
+from generic_export.diagnose.record.pieces import Case, cases_of
+from generic_export.diagnose.record.recording import RecordedCall, Recording
 from generic_export.errors import CaptureError, OptionError
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)

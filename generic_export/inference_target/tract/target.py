@@ -14,10 +14,17 @@ from torch import nn
 from generic_export.errors import MismatchError, OptionError
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleRun
-from generic_export.inference_target.tract.asking import ask_cli, ask_wheel
 from generic_export.inference_target.tract.check import Comparison, ToleranceLimits, TractCheckTolerance, compare
-from generic_export.inference_target.tract.cli import TractCli
-from generic_export.inference_target.tract.dialect import (
+from generic_export.inference_target.tract.engines.asking import ask_cli, ask_wheel
+from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.features import (
+    DEFAULT_FEATURES,
+    TractFeature,
+    features_of,
+    registry_names,
+)
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.inference_target.tract.releases.dialect import (
     RELEASES,
     SINCE,
     has_operator,
@@ -25,18 +32,11 @@ from generic_export.inference_target.tract.dialect import (
     refuse_other_registries,
     refuse_younger,
 )
-from generic_export.inference_target.tract.features import (
-    DEFAULT_FEATURES,
-    TractFeature,
-    features_of,
-    registry_names,
-)
-from generic_export.inference_target.tract.wheel import TractWheel
-from generic_export.inference_target.tract.wheels import wheel_python
+from generic_export.inference_target.tract.releases.wheels import wheel_python
 from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefFragment, NnefGraph
 from generic_export.nnef.registries import with_fragments
-from generic_export.ops.choices import Numerics, Spelling
+from generic_export.translate.choices import Numerics, Spelling
 
 LATEST_VERSION = RELEASES[-1]
 IDENTITY_PROPERTIES = ("user", "host", "os")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.ops.builder import NnefBuilder, Value, ints
-from generic_export.ops.modules import translates_module
+from generic_export.translate.builder import NnefBuilder, Value, ints
+from generic_export.translate.modules import translates_module
 
 
 class DataDependentBranch(nn.Module):

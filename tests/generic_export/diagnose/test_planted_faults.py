@@ -17,7 +17,7 @@ from generic_export import TractNNEF
 from generic_export.diagnose import Diagnosis, Outcome, Stage, diagnose, state_adapters
 from kvcache import explicit_operators, fuse_rotary_embedding
 from kvcache.state_adapters import cache_adapters
-from t2n_llm.input_sets import calls_of
+from t2n_llm.explain.call_sets import calls_of
 from tests.families import FAMILIES
 from tests.generic_export.diagnose.planted import (
     DataDependentBranch,

@@ -18,7 +18,7 @@ from torch import nn
 
 from generic_export import KhronosNNEF, TractNNEF
 from generic_export.diagnose import Diagnosis, DiagnosisError, Limits, Outcome, Progress, Stage, diagnose, observe
-from generic_export.diagnose.worker import Worker
+from generic_export.diagnose.attempt.worker import Worker
 from generic_export.errors import OptionError
 from tests.generic_export.diagnose import toys
 from tests.generic_export.diagnose.planted import (
@@ -232,7 +232,7 @@ def test_ctrl_c_leaves_a_report_of_what_is_known(tmp_path: Path) -> None:
 def test_a_worker_ends_with_its_parent() -> None:
     script = (
         "import os, time\n"
-        "from generic_export.diagnose.worker import Limits, Worker\n"
+        "from generic_export.diagnose.attempt.worker import Limits, Worker\n"
         "worker = Worker('k', 'p', lambda reached: time.sleep(100), Limits())\n"
         "print(worker.pid, flush=True)\n"
         "os._exit(0)\n"

@@ -15,7 +15,7 @@ from torch import nn
 from generic_export import ToleranceLimits, TractCheckTolerance, TractNNEF, assert_io, export_model_to_nnef
 from generic_export.errors import EngineMissingError, MismatchError
 from generic_export.inference_target.tract.check import compare
-from generic_export.inference_target.tract.cli import TractCli
+from generic_export.inference_target.tract.engines.cli import TractCli
 
 F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
 

@@ -26,13 +26,13 @@ from generic_export import (
 )
 from generic_export.errors import DialectError, EngineMissingError, MismatchError, OptionError
 from generic_export.inference_target.example import ExampleRun
-from generic_export.inference_target.tract.cli import TractCli
-from generic_export.inference_target.tract.wheel import TractWheel
-from generic_export.inference_target.tract.wheels import wheel_python
+from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.inference_target.tract.releases.wheels import wheel_python
 from generic_export.nnef.graph import NnefFragment, NnefGraph
-from generic_export.nnef.reading import read_graph_text
-from generic_export.ops.registry import translates
+from generic_export.read.reading import read_graph_text
 from generic_export.torch_graph.ir import TorchModuleIRGraph
+from generic_export.translate.registry import translates
 from tests.engine_check import Function
 
 

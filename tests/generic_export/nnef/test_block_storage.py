@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from generic_export.errors import GraphError, TensorFormatError
-from generic_export.inference_target.tract.wheel import TractWheel
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef import dat
 from generic_export.nnef.block_storage import may_store, split_products, storage_uses, store_in_blocks
-from generic_export.nnef.document import write_document
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, NnefVariable, Reference
 from generic_export.nnef.text import graph_text
 from generic_export.weights.source import InMemoryBlocks, InMemoryTensor, TensorSource
+from generic_export.write.document import write_document
 from quant.algorithms import BUILT_IN
 from quant.packing import dequantize_bytes, pack_q4_0
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from generic_export.errors import GraphError
-from generic_export.nnef.graph import (
-    ArrayLiteral,
-    Block,
-    DimLiteral,
-    NnefGraph,
-    NnefOperation,
-    Reference,
-    TupleLiteral,
-)
+from generic_export.nnef.graph import ArrayLiteral, Block, DimLiteral, NnefGraph, NnefOperation, Reference, TupleLiteral
 from generic_export.nnef.layout import group_by_module
 from generic_export.nnef.text import argument_text, graph_text
 

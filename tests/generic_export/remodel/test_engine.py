@@ -13,9 +13,9 @@ from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import CaptureError, OptionError
-from generic_export.inference_target.tract.wheel import TractWheel
-from generic_export.nnef.contents import read_contents
-from generic_export.nnef.outline import GraphOutline, read_outline
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.read.contents import read_contents
+from generic_export.read.outline import GraphOutline, read_outline
 from generic_export.remodel import (
     BindConstant,
     BindSize,

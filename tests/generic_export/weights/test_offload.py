@@ -24,12 +24,7 @@ from torch import nn
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import CorruptCheckpointError, OptionError, WeightError
 from generic_export.weights import open_safetensors
-from generic_export.weights.offload import (
-    OffloadedSource,
-    OffloadedTensor,
-    OffloadStore,
-    offload_parameters,
-)
+from generic_export.weights.offload import OffloadedSource, OffloadedTensor, OffloadStore, offload_parameters
 from generic_export.weights.source import FileTensor, InMemoryTensor
 from generic_export.weights.values import read_tensor
 

@@ -116,7 +116,7 @@ _EXPORT = """
 import resource, sys, torch
 from itertools import chain
 from pathlib import Path
-from generic_export.nnef.archive import ArchiveWriter
+from generic_export.write.archive import ArchiveWriter
 from generic_export.nnef.dat import dat_size, header_bytes
 from generic_export.weights.source import FileTensor
 from quant import CastReport, cast_tensor

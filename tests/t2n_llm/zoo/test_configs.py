@@ -75,7 +75,7 @@ def test_windows_are_left_behind_by_the_checks(configs: dict[str, Any]) -> None:
 
 def test_the_random_text_holds_no_special_id(configs: dict[str, Any]) -> None:
     """A padding token in the text would move the positions of those after it, in transformers itself."""
-    from t2n_llm.reference import plan_check
+    from t2n_llm.check.reference import plan_check
 
     for name in ("roberta", "opt", "llama", "mistral", "gpt2"):
         config = configs[name]

@@ -1,0 +1,1 @@
+"""One piece through capture, translation, archive, engine and comparison, in a process with limits."""

@@ -1,0 +1,185 @@
+"""One piece as a module that `torch.export` can capture: flat tensors in, flat tensors out, states and all.
+
+In: a `Case`. Out: `PieceModule`, whose forward puts the arguments together, calls the piece, and returns its outputs, then
+whatever the call wrote to. With `opaque` its children are not run: what they returned when recorded comes in as inputs, and what
+they are given goes out as outputs, so that the piece's own code is all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from generic_export.diagnose.attempt.graph_inputs import Feed
+from generic_export.diagnose.record.axes import Form
+from generic_export.diagnose.record.layout import (
+    argument_names,
+    belongs,
+    put_in_state,
+    result_layout,
+    state_names,
+    take_apart,
+)
+from generic_export.diagnose.record.pieces import Case
+from generic_export.diagnose.record.recording import RecordedCall
+from generic_export.errors import CaptureError
+from generic_export.torch_graph.asides import is_aside
+
+PIECE = "piece"
+"""The attribute that holds the piece; it is not part of names in the graph."""
+
+
+class PieceModule(nn.Module):
+    """A piece with flat inputs and outputs.
+
+    Args:
+        case: the piece.
+        recorded: the call that says how arguments and results are laid out.
+        feed: the inputs, see `leaf_forms`.
+        opaque: take the results of children as inputs.
+    """
+
+    def __init__(self, case: Case, recorded: RecordedCall, feed: Feed, *, opaque: bool = False) -> None:
+        super().__init__()
+        self.piece = case.module
+        self._case = case
+        self._recorded = recorded
+        self._feed = feed
+        self._opaque = opaque
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the piece on the tensors of a `Feed`."""
+        leaves = self._feed.leaves(tensors)
+        return tuple(self.results(leaves).values())
+
+    def results(self, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run the piece on leaves; returns its outputs, what it wrote to, and in `opaque` what its children were given."""
+        recorded = self._recorded
+        copies = {leaf: tensor.clone() if leaf in recorded.after else tensor for leaf, tensor in leaves.items()}
+        args, kwargs = recorded.arguments.rebuilt(copies.__getitem__)
+        given: dict[str, torch.Tensor] = {}
+        with ExitStack() as stack:
+            if self._opaque:
+                stack.enter_context(_recorded_children(self._case, recorded, leaves, given))
+            result = self.piece(*args, **kwargs)
+        found = result_layout(result).tensors
+        names = list(argument_names(self.piece.forward, args, kwargs))
+        _, now = take_apart([*zip(names, args, strict=True), *kwargs.items()], keep_states=False)
+        outputs = {name: _given(found, name) for name in recorded.results}
+        after = now.named_tensors()
+        outputs |= {f"out_{name}": _given(after, name) for name in recorded.extra}
+        return outputs | given
+
+
+def piece_module(case: Case, recorded: RecordedCall, feed: Feed, *, opaque: bool = False) -> PieceModule:
+    """Return a piece as a module whose class bears the piece's name, which errors then tell."""
+    kind: type[PieceModule] = type(case.piece.class_name, (PieceModule,), {})
+    return kind(case, recorded, feed, opaque=opaque)
+
+
+def _given(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in tensors:
+        raise CaptureError(f"run alone, the piece gives no {name!r}, as it did when it was recorded.")
+    return tensors[name]
+
+
+def input_forms(case: Case, *, opaque: bool) -> dict[str, tuple[Form, ...]]:
+    """Return the leaves that go into a graph of a piece, with their sizes."""
+    recorded = case.calls[0]
+    forms = {leaf: case.forms[leaf] for leaf in recorded.held}
+    return forms | (_child_forms(case) if opaque else {})
+
+
+def all_leaves(case: Case, recorded: RecordedCall, *, opaque: bool) -> dict[str, torch.Tensor]:
+    """Return the tensors of one call that go into a graph of a piece."""
+    leaves = recorded.inputs()
+    return leaves | dict(_child_results(case, recorded)) if opaque else leaves
+
+
+# --- children that are not run ----------------------------------------------------------------------
+
+
+def _child_results(case: Case, recorded: RecordedCall) -> Iterator[tuple[str, torch.Tensor]]:
+    for number, inner in enumerate(_modules_in(case, recorded)):
+        for name, held in (*inner.results.items(), *inner.after.items()):
+            if held.tensor is not None:
+                yield _child_leaf(number, name), held.tensor
+
+
+def _modules_in(case: Case, recorded: RecordedCall) -> list[RecordedCall]:
+    """Return the direct children that are modules: a free function is code of the piece itself."""
+    return [inner for inner in case.inner[recorded.call.index] if ":" not in inner.call.path]
+
+
+def _child_leaf(number: int, name: str) -> str:
+    return f"child_{number}.{name}"
+
+
+def _child_forms(case: Case) -> dict[str, tuple[Form, ...]]:
+    sizes: dict[str, list[list[tuple[int, int]]]] = {}
+    turn = case.calls[0].call.turn
+    for recorded in case.calls:
+        if recorded.call.turn != turn:
+            continue
+        for name, tensor in _child_results(case, recorded):
+            axes = sizes.setdefault(name, [[] for _ in tensor.shape])
+            for axis, size in zip(axes, tensor.shape, strict=True):
+                axis.append((recorded.call.set_index, int(size)))
+    return {name: tuple(case.symbols.named(axis, n) for n, axis in enumerate(axes)) for name, axes in sizes.items()}
+
+
+@contextmanager
+def _recorded_children(
+    case: Case, recorded: RecordedCall, leaves: dict[str, torch.Tensor], given: dict[str, torch.Tensor]
+) -> Iterator[None]:
+    """Let the direct children return recorded results; `given` gets what they are called with."""
+    waiting: dict[int, list[tuple[int, RecordedCall]]] = {}
+    for number, inner in enumerate(_modules_in(case, recorded)):
+        waiting.setdefault(id(inner.module), []).append((number, inner))
+    with ExitStack() as stack:
+        for module in case.module.modules():
+            if id(module) in waiting and module is not case.module:
+                replacement = _replayed(module.forward, waiting[id(module)], leaves, given)
+                stack.enter_context(mock.patch.object(module, "forward", replacement))
+        yield
+
+
+def _replayed(
+    original: Callable[..., Any],
+    calls: list[tuple[int, RecordedCall]],
+    leaves: dict[str, torch.Tensor],
+    given: dict[str, torch.Tensor],
+) -> Callable[..., Any]:
+    turns = iter(calls)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if is_aside():  # it was not recorded either
+            return original(*args, **kwargs)
+        number, inner = next(turns)
+        names = list(argument_names(type(inner.module).forward, (None, *args), kwargs))[1:]
+        named = [*zip(names, args, strict=True), *kwargs.items()]
+        _, now = take_apart(named, keep_states=False)
+        states = state_names(inner.arguments)
+        for name in inner.held:
+            if name in now.tensors and not belongs(name, states):
+                given[f"to_{_child_leaf(number, name)}"] = now.tensors[name]
+        for name in inner.after:
+            _write(named, name, leaves[_child_leaf(number, name)])
+        return inner.result.rebuilt(lambda name: leaves[_child_leaf(number, name)])
+
+    return forward
+
+
+def _write(named: Sequence[tuple[str, Any]], leaf: str, value: torch.Tensor) -> None:
+    """Do to an argument what the child did: a tensor is overwritten, a state gets the new tensor."""
+    nodes, layout = take_apart(named, keep_states=False)
+    if not put_in_state(nodes, leaf, value):
+        layout.tensors[leaf].copy_(value)
+
+
+__all__ = ["PIECE", "PieceModule", "all_leaves", "input_forms", "piece_module"]

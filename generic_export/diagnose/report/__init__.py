@@ -1,0 +1,1 @@
+"""A diagnosis as text, as one page, as reproductions."""

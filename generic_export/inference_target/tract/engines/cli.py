@@ -1,0 +1,486 @@
+"""The `tract` command: the engine as its own project runs it, and a check that anyone can paste and repeat.
+
+In: an archive and an npz bundle of inputs and expected outputs. Out: `CliCheck`, or the outputs as arrays.
+Facts about flags and npz files were found by running 0.23.9; they stand in the docstrings here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
+
+import numpy as np
+
+from generic_export.errors import (
+    EngineCrashError,
+    EngineError,
+    EngineLoadError,
+    EngineMissingError,
+    EngineRunError,
+    EngineTimeoutError,
+    OptionError,
+)
+from generic_export.inference_target.tract.engines.engine import Array, condense_error, last_words
+from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
+from generic_export.inference_target.tract.engines.measure import (
+    CPU,
+    EngineNode,
+    LlmBench,
+    Profile,
+    check_device,
+    device_missing,
+    read_llm_bench,
+    read_nodes,
+    read_profile,
+)
+from generic_export.inference_target.tract.engines.npz_bundle import read_turns
+from generic_export.inference_target.tract.engines.npz_bundle import write_bundle as write_bundle
+from generic_export.inference_target.tract.releases.install import (
+    TRACT_CLI_VERSION,
+    binaries_on_path,
+    installed_path,
+    probe_version,
+)
+
+# atol, rtol for f32 (and f16): close 1e-7, 1e-7 (1e-3, 1e-3); approximate 1e-4, 5e-4 (1e-3, 5e-3);
+# very 5e-2, 1e-2; super 0.1, 0.05; ultra 0.2, 0.1, the last two with 0.01 % and 0.05 % of outliers.
+Approximation = Literal["exact", "close", "approximate", "very", "super", "ultra"]
+
+_RUST_PANIC_EXIT_CODE = 101
+_USAGE_EXIT_CODE = 2
+_LOG_LINE = re.compile(r"^\[\S+ (ERROR|WARN|INFO|DEBUG|TRACE)\s+\S+\] (.*)$")
+# Set for the child only: what it must log for us to know which inputs it took and which outputs it compared.
+_LOG_FILTER = "warn,tract::params=info,tract::utils=debug,tract_libcli::tensor=debug"
+_FED_INPUT = re.compile(r"(?:Using fixed input|Casting input to F16) for input called (\S+) \(")
+_UNCHECKED = re.compile(r"DEBUG tract::utils\] Missing reference output in bundle for (\S+)")
+_NO_DEVICE = re.compile(r"Runtime `\w+' not found|driver|dependencies not found", re.IGNORECASE)
+_RESULTS = ("Checked output", "LLM RBO")
+_INSTALL_HINT = "Run scripts/install_tract_cli."
+_OUTPUT_TAIL_LINES = 40
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CliCheck:
+    """The verdict of one `tract ... run --assert-output-bundle`.
+
+    Attributes:
+        passed: every output found in the bundle is within tolerance, and at least one was found.
+        command: the command line that ran; paste it into a shell to see it again.
+        output: what it said about the outputs, without the rest of its log.
+        checked_outputs: how many outputs were compared and found good.
+        unchecked_outputs: names of the outputs that the bundle does not hold.
+    """
+
+    passed: bool
+    command: str
+    output: str
+    checked_outputs: int
+    unchecked_outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """How to run and judge a bundle; the attributes are the keyword arguments of `TractCli.check_bundle`."""
+
+    llm: bool = True
+    approximation: Approximation = "close"
+    atol: float | None = None
+    rtol: float | None = None
+    outliers: float = 0.0
+    allow_float_casts: bool = False
+    unfold_kv_cache: bool = True
+    prompt_chunk_size: int | None = None
+    rank_biased_overlap: float | None = None
+    allow_missing_outputs: bool | None = None
+    transforms: Sequence[str] = ()
+    registries: Sequence[str] = DEFAULT_REGISTRIES
+
+    def __post_init__(self) -> None:
+        if self.approximation not in get_args(Approximation):
+            raise OptionError(f"approximation {self.approximation!r}: choose one of {get_args(Approximation)}.")
+        if not 0 <= (self.rank_biased_overlap or 0) <= 1:
+            raise OptionError(f"rank_biased_overlap {self.rank_biased_overlap}: a similarity between 0 and 1.")
+
+    def model_flags(self) -> list[str]:
+        """Flags that stand before the subcommand: registries, then transforms in order."""
+        # By default the registries of the wheel, so that both engines accept the same archives.
+        flags = ["--llm"] if self.llm else [f"--nnef-{name.replace('_', '-')}" for name in self.registries]
+        unfold = ["unfold-kv-cache"] if self.llm and self.unfold_kv_cache else []
+        for transform in (*unfold, *self.transforms):
+            flags += ["--transform", transform]
+        return flags
+
+    def run_flags(self) -> list[str]:
+        """Flags of `run` that say how inputs are fed."""
+        flags = ["--allow-float-casts"] if self.allow_float_casts else []
+        if self.prompt_chunk_size is not None:
+            flags += ["--prompt-chunk-size", str(self.prompt_chunk_size)]
+        return flags
+
+    def judge_flags(self) -> list[str]:
+        """Flags of `run` that say how outputs are compared."""
+        missing = self.allow_missing_outputs
+        flags = ["--allow-missing-outputs"] if (self.llm if missing is None else missing) else []
+        if self.rank_biased_overlap is not None:
+            return [*flags, "--assert-llm-rbo", f"{self.rank_biased_overlap:g}"]
+        if self.atol is None and self.rtol is None:
+            return [*flags, "--approx", self.approximation]
+        return [*flags, "--approx-custom", f"{self.atol or 0.0:g},{self.rtol or 0.0:g},{self.outliers:g}"]
+
+
+class TractCli:
+    """The `tract` command.
+
+    Looked for in this order: `binary`, $TRACT_BINARY, `tract` or `tract-cli` on PATH (other programs of that
+    name are passed over), and the cache that scripts/install_tract_cli fills.
+
+    Args:
+        binary: the executable to use, instead of looking for one.
+        timeout_seconds: how long one command may take before it is killed.
+        device: "cpu", "cuda" or "metal"; whether there is one shows when a command runs.
+    Raises:
+        EngineMissingError: there is none, or the one named is not tract.
+        OptionError: an unknown device.
+    """
+
+    name = "cli"
+
+    def __init__(self, binary: Path | None = None, *, timeout_seconds: float = 600.0, device: str = CPU) -> None:
+        check_device(device)
+        self.timeout_seconds = timeout_seconds
+        self.device = device
+        self.binary, self._version = _find(binary)
+
+    @property
+    def version(self) -> str:
+        """Version of the command, from its `--version`."""
+        return self._version
+
+    def check_bundle(
+        self,
+        archive: Path,
+        bundle: Path,
+        *,
+        llm: bool = True,
+        approximation: Approximation = "close",
+        atol: float | None = None,
+        rtol: float | None = None,
+        outliers: float = 0.0,
+        allow_float_casts: bool = False,
+        unfold_kv_cache: bool = True,
+        prompt_chunk_size: int | None = None,
+        rank_biased_overlap: float | None = None,
+        allow_missing_outputs: bool | None = None,
+        transforms: Sequence[str] = (),
+    ) -> CliCheck:
+        """Run an archive on a bundle's inputs and let tract compare its outputs with the bundle's.
+
+        What tract does with a bundle (0.23.9, by running):
+        - entries are `name` or `turn_N/name`; several turns run one after another on one state;
+        - only the last turn's outputs are compared, with the *first* value the bundle has for that name: a
+          bundle of several turns holds inputs per turn and the expected outputs of the last one. To check
+          every turn, write one bundle a turn. `write_bundle` writes this form;
+        - comparison is done in f32, shapes must be equal, NaN equals NaN;
+        - with `unfold_kv_cache`, caches are inputs again and are fed from turn to turn, and each cache output
+          is called `<cache input>_concat`: under any other name it is not compared, which
+          `CliCheck.unchecked_outputs` tells. Without it caches start empty whatever the bundle says.
+
+        Args:
+            archive: folder, `.tar`, `.tar.gz` or `.tgz`; the command knows no other suffix.
+            bundle: npz with inputs and expected outputs.
+            llm: run as a language model: `--llm`, which detects KV caches and the like.
+            approximation: tolerance level.
+            atol, rtol, outliers: tolerance given by number instead; outliers is a fraction.
+            allow_float_casts: let f32 entries meet f16 inputs and outputs. npz entries are never f16.
+            unfold_kv_cache: give detected caches back as inputs and outputs.
+            prompt_chunk_size: feed a long prompt in pieces of this many tokens; the expected outputs are then
+                those of the last piece.
+            rank_biased_overlap: compare the order of the largest values instead, all outputs alike, and pass
+                from this similarity on. Only the 100 largest weigh in: a perfect match scores 0.99, and with V
+                values in all at most 1 - 0.9**V.
+            allow_missing_outputs: skip outputs that the bundle does not hold; by default with `llm` only.
+            transforms: further transforms, after the detection: `name` or `name(key: value)`.
+        Raises:
+            EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no outputs to compare.
+            OptionError: tract would misread the bundle.
+        """
+        options = CheckOptions(
+            llm=llm,
+            approximation=approximation,
+            atol=atol,
+            rtol=rtol,
+            outliers=outliers,
+            allow_float_casts=allow_float_casts,
+            unfold_kv_cache=unfold_kv_cache,
+            prompt_chunk_size=prompt_chunk_size,
+            rank_biased_overlap=rank_biased_overlap,
+            allow_missing_outputs=allow_missing_outputs,
+            transforms=transforms,
+        )
+        turns = read_turns(bundle)
+        command = self._check_command(archive, bundle, options)
+        run = self._execute(command)
+        errors, results = _errors(run.stderr), _results(run.stderr)
+        compared = "Checking output" in errors or "Missing reference output" in errors
+        if run.returncode and not compared:
+            self._fail(run)
+        _refuse_unchecked_turns(bundle, turns, run.stderr)
+        checked = sum("Checked output" in line for line in results)
+        if not checked and not run.returncode:
+            errors = f"{bundle} holds none of the model's outputs: nothing was compared."
+        return CliCheck(
+            passed=run.returncode == 0 and checked > 0,
+            command=shlex.join(command),
+            output=_tail("\n".join([*results, *errors.splitlines()])),
+            checked_outputs=checked,
+            unchecked_outputs=tuple(_UNCHECKED.findall(run.stderr)),
+        )
+
+    def assert_io_cmd_str(self, archive: Path, bundle: Path, **options: Any) -> str:
+        """Return the shell line of `check_bundle` with the same keyword arguments, without running it."""
+        return shlex.join(self._check_command(archive, bundle, CheckOptions(**options)))
+
+    def run_bundle(
+        self,
+        archive: Path,
+        bundle: Path,
+        *,
+        llm: bool = True,
+        unfold_kv_cache: bool = True,
+        allow_float_casts: bool = False,
+        prompt_chunk_size: int | None = None,
+        transforms: Sequence[str] = (),
+        registries: Sequence[str] = DEFAULT_REGISTRIES,
+        steps: bool = False,
+    ) -> dict[str, Array]:
+        """Run an archive on a bundle's inputs and return its outputs.
+
+        Args:
+            archive, bundle, llm, unfold_kv_cache, allow_float_casts, prompt_chunk_size, transforms: as in
+                `check_bundle`.
+            registries: operators enabled beside tract's core when `llm` is off.
+            steps: return the value of every node instead, by node name. The graph is then run before code
+                generation: packed values of the optimised graph make the command panic when it saves them.
+        Returns:
+            Outputs by their name in the graph (`<cache input>_concat` for unfolded caches), prefixed with
+            `turn_N/` when there were several turns. f16 values come back as f32, exactly: npz is written
+            without f16.
+        Raises:
+            EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError, OptionError
+        """
+        read_turns(bundle)
+        options = CheckOptions(
+            llm=llm,
+            unfold_kv_cache=unfold_kv_cache,
+            allow_float_casts=allow_float_casts,
+            prompt_chunk_size=prompt_chunk_size,
+            transforms=transforms,
+            registries=registries,
+        )
+        with tempfile.TemporaryDirectory(prefix="tract-outputs-") as folder:
+            saved = Path(folder) / "outputs.npz"
+            save = ["--save-steps" if steps else "--save-outputs-npz", str(saved)]
+            run = self._execute([*self._run_command(archive, bundle, options, optimise=not steps), *save])
+            if run.returncode:
+                self._fail(run)
+            with np.load(saved) as values:
+                return dict(values)
+
+    def operators(self, archive: Path, transforms: Sequence[str] = (), *, llm: bool = False) -> Counter[str]:
+        """Count the nodes of the optimised graph by tract's operator names.
+
+        Every node counts, `Source` and `Const` and loop bodies included, as in the wheel's `operators`.
+
+        Args:
+            archive: the archive.
+            transforms: transforms to apply first, in the command's form.
+            llm: apply `--llm` first.
+        """
+        return Counter(node.operator for node in self.dump(archive, transforms=transforms, llm=llm))
+
+    def dump(self, archive: Path, *, transforms: Sequence[str] = (), llm: bool = False) -> tuple[EngineNode, ...]:
+        """List the nodes of the optimised graph; see `Engine.dump`. `llm` applies `--llm` first."""
+        # --cost: without it --json lists only the nodes that it has something to say about.
+        command = [*self._dump(archive, transforms, llm, optimise=True), "--json", "--cost"]
+        return read_nodes(self._succeed(command).stdout)
+
+    def profile(
+        self,
+        archive: Path,
+        sizes: Mapping[str, int],
+        *,
+        transforms: Sequence[str] = (),
+        seconds: float = 5.0,
+    ) -> Profile:
+        """Time every node on random inputs; see `Engine.profile`.
+
+        Args:
+            archive, sizes, transforms: as there.
+            seconds: how long to run; the last run is finished.
+        """
+        bound = [word for symbol, size in sizes.items() for word in ("--set", f"{symbol}={size}")]
+        limits = ["--max-time", str(round(seconds * 1000))]
+        command = [*self._dump(archive, transforms, False, optimise=True), "--json", "--cost", "--profile", "-R"]
+        return read_profile(self._succeed([*command, *bound, *limits]).stdout)
+
+    def llm_bench(self, archive: Path, *, warmup_runs: int = 1, seconds: float = 5.0) -> LlmBench:
+        """Run `tract ARCHIVE --llm -O llm-bench`.
+
+        It measures 512 tokens at once and 128 one by one, whatever `--pp` and `--tg` say (0.23.9): the first over
+        `seconds` of runs, the second once.
+
+        Args:
+            archive: of a causal language model; `--llm` makes its caches engine state.
+            warmup_runs: runs before the clock starts, of each of the two.
+            seconds: how long the prefill is repeated; the last run is finished.
+        Raises:
+            EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no figures.
+        """
+        options = CheckOptions(unfold_kv_cache=False)
+        command = [str(self.binary), str(Path(archive).absolute()), *options.model_flags(), *self._run_flags(True)]
+        limits = ["--warmup-loops", str(warmup_runs), "--max-time", str(round(seconds * 1000))]
+        with tempfile.TemporaryDirectory(prefix="tract-bench-") as folder:
+            bench = [*command, "--readings", "--emit-jsonl", "llm-bench", *limits]
+            run = self._succeed(bench, folder=Path(folder))  # --readings writes a file where it runs
+            return read_llm_bench(run.stdout, (Path(folder) / "readings.out").read_text(encoding="utf-8"))
+
+    def dump_command(
+        self, archive: Path, *, transforms: Sequence[str] = (), llm: bool = False, optimise: bool = True
+    ) -> str:
+        """Return a shell line that prints the graph as tract sees it, for a person to paste."""
+        return shlex.join(self._dump(archive, transforms, llm, optimise))
+
+    # --- command lines ---
+
+    def _dump(self, archive: Path, transforms: Sequence[str], llm: bool, optimise: bool) -> list[str]:
+        options = CheckOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
+        start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
+        return [*start, *self._run_flags(optimise), "dump"]
+
+    def _run_flags(self, optimise: bool) -> list[str]:
+        """Flags that say what computes: optimised code on the CPU, a device, or the graph as it was read."""
+        return [f"--{self.device}"] if self.device != CPU else ["-O"] if optimise else []
+
+    def _run_command(self, archive: Path, bundle: Path, options: CheckOptions, *, optimise: bool) -> list[str]:
+        start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
+        inputs = ["--input-from-npz", str(Path(bundle).absolute())]
+        return [*start, *self._run_flags(optimise), "run", *inputs, *options.run_flags()]
+
+    def _check_command(self, archive: Path, bundle: Path, options: CheckOptions) -> list[str]:
+        expected = ["--assert-output-bundle", str(Path(bundle).absolute())]
+        return [*self._run_command(archive, bundle, options, optimise=True), *expected, *options.judge_flags()]
+
+    # --- running ---
+
+    def _succeed(self, command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        run = self._execute(command, folder)
+        if run.returncode:
+            self._fail(run)
+        return run
+
+    def _execute(self, command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=self.timeout_seconds,
+                cwd=folder,
+                env={**os.environ, "TRACT_LOG": _LOG_FILTER, "RUST_LOG_STYLE": "never", "RUST_BACKTRACE": "0"},
+            )
+        except subprocess.TimeoutExpired:
+            message = f"tract did not finish within {self.timeout_seconds:g} s and was stopped: {shlex.join(command)}"
+            raise EngineTimeoutError(message, "Raise timeout_seconds, or use a smaller input.") from None
+        except OSError as error:
+            raise EngineError(f"{command[0]} does not start: {error}.") from error
+
+    def _fail(self, run: subprocess.CompletedProcess[str]) -> NoReturn:
+        """Raise what a command's exit says about the engine."""
+        again = f"To see it again: {shlex.join(run.args)}"
+        subject = Path(run.args[1]).name
+        if run.returncode < 0 or run.returncode == _RUST_PANIC_EXIT_CODE:
+            cause = "panic" if run.returncode > 0 else signal.Signals(-run.returncode).name
+            raise EngineCrashError(f"{subject}: tract died ({cause}): {last_words(run.stderr) or 'no message'}.", again)
+        if run.returncode == _USAGE_EXIT_CODE:
+            refusal = next(iter(run.stderr.strip().splitlines()), "no message")
+            raise EngineError(f"tract {self.version} does not know its command line: {refusal}.", again)
+        reason = condense_error(_errors(run.stderr))
+        if self.device != CPU and _NO_DEVICE.search(reason):
+            raise device_missing(f"the command tract {self.version}", self.device, reason)
+        # "Model ready" is logged once loading, transforms and code generation are done.
+        kind = EngineRunError if "Model ready" in run.stderr else EngineLoadError
+        refused = "run" if kind is EngineRunError else "load"
+        raise kind(f"{subject}: tract refused the {refused}: {reason}.", again)
+
+
+def _find(binary: Path | None) -> tuple[Path, str]:
+    """Return the executable to use and its version."""
+    named = binary or os.environ.get("TRACT_BINARY")
+    if named:
+        path = Path(named).absolute()
+        version = probe_version(path)
+        if version is None:
+            origin = "the tract command given" if binary else "$TRACT_BINARY"
+            raise EngineMissingError(f"{origin}, {path}, is not an executable tract.", _INSTALL_HINT)
+        return path, version
+    for path in (*binaries_on_path(), installed_path(TRACT_CLI_VERSION)):
+        version = probe_version(path)
+        if version is not None:
+            if version != TRACT_CLI_VERSION:
+                log.warning("%s is tract %s; this project is tested with %s", path, version, TRACT_CLI_VERSION)
+            return path, version
+    raise EngineMissingError("the tract command is not installed.", _INSTALL_HINT)
+
+
+# --- log --------------------------------------------------------------------------------------
+
+
+def _log_messages(stderr: str) -> Iterator[tuple[str, str]]:
+    """Yield (level, message) of every log record; a record may span lines."""
+    level, lines = "", list[str]()
+    for line in stderr.splitlines():
+        match = _LOG_LINE.match(line)
+        if match is None:
+            lines.append(line)
+            continue
+        yield level, "\n".join(lines)
+        level, lines = match[1], [match[2]]
+    yield level, "\n".join(lines)
+
+
+def _errors(stderr: str) -> str:
+    return "\n".join(message for level, message in _log_messages(stderr) if level == "ERROR")
+
+
+def _results(stderr: str) -> list[str]:
+    return [m for level, m in _log_messages(stderr) if level == "INFO" and m.startswith(_RESULTS)]
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.splitlines()[-_OUTPUT_TAIL_LINES:])
+
+
+# --- bundles ----------------------------------------------------------------------------------
+
+
+def _refuse_unchecked_turns(bundle: Path, turns: Mapping[str, int], stderr: str) -> None:
+    """Refuse a verdict about outputs given for several turns: it compares the last turn with the first."""
+    inputs = set(_FED_INPUT.findall(stderr))
+    outputs = sorted(name for name, count in turns.items() if count > 1 and name not in inputs)
+    if inputs and outputs:
+        problem = f"{bundle}: several turns of {', '.join(outputs)}, which are not inputs; tract compares the last"
+        raise OptionError(f"{problem} turn with the first value.", "Write one bundle a turn with write_bundle.")

@@ -1,0 +1,470 @@
+"""The pip-installed tract, run in a child process of its own: one child per loaded model.
+
+In: an archive path and arrays. Out: `LoadedModel`, whose failures are always exceptions of `errors.py`.
+A panic in tract aborts the process it lives in (facts/tract.md §0); here that process is `wheel_worker.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NoReturn
+
+from generic_export.errors import (
+    EngineCrashError,
+    EngineError,
+    EngineLoadError,
+    EngineMissingError,
+    EngineRunError,
+    EngineTimeoutError,
+    OptionError,
+)
+from generic_export.inference_target.tract.engines import wheel_worker
+from generic_export.inference_target.tract.engines.engine import (
+    Array,
+    IoFact,
+    condense_error,
+    conform_inputs,
+    last_words,
+)
+from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
+from generic_export.inference_target.tract.engines.measure import (
+    CPU,
+    EngineNode,
+    LoadTimes,
+    Profile,
+    check_device,
+    device_missing,
+    example_inputs,
+    read_nodes,
+    read_profile,
+)
+
+WHEEL_VERSION = "0.23.9"  # the release that facts/tract.md describes and that the tests run
+
+_INSTALL_HINT = f"Install it: pip install tract=={WHEEL_VERSION}"
+_PIPE_BYTES = 1 << 20
+_STDERR_TAIL_BYTES = 1 << 16
+_WORKER_ENVIRONMENT = {
+    "RUST_BACKTRACE": "0",  # otherwise backtraces end up in error messages
+    "MALLOC_MMAP_THRESHOLD_": "1048576",  # so that freed weights go back to the system (facts/tract.md §6)
+    "PYTHONSAFEPATH": "1",  # the worker's own folder must not shadow modules
+}
+_MEMORY_WORDS = ("memory allocation of", "failed to allocate")  # Rust's allocator, tract's own
+_MEMORY_HINT = "The engine got no more memory: run it on a smaller input, or where there is more."
+_SIGNAL_HINTS = {
+    "SIGABRT": "tract panicked; this is how it answers some malformed graphs and out-of-range indices.",
+    "SIGSEGV": "tract read invalid memory.",
+    "SIGKILL": "It was killed from outside; most often the machine ran out of memory.",
+    "SIGILL": "The tract build uses instructions that this CPU lacks.",
+}
+
+
+class TractWheel:
+    """tract as installed by pip, behind process isolation.
+
+    Args:
+        timeout_seconds: how long one request (a load, a run) may take before the child is killed.
+        python: interpreter whose tract runs, for releases beside the installed one (scripts/install_tract_wheels);
+            None for this one.
+        device: "cpu", "cuda" or "metal"; whether there is one shows when an archive is loaded.
+    Raises:
+        OptionError: an unknown device.
+    """
+
+    name = "wheel"
+
+    def __init__(self, *, timeout_seconds: float = 600.0, python: Path | None = None, device: str = CPU) -> None:
+        check_device(device)
+        self.timeout_seconds = timeout_seconds
+        self.python = python
+        self.device = device
+
+    @property
+    def version(self) -> str:
+        """Version of the installed package, read from its metadata without importing it.
+
+        Raises:
+            EngineMissingError: the package is not installed.
+        """
+        if self.python is not None:
+            return _version_in(self.python)
+        try:
+            return importlib.metadata.version("tract")
+        except importlib.metadata.PackageNotFoundError:
+            raise EngineMissingError("the Python package tract is not installed.", _INSTALL_HINT) from None
+
+    def load(
+        self, archive: Path, *, transforms: Sequence[str] = (), registries: Sequence[str] = DEFAULT_REGISTRIES
+    ) -> WheelModel:
+        """Load an archive in a new child process.
+
+        Args:
+            archive: folder, `.tar` or gzipped tar with graph.nnef at its root.
+            transforms: tract transforms applied in order, each a name ("transformers_detect_all") or a JSON
+                object ('{"name": "set_symbols", "values": {"S": 1}}').
+            registries: operators enabled beside tract's core, by the registries' names.
+        Returns:
+            The loaded model; use it in a `with` block, or call `close`.
+        Raises:
+            EngineMissingError: tract is not installed.
+            DeviceMissingError: tract cannot compute on the device asked for.
+            EngineLoadError: tract refuses the archive or a transform.
+            EngineCrashError, EngineTimeoutError: the child died, or did not answer in time.
+            OptionError: a transform is written in a form that the wheel ignores.
+        """
+        _check_transforms(transforms)
+        path = Path(archive).absolute()
+        if not path.exists():
+            raise EngineLoadError(f"{path}: no such archive.")
+        _ = self.version  # EngineMissingError before a process is started
+        worker = _WorkerProcess(path.name, self.timeout_seconds, self.python)
+        try:
+            self._choose_device(worker)
+            facts = worker.request("load", str(path), list(transforms), list(registries), refusal=EngineLoadError)
+        except BaseException:
+            worker.close()
+            raise
+        inputs, outputs = (tuple(IoFact(*fact) for fact in side) for side in facts)
+        return WheelModel(worker, inputs, outputs)
+
+    def dump(self, archive: Path, *, transforms: Sequence[str] = ()) -> tuple[EngineNode, ...]:
+        """List the nodes of the optimised graph; see `Engine.dump`."""
+        with self.load(archive, transforms=transforms) as model:
+            return model.dump()
+
+    def profile(self, archive: Path, sizes: Mapping[str, int], *, transforms: Sequence[str] = ()) -> Profile:
+        """Time every node; see `Engine.profile`."""
+        with self.load(archive, transforms=transforms) as model:
+            return model.profile(example_inputs(model.inputs, sizes))
+
+    def _choose_device(self, worker: _WorkerProcess) -> None:
+        if self.device == CPU:
+            return
+        reason = worker.request("use_device", self.device)
+        if reason is not None:
+            raise device_missing(f"tract {self.version} from pip", self.device, condense_error(reason, context=0))
+
+
+def convert_with_wheel(
+    model: Path, archive: Path, *, registries: Sequence[str], timeout_seconds: float = 600.0, python: Path | None = None
+) -> None:
+    """Let tract read a model (`.onnx`, or an NNEF archive) and write it as a gzipped NNEF archive of its own.
+
+    Raises:
+        EngineMissingError: tract is not installed.
+        EngineLoadError: tract cannot read the model, or has no NNEF form for it.
+        EngineCrashError, EngineTimeoutError: the child died, or did not answer in time.
+    """
+    _ = TractWheel(python=python).version
+    worker = _WorkerProcess(model.name, timeout_seconds, python)
+    try:
+        paths = str(model.absolute()), str(archive.absolute())
+        worker.request("convert", *paths, list(registries), refusal=EngineLoadError)
+    finally:
+        worker.close()
+
+
+def _version_in(python: Path) -> str:
+    """Return the version of the tract that another interpreter has."""
+    question = "import importlib.metadata as m; print(m.version('tract'))"
+    try:
+        run = subprocess.run([python, "-c", question], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as error:
+        raise EngineMissingError(f"{python}: {error.strerror or error}.", "Run scripts/install_tract_wheels.") from None
+    if run.returncode:
+        raise EngineMissingError(f"{python} has no package tract.", "Run scripts/install_tract_wheels.")
+    return run.stdout.strip()
+
+
+def _check_transforms(transforms: Sequence[str]) -> None:
+    for transform in transforms:
+        if "(" in transform and not transform.lstrip().startswith("{"):
+            # facts/tract.md §4.1: name(key: value) works in the command only; here tract drops the parameters.
+            raise OptionError(f"transform {transform!r}: the wheel ignores parameters in parentheses.", "Use JSON.")
+
+
+class WheelModel:
+    """A `LoadedModel` living in a child process. Methods may be called from any thread, one at a time.
+
+    Attributes:
+        inputs: declared inputs, in the order `run` takes them.
+        outputs: declared outputs, in the order `run` returns them.
+    """
+
+    def __init__(self, worker: _WorkerProcess, inputs: tuple[IoFact, ...], outputs: tuple[IoFact, ...]) -> None:
+        self._worker = worker
+        self.inputs = inputs
+        self.outputs = outputs
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child, for whoever watches its memory."""
+        return self._worker.pid
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Run once on a fresh state.
+
+        Args:
+            inputs: one array per declared input; never cast.
+        Returns:
+            One array per declared output.
+        Raises:
+            EngineRunError: an input does not fit its fact, or tract returned an error.
+            EngineCrashError, EngineTimeoutError: the child died, or did not answer in time; the model is gone.
+        """
+        outputs: list[Array] = self._worker.request("run", conform_inputs(self.inputs, inputs))
+        return outputs
+
+    def spawn_state(self) -> WheelSession:
+        """Open a session: what tract keeps between runs (KV caches, scan states) starts empty and persists."""
+        return WheelSession(self._worker, self._worker.request("spawn"), self.inputs)
+
+    def operators(self) -> Counter[str]:
+        """Count the nodes of the graph tract really runs, after transforms, declutter and code generation.
+
+        Every node counts, `Source` and `Const` and the nodes of loop bodies included; names are tract's
+        ("OptMatMul", "FlashSDPA", "InPlaceKvSdpa"). Nothing is run. `TractCli.operators` counts the same.
+        """
+        return Counter(node.operator for node in self.dump())
+
+    def dump(self) -> tuple[EngineNode, ...]:
+        """List the nodes that `operators` counts, with what tract says each one costs. Nothing is run."""
+        return read_nodes(self._worker.request("dump"))
+
+    def profile(self, inputs: Sequence[Array]) -> Profile:
+        """Time every node over about five seconds of runs, each on a fresh state.
+
+        Args:
+            inputs: as `run`.
+        Raises:
+            EngineRunError, EngineCrashError, EngineTimeoutError: as `run`.
+        """
+        return read_profile(self._worker.request("profile", conform_inputs(self.inputs, inputs)))
+
+    def time_turns(self, turns: Sequence[Sequence[Array]]) -> list[float]:
+        """Run turns one after another on one fresh state, and time each inside the child.
+
+        Args:
+            turns: the inputs of each turn, as `run` takes them.
+        Returns:
+            Seconds a turn: the engine's alone, without the way of arrays between the processes.
+        Raises:
+            EngineRunError, EngineCrashError, EngineTimeoutError: as `run`.
+        """
+        seconds: list[float] = self._worker.request("time_turns", [conform_inputs(self.inputs, turn) for turn in turns])
+        return seconds
+
+    def load_times(self) -> LoadTimes:
+        """Return how long the load took, by step."""
+        return LoadTimes(**self._worker.request("timings"))
+
+    def peak_rss_bytes(self) -> int:
+        """Return the child's peak resident size so far, in bytes (its own only, not the parent's)."""
+        peak: int = self._worker.request("peak_rss")
+        return peak
+
+    def close(self) -> None:
+        """End the child process. Sessions end with it. Closing twice is harmless."""
+        self._worker.close()
+
+    def __enter__(self) -> WheelModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class WheelSession:
+    """A `Session` in the child process. Its state is freed on `close` or when the object is collected."""
+
+    def __init__(self, worker: _WorkerProcess, session: int, inputs: tuple[IoFact, ...]) -> None:
+        self._worker = worker
+        self._session = session
+        self._inputs = inputs
+        self._forget = weakref.finalize(self, worker.closed_sessions.append, session)
+        self._forget.atexit = False
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Run one turn; see `WheelModel.run`. After an engine error tract refuses every later turn."""
+        if not self._forget.alive:
+            raise EngineRunError("the session is closed.", "Open another one with spawn_state().")
+        outputs: list[Array] = self._worker.request("turn", self._session, conform_inputs(self._inputs, inputs))
+        return outputs
+
+    def close(self) -> None:
+        """Free the state. Closing twice is harmless."""
+        if self._forget.alive:
+            self._forget()
+            if self._worker.alive:
+                self._worker.request("forget", [])  # any request carries the closed sessions along
+
+
+# --- the child process ------------------------------------------------------------------------
+
+
+class _OverdueError(Exception):
+    """The deadline of a request has passed."""
+
+
+class _WorkerProcess:
+    """The child, and one request at a time to it. However it ends, it ends: no request leaves it half spoken to."""
+
+    def __init__(self, subject: str, timeout_seconds: float, python: Path | None = None) -> None:
+        self._subject = subject  # what error messages are about: the archive
+        self.closed_sessions: deque[int] = deque()  # appended to by finalizers, at any moment
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.RLock()
+        self._end: tuple[type[EngineError], str, str | None] | None = None
+        self._stderr = tempfile.TemporaryFile(prefix="tract-stderr-")  # noqa: SIM115 - lives as long as the child
+        self._process = subprocess.Popen(
+            [python or sys.executable, "-u", wheel_worker.__file__, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env={**os.environ, **_WORKER_ENVIRONMENT},
+            bufsize=0,
+        )
+        self._stdin, self._stdout = _pipe(self._process.stdin), _pipe(self._process.stdout)
+        self._stop = weakref.finalize(self, _stop, self._process, self._stderr, os.getpid())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._end is None
+
+    def close(self) -> None:
+        """Kill the child; it holds nothing worth saving. A request running in another thread ends with it."""
+        self._end = self._end or (EngineRunError, f"{self._subject}: the model is closed.", "Load it again.")
+        self._process.kill()
+        with self._lock:
+            self._stop()
+
+    def request(self, method: str, *arguments: Any, refusal: type[EngineError] = EngineRunError) -> Any:
+        """Send one request and wait for its reply.
+
+        Args:
+            method: a method of `wheel_worker.Worker`.
+            arguments: its arguments.
+            refusal: the exception to raise when the engine answers with an error.
+        """
+        with self._lock:
+            self._require_alive()
+            try:
+                status, value = self._exchange((method, arguments, self._take_closed()))
+            except (EOFError, BrokenPipeError):
+                self._require_alive()  # closed by another thread: say so, instead of reporting a crash
+                self._fail(EngineCrashError, *self._post_mortem(method))
+            except _OverdueError:
+                message = (
+                    f"{self._subject}: no end of the {method} after {self._timeout_seconds:g} s; tract was stopped."
+                )
+                self._fail(EngineTimeoutError, message, "Raise timeout_seconds, or use a smaller input.")
+            except BaseException:  # KeyboardInterrupt and the like: the conversation is cut in the middle
+                self.close()
+                raise
+        if status == "missing":
+            self.close()
+            raise EngineMissingError(f"the Python package tract does not import: {value}.", _INSTALL_HINT)
+        if status == "error":
+            raise refusal(f"{self._subject}: tract refused the {method}: {condense_error(value)}.")
+        return value
+
+    def _require_alive(self) -> None:
+        if self._end is not None:
+            kind, message, hint = self._end
+            raise kind(message, hint)
+
+    def _take_closed(self) -> list[int]:
+        return [self.closed_sessions.popleft() for _ in range(len(self.closed_sessions))]
+
+    def _exchange(self, message: Any) -> tuple[str, Any]:
+        deadline = time.monotonic() + self._timeout_seconds
+        wheel_worker.write_message(message, self._within(deadline, self._stdin, select.POLLOUT, os.write))
+        reply: tuple[str, Any] = wheel_worker.read_message(
+            self._within(deadline, self._stdout, select.POLLIN, lambda pipe, view: os.readv(pipe, [view]))
+        )
+        return reply
+
+    @staticmethod
+    def _within(
+        deadline: float, pipe: int, event: int, move: Callable[[int, memoryview], int]
+    ) -> Callable[[memoryview], None]:
+        """Return a function that moves a whole view through a non-blocking pipe, or raises when time is up."""
+        poller = select.poll()
+        poller.register(pipe, event)
+
+        def move_all(view: memoryview) -> None:
+            while view:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or not poller.poll(remaining * 1000):
+                    raise _OverdueError
+                count = move(pipe, view)
+                if not count:
+                    raise EOFError
+                view = view[count:]
+
+        return move_all
+
+    def _post_mortem(self, method: str) -> tuple[str, str | None]:
+        """Say how the child died, and why as far as its stderr tells."""
+        try:
+            code = self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:  # it closed its pipes and lives on
+            code = 0
+        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        why = last_words(self._stderr_tail())
+        starved = any(words in (why or "") for words in _MEMORY_WORDS)
+        hint = _MEMORY_HINT if starved else _SIGNAL_HINTS.get(cause)
+        return f"{self._subject}: tract died during the {method} ({cause}): {why or 'no message'}.", hint
+
+    def _stderr_tail(self) -> str:
+        # pread: the child shares this file's offset, seeking would move where it writes.
+        descriptor = self._stderr.fileno()
+        start = max(0, os.fstat(descriptor).st_size - _STDERR_TAIL_BYTES)
+        return os.pread(descriptor, _STDERR_TAIL_BYTES, start).decode(errors="replace")
+
+    def _fail(self, kind: type[EngineError], message: str, hint: str | None) -> NoReturn:
+        self._end = (kind, message, hint)
+        self.close()
+        raise kind(message, hint) from None
+
+
+def _pipe(stream: IO[bytes] | None) -> int:
+    if stream is None:
+        raise EngineError("the worker process has no pipe.")
+    os.set_blocking(stream.fileno(), False)
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # the user's pipe quota is used up; the default size is only slower
+            fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return stream.fileno()
+
+
+def _stop(process: subprocess.Popen[bytes], stderr: IO[bytes], owner: int) -> None:
+    """Kill the child and collect it. Runs on close, on collection and at interpreter exit."""
+    if os.getpid() != owner:  # a fork of the parent does not own the child
+        return
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout, stderr):
+        if stream is not None:
+            stream.close()

@@ -1,0 +1,167 @@
+"""What each tract release can read: a document for the newest one becomes a document for an older one, or is refused.
+
+In: the finished `NnefGraph` and a release. Out: a refusal, or the fragments that say younger operators with older ones.
+Windows were measured on the wheels of `RELEASES`: a graph that calls an unknown operator is refused by name at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from generic_export.errors import DialectError
+from generic_export.inference_target.tract.releases.older_forms import OLDER_FORMS
+from generic_export.inference_target.version import SemanticVersion
+from generic_export.nnef.graph import NnefFragment, NnefGraph, NnefOperation
+
+# The releases whose wheels the smoke set runs on, oldest first.
+RELEASES = ("0.21.14", "0.22.4", "0.23.0", "0.23.5", "0.23.9")
+
+# operator -> the release that has it first. In `OLDER_FORMS` stands what is written for an older one, where it can be.
+SINCE: Mapping[str, str] = {
+    # standard NNEF, implemented late
+    "any_reduce": "0.23.0",
+    "all_reduce": "0.23.0",
+    "copy": "0.23.0",
+    "debox": "0.23.0",
+    "multilinear_upsample": "0.23.3",
+    # tract_core; up to 0.22 the first three bear a tract_transformers_ name
+    "tract_core_rms_norm": "0.23.0",
+    "tract_core_silu": "0.23.0",
+    "tract_core_gelu_approx": "0.23.0",
+    "tract_core_is_nan": "0.23.0",
+    "tract_core_is_inf": "0.23.0",
+    "tract_core_log_softmax": "0.21.15",
+    "tract_core_lstm_epilogue": "0.23.2",
+    "tract_core_resize": "0.23.3",
+    "tract_core_grid_sample": "0.23.3",
+    "tract_core_pow_const": "0.23.6",
+    "tract_core_scaled_rms_norm": "0.23.7",
+    "tract_core_cumsum": "0.23.9",
+    "tract_core_clamped_swiglu": "0.23.9",
+    "tract_core_gru_seq": "0.23.9",
+    # tract_transformers; attention spelled out is no older form: 0.21.14 never ends loading it at a dynamic length
+    "tract_transformers_sdpa": "0.22.0",
+    "tract_transformers_dyn_kv_cache": "0.23.0",
+    "tract_transformers_window_kv_sdpa": "0.23.1",
+    "tract_transformers_quantized_kv_sdpa": "0.23.3",
+    "tract_transformers_causal_conv1d_update": "0.23.5",
+    "tract_transformers_gdn_recurrent": "0.23.5",
+    "tract_transformers_quantized_dyn_kv_cache": "0.23.5",
+    "tract_moe_ffn": "0.23.9",
+}
+
+
+# Options that write something else instead.
+_OTHER_SPELLINGS = {
+    "tract_transformers_sdpa": "spell attention out with reify_sdpa_operator=False.",
+    "tract_core_resize": "from 0.23.0 on, for nearest upsampling by whole factors, set upsample_with_debox=True.",
+}
+
+
+@dataclass(frozen=True)
+class AttributeWindow:
+    """An argument that releases before `since` ignore without a word, unless it has the value they take for granted."""
+
+    operator: str
+    attribute: str
+    harmless: str
+    since: str
+
+
+# 0.21.14 and 0.22.4 overwrite where a reduction was asked for.
+_ATTRIBUTES = (
+    AttributeWindow("tract_core_scatter_elements", "reduction", "none", "0.23.0"),
+    AttributeWindow("tract_core_scatter_nd", "reduction", "none", "0.23.0"),
+)
+
+
+def has_operator(release: SemanticVersion, operator: str) -> bool:
+    """Say whether a release has an operator; one without a window is taken to be as old as the dialect."""
+    return release >= SemanticVersion.parse(SINCE.get(operator, RELEASES[0])) and not operator.startswith("older_")
+
+
+def refuse_younger(graph: NnefGraph, release: SemanticVersion) -> None:
+    """Refuse a document that a release would not read, or not read as it is meant.
+
+    Args:
+        graph: a document that the newest release reads.
+        release: the release it is for.
+
+    Raises:
+        DialectError: an operation is younger and has no older form; it is named with its module and the release it needs.
+    """
+    for operation in graph.operations:
+        _refuse_ignored_attributes(operation, release)
+    own = {fragment.name for fragment in graph.fragments}
+    for operator, where in _calls(graph):
+        if operator not in own and operator not in OLDER_FORMS and not has_operator(release, operator):
+            raise DialectError(
+                f"{operator} at {where or '(root)'}: tract {release} does not have it, {SINCE[operator]} does.",
+                f"Export for tract {SINCE[operator]} or later, or "
+                + _OTHER_SPELLINGS.get(operator, "write that part of the model with other operators."),
+            )
+
+
+def older_fragments(graph: NnefGraph, release: SemanticVersion) -> tuple[NnefFragment, ...]:
+    """Return the fragments that say, for a release, what the document calls and the release does not have."""
+    own = {fragment.name for fragment in graph.fragments}
+    added: dict[str, NnefFragment] = {}
+    waiting = [operator for operator, _ in _calls(graph)]
+    while waiting:
+        operator = waiting.pop(0)
+        older = OLDER_FORMS.get(operator)
+        if older is None or operator in own or operator in added or has_operator(release, operator):
+            continue
+        added[operator] = older
+        waiting.extend(sorted(older.calls))
+    return tuple(added.values())
+
+
+def refuse_other_registries(graph: NnefGraph, registries: Collection[str]) -> None:
+    """Refuse a document that needs a registry that its runtime is not built with.
+
+    Raises:
+        DialectError: naming the registry.
+    """
+    for registry in graph.registries:
+        if registry != "tract_core" and registry not in registries:
+            users = sorted(
+                {f"{call} at {where or '(root)'}" for call, where in _calls(graph) if call.startswith(registry)}
+            )
+            raise DialectError(
+                f"{users[0] if users else 'the document'} needs the registry {registry}, which the runtime does not have.",
+                "Name the registry in feature_flags if the runtime is built with it.",
+            )
+
+
+def _calls(graph: NnefGraph) -> Iterator[tuple[str, str]]:
+    """Yield every operator that the document calls, with the module (or the fragment) that calls it."""
+    for operation in graph.operations:
+        yield operation.operator, operation.block.path
+    for fragment in graph.fragments:
+        for call in sorted(fragment.calls):
+            yield call, f"fragment {fragment.name}"
+
+
+def _refuse_ignored_attributes(operation: NnefOperation, release: SemanticVersion) -> None:
+    attributes = dict(operation.attributes)
+    for window in _ATTRIBUTES:
+        value = attributes.get(window.attribute, window.harmless)
+        young = release < SemanticVersion.parse(window.since)
+        if operation.operator == window.operator and value != window.harmless and young:
+            raise DialectError(
+                f"{window.operator} at {operation.block.path or '(root)'}: tract {release} ignores "
+                f"{window.attribute}={value!r}, which {window.since} reads.",
+                f"Export for tract {window.since} or later.",
+            )
+
+
+__all__ = [
+    "RELEASES",
+    "SINCE",
+    "has_operator",
+    "older_fragments",
+    "refuse_other_registries",
+    "refuse_younger",
+]

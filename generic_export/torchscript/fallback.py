@@ -1,0 +1,187 @@
+"""When torch.export cannot capture a module: through TorchScript, by scripting if that works, else by tracing.
+
+In: a module, example arguments and the error. Out: what to capture instead; or a refusal, when a trace would freeze an axis that
+was declared dynamic. The user is told which was used and why.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.jit._trace import TracerWarning
+
+from generic_export.errors import CaptureError, SpecializedAxisError
+from generic_export.torch_graph.conversion import DynamicAxes, symbol_name
+from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torchscript.module import interpreted
+
+_Resized = Callable[[int], int]
+# Other sizes at which a trace is compared with its module; the module may refuse some of them.
+_OTHER_SIZES: tuple[_Resized, ...] = (lambda n: 2 * n, lambda n: n + 1, lambda n: 3 * n, lambda n: 2 * n + 1)
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What is captured instead of a module, and how.
+
+    Attributes:
+        how: `torch.jit.script` or `torch.jit.trace`.
+        module: takes the tensors of the call, in order, and returns those of the result.
+        args: the tensors.
+        input_names, output_names: what the module calls them.
+        caution: what is different from capturing the module itself ("" for nothing).
+    """
+
+    how: str
+    module: nn.Module
+    args: tuple[torch.Tensor, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    caution: str = ""
+
+
+def stands(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_axes: DynamicAxes,
+    input_names: Sequence[str] | None = None,
+) -> Iterator[Stand]:
+    """Yield what may be captured instead of a module, best first: its script, which keeps every decision, then its trace.
+
+    Args:
+        model: a module, in eval mode, that torch.export cannot capture.
+        args, kwargs: example arguments.
+        dynamic_axes: axes that must not be frozen.
+        input_names: names that `dynamic_axes` speaks of; None for the forward's own.
+
+    Raises:
+        SpecializedAxisError: tracing would freeze a dynamic axis.
+    """
+    call = FlatCall.of(model, args, kwargs)
+    with torch.no_grad():
+        positional, keywords = call.arguments([tensor.clone() for tensor in call.tensors])
+        try:
+            names, _ = named_outputs(model(*positional, **keywords))
+        except Exception:  # the forward is the user's; without a result there is nothing to stand in for
+            return
+    scripted = _scripted(model) if not kwargs and len(call.tensors) == len(args) else None
+    if scripted is not None:
+        yield Stand("torch.jit.script", interpreted(scripted), call.tensors, call.names, names)
+    traced, lines = _traced(model, call)
+    if traced is not None:
+        _check_other_sizes(model, traced, call, dynamic_axes, tuple(input_names or call.names))
+        yield Stand("torch.jit.trace", interpreted(traced), call.tensors, call.names, names, _caution(lines))
+
+
+def _scripted(model: nn.Module) -> torch.jit.ScriptModule | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            script: torch.jit.ScriptModule = torch.jit.script(model)
+    except Exception:  # the compiler raises many classes, for whatever it does not know
+        return None
+    return script
+
+
+def _traced(model: nn.Module, call: FlatCall) -> tuple[torch.jit.ScriptModule | None, list[str]]:
+    """Trace a module with flat tensors; returns None when that fails, and the lines that the tracer warns of."""
+    forward = model.forward
+
+    def flat(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = call.arguments(leaves)
+        return named_outputs(forward(*args, **kwargs))[1]
+
+    copies = tuple(tensor.clone() for tensor in call.tensors)
+    with _recorded_warnings() as told, torch.no_grad(), mock.patch.object(model, "forward", flat):
+        try:
+            traced = torch.jit.trace(model, copies, check_trace=False)
+        except Exception:  # user code again
+            return None, []
+    return traced, sorted({f"{w.filename.rsplit('/', 1)[-1]}:{w.lineno}" for w in told if _is_tracers(w)})
+
+
+@contextmanager
+def _recorded_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield told
+
+
+def _is_tracers(warning: warnings.WarningMessage) -> bool:
+    return issubclass(warning.category, TracerWarning)
+
+
+def _caution(lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    return f"What Python decides at {', '.join(lines)} is decided by the example inputs, for all inputs."
+
+
+def _check_other_sizes(
+    model: nn.Module, traced: nn.Module, call: FlatCall, dynamic_axes: DynamicAxes, names: Sequence[str]
+) -> None:
+    """Compare a trace with its module at sizes that it was not traced with.
+
+    Raises:
+        SpecializedAxisError: they differ, or the module runs at no other size, so that nothing is known.
+    """
+    if not dynamic_axes:
+        return
+    compared = 0
+    for resized in _OTHER_SIZES:
+        tensors = [_at_sizes(t, dynamic_axes.get(n, {}), resized) for n, t in zip(names, call.tensors, strict=True)]
+        expected = _results(model, *call.arguments([tensor.clone() for tensor in tensors]))
+        if expected is None:
+            continue
+        compared += 1
+        answered = _results(traced, tensors, {})
+        if answered is None or not all(map(_alike, expected, answered)):
+            raise _frozen_by_trace(model, dynamic_axes, "the trace answers differently from the module at other sizes")
+    if not compared:
+        raise _frozen_by_trace(model, dynamic_axes, "the module runs at none of the other sizes that were tried")
+
+
+def _frozen_by_trace(model: nn.Module, dynamic_axes: DynamicAxes, reason: str) -> SpecializedAxisError:
+    symbols = sorted({symbol_name(symbol) for axes in dynamic_axes.values() for symbol in axes.values()})
+    return SpecializedAxisError(
+        f"{type(model).__name__}: torch.export cannot capture the module, and torch.jit.trace freezes {', '.join(symbols)}: "
+        f"{reason}.",
+        "Export without those dynamic axes, or write the forward so that torch.export or torch.jit.script takes it.",
+    )
+
+
+def _at_sizes(tensor: torch.Tensor, axes: Mapping[int, object], resized: _Resized) -> torch.Tensor:
+    """Return a tensor that repeats itself along some axes up to other sizes: its values stay valid ones."""
+    for axis in axes:
+        size = max(tensor.shape[axis], 1)
+        wanted = resized(size)
+        copies = torch.cat([tensor] * (-(-wanted // size)), dim=axis)
+        tensor = copies.narrow(axis, 0, wanted)
+    return tensor
+
+
+def _results(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...] | None:
+    try:
+        with torch.no_grad():
+            return named_outputs(module(*args, **kwargs))[1]
+    except CaptureError:
+        raise
+    except Exception:  # whatever the module raises at a size that it does not take
+        return None
+
+
+def _alike(expected: torch.Tensor, answered: torch.Tensor) -> bool:
+    if expected.shape != answered.shape or expected.dtype is not answered.dtype:
+        return False
+    return torch.allclose(expected, answered, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+__all__ = ["Stand", "stands"]

@@ -1,0 +1,507 @@
+"""What a translation writes with: typed NNEF primitives that keep track of shapes and element types.
+
+Each method emits one NNEF operation (or none, when there is nothing to do) and returns its value. Two requests for the
+same operation on the same values give one operation, so that masks and rotary tables appear once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import sympy
+import torch
+
+from generic_export.errors import GraphError, TranslationError
+from generic_export.nnef.dtypes import F32_MAX, F32_SCALE, TRACT_DTYPES, WRAPPING_DTYPES, as_read, tract_dtype
+from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, NnefFragment
+from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, same_shape, simplify_dim
+from generic_export.translate.choices import Numerics, Spelling
+from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, carried_fact, holds_complex, on_pairs
+from generic_export.translate.fragments import load_fragment
+from generic_export.translate.real_sizes import is_real, real_value
+from generic_export.translate.repeated_axes import RepeatedAxes
+from generic_export.translate.reshaping import reshaped
+from generic_export.weights.part import TensorPart
+
+Scalar = float | int | bool
+
+
+@dataclass(frozen=True)
+class Value:
+    """One NNEF value while the graph is being written.
+
+    Attributes:
+        number: identity inside its builder; -1 for a literal.
+        shape: sizes, possibly symbolic.
+        dtype: element type.
+        constant: the number that every element equals, when it is known.
+        literal: True when `constant` is written in place (`2.0`) and no operation makes it.
+    """
+
+    number: int
+    shape: Shape
+    dtype: torch.dtype
+    constant: Scalar | None = None
+    literal: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
+class QuantisedTensor:
+    """Integers and what they stand for: (integers - zero_point) * scale.
+
+    Attributes:
+        integers: int8 or uint8.
+        scale, zero_point: numbers, or one per channel of `axis`.
+        axis: None when all elements share a scale.
+        bounds: smallest and largest integer.
+    """
+
+    integers: Value
+    scale: float | Value
+    zero_point: int | Value | None
+    axis: int | None
+    bounds: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Emission:
+    """One operation as emitted: still with value numbers, named when the graph is finished."""
+
+    operator: str
+    inputs: tuple[Argument | Value | tuple[Value, ...], ...]
+    attributes: tuple[tuple[str, Argument], ...]
+    outputs: tuple[Value, ...]
+    block: Block
+    hint: str
+    generic_type: str = ""
+    label: str = ""
+
+
+@dataclass
+class NnefBuilder:
+    """Collects emissions while the translations run (the only mutable thing in this room).
+
+    Attributes:
+        numerics: f32 switches that translations honour.
+        spelling: which of two ways to say the same thing they write.
+        shared_parameters: names of parameters that more than one operator reads.
+        result_shapes: what PyTorch computed for the operator being translated, as it writes its sizes.
+        quantised: by number, the integers that a dequantised value was made from (ops/quantised.py).
+        parts: by label, what a stored tensor is of a parameter, where it is not that parameter itself.
+    """
+
+    numerics: Numerics = field(default_factory=Numerics)
+    spelling: Spelling = field(default_factory=Spelling)
+    shared_parameters: frozenset[str] = frozenset()
+    emissions: list[Emission] = field(default_factory=list)
+    block: Block = field(default_factory=Block)
+    hint: str = ""
+    result_shapes: tuple[Shape, ...] = ()
+    labels: dict[int, str] = field(default_factory=dict)
+    fragments: dict[str, NnefFragment] = field(default_factory=dict)
+    quantised: dict[int, QuantisedTensor] = field(default_factory=dict)
+    parts: dict[str, TensorPart] = field(default_factory=dict)
+    _known: dict[tuple, tuple[Value, ...]] = field(default_factory=dict)
+    _repeated: RepeatedAxes = field(default_factory=RepeatedAxes)
+    _count: int = 0
+
+    # --- the one door through which everything is emitted ---------------------------------------
+
+    def emit(
+        self,
+        operator: str,
+        inputs: Sequence[Argument | Value | Sequence[Value]],
+        *,
+        shape: Sequence[Dim],
+        dtype: torch.dtype,
+        attributes: Mapping[str, Argument] | None = None,
+        constant: Scalar | None = None,
+        generic_type: str = "",
+    ) -> Value:
+        """Emit a one-output operation and return its value; see `emit_many` for the arguments."""
+        facts = ((tuple(shape), dtype),)
+        (value,) = self.emit_many(operator, inputs, facts, attributes=attributes, generic_type=generic_type)
+        if constant is not None and value.constant is None:
+            return replace(value, constant=constant)
+        return value
+
+    def emit_many(
+        self,
+        operator: str,
+        inputs: Sequence[Argument | Value | Sequence[Value]],
+        facts: Sequence[tuple[Shape, torch.dtype]],
+        *,
+        attributes: Mapping[str, Argument] | None = None,
+        generic_type: str = "",
+        label: str = "",
+    ) -> tuple[Value, ...]:
+        """Emit an operation with several outputs.
+
+        Args:
+            operator: NNEF or tract operator name.
+            inputs: values, lists of values, or literals.
+            facts: shape and dtype of each output.
+            attributes: named arguments.
+            generic_type: what stands between `<>` after the operator name.
+            label: what tells two sources apart: the tensor's label, the input's name.
+        """
+        frozen = tuple(tuple(item) if isinstance(item, (list, tuple)) else item for item in inputs)
+        if holds_complex(frozen):
+            frozen, attributes = on_pairs(operator, frozen, attributes or {})
+            pairs = self.emit_many(operator, frozen, [carried_fact(*fact) for fact in facts], attributes=attributes)
+            return tuple(
+                as_complex(value) if fact[1] in COMPONENT_DTYPES else value
+                for value, fact in zip(pairs, facts, strict=True)
+            )
+        named = tuple((attributes or {}).items())
+        key = (operator, label, _key(frozen), _key(named), len(facts))
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        outputs = tuple(
+            Value(self._count + index, tuple(simplify_dim(dim) for dim in shape), dtype)
+            for index, (shape, dtype) in enumerate(facts)
+        )
+        self._count += len(outputs)
+        self._known[key] = outputs
+        emission = Emission(operator, frozen, named, outputs, self.block, self.hint, generic_type, label)  # type: ignore[arg-type]
+        self.emissions.append(emission)
+        self._repeated.record(emission)
+        return outputs
+
+    def fragment(
+        self,
+        fragment: str | NnefFragment,
+        inputs: Sequence[Argument | Value],
+        *,
+        shape: Sequence[Dim],
+        dtype: torch.dtype,
+    ) -> Value:
+        """Call a fragment (one output), which the document will then hold: of `ops/fragments/<name>.nnef`, or your own."""
+        loaded = load_fragment(fragment) if isinstance(fragment, str) else fragment
+        known = self.fragments.setdefault(loaded.name, loaded)
+        if known != loaded:
+            raise GraphError(f"two fragments are called {loaded.name!r}.", "Rename one of them.")
+        return self.emit(loaded.name, inputs, shape=shape, dtype=dtype)
+
+    # --- sources ---------------------------------------------------------------------------------
+
+    def external(self, shape: Shape, dtype: torch.dtype, name: str) -> Value:
+        """Declare a graph input."""
+        attributes: dict[str, Argument] = {"shape": shape_argument(shape), "datum_type": tract_dtype(dtype)}
+        hint, self.hint = self.hint, name
+        (value,) = self.emit_many("tract_core_external", [], [(shape, dtype)], attributes=attributes, label=name)
+        self.hint = hint
+        return value
+
+    def variable(self, label: str, shape: Shape, dtype: torch.dtype) -> Value:
+        """Read the tensor stored under `label`; the element type comes from its `.dat` file."""
+        if dtype in COMPONENT_DTYPES:
+            return as_complex(self.variable(label, *carried_fact(shape, dtype)))
+        attributes: dict[str, Argument] = {"label": label, "shape": shape_argument(shape)}
+        hint, self.hint = self.hint, label
+        (value,) = self.emit_many(
+            "variable", [], [(shape, dtype)], attributes=attributes, generic_type="scalar", label=label
+        )
+        self.hint = hint
+        self.labels[value.number] = label
+        return value
+
+    def part(self, label: str, part: TensorPart, dtype: torch.dtype) -> Value:
+        """Read part of a parameter, which is stored under `label` as a tensor of its own.
+
+        Raises:
+            GraphError: another part lies under that label.
+        """
+        if self.parts.setdefault(label, part) != part:
+            raise GraphError(f"two different parts of {part.parameter!r} would be stored as {label!r}.")
+        return self.variable(label, part.shape, dtype)
+
+    def label_of(self, value: Value) -> str | None:
+        """Return the label of a value that is a stored tensor as it lies there, else None."""
+        return self.labels.get(value.number)
+
+    def scalar(self, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value:
+        """Return a rank-0 constant: a literal for floats and bools' sake of NNEF, a cast dimension for integers."""
+        if isinstance(value, sympy.Expr) and is_real(value):
+            return self.cast(real_value(self, value), dtype)
+        if isinstance(value, sympy.Expr):
+            return self.emit(
+                "tract_core_cast", [DimLiteral(dim_text(value))], shape=(), dtype=dtype, attributes=_to(dtype)
+            )
+        if dtype.is_floating_point and value != value:
+            # facts/tract.md §2.2: `nan` is no literal.
+            return self.unary("log", self.materialised(Value(-1, (), dtype, constant=-1.0, literal=True)))
+        if dtype is torch.float64 and as_read(value) != value:
+            return self._exact_f64(float(value))
+        if dtype.is_floating_point:
+            return Value(-1, (), dtype, constant=float(value), literal=True)
+        if dtype is torch.bool:
+            literal = 1.0 if value else 0.0
+            return self.emit(
+                "tract_core_cast", [literal], shape=(), dtype=dtype, attributes=_to(dtype), constant=bool(value)
+            )
+        # facts/tract.md §0.5: an integer literal is a dimension, not an i64.
+        return self.emit(
+            "tract_core_cast", [int(value)], shape=(), dtype=dtype, attributes=_to(dtype), constant=int(value)
+        )
+
+    def _exact_f64(self, value: float) -> Value:
+        """Return an f64 constant as a sum: facts/tract.md §2.2, every float literal is parsed as f32."""
+        if abs(value) > F32_MAX:
+            halves = [value / F32_SCALE, F32_SCALE]
+        else:
+            halves = [value - as_read(value), as_read(value)]
+        # Both made f64 first: tract computes a constant with a literal in the literal's own f32.
+        left, right = (self.materialised(self.scalar(half, torch.float64)) for half in halves)
+        return replace(self.binary("mul" if abs(value) > F32_MAX else "add", left, right), constant=value)
+
+    def full(self, shape: Shape, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value:
+        """Return a tensor of the given shape filled with one number."""
+        splat = self.materialised(self.scalar(value, dtype))
+        filled = self.broadcast(self.align_rank(splat, len(shape)), shape)
+        return filled if isinstance(value, sympy.Expr) else replace(filled, constant=value)
+
+    def materialised(self, value: Value) -> Value:
+        """Return a value that an operation made: a literal becomes a cast of itself, with its exact element type."""
+        if not value.literal:
+            return value
+        return self.emit(
+            "tract_core_cast",
+            [float(value.constant)],  # type: ignore[arg-type]
+            shape=(),
+            dtype=value.dtype,
+            attributes=_to(value.dtype),
+            constant=value.constant,
+        )
+
+    # --- shapes ----------------------------------------------------------------------------------
+
+    def align_rank(self, value: Value, rank: int) -> Value:
+        """Add leading axes up to `rank`: tract aligns ranks on the left, PyTorch on the right (facts §0.3)."""
+        if value.literal or value.rank >= rank:
+            return value
+        return self.unsqueeze(value, range(rank - value.rank))
+
+    def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Insert axes of size 1 at the given positions of the result (non-negative, ascending)."""
+        if not axes:
+            return value
+        shape = list(value.shape)
+        for axis in sorted(axes):
+            shape.insert(axis, 1)
+        source = self.materialised(value)
+        result = self.emit(
+            "unsqueeze", [source], shape=shape, dtype=value.dtype, attributes={"axes": ints(sorted(axes))}
+        )
+        return replace(result, constant=value.constant)
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Remove axes of size 1 (non-negative positions)."""
+        if not axes:
+            return value
+        shape = [dim for axis, dim in enumerate(value.shape) if axis not in set(axes)]
+        return self.emit("squeeze", [value], shape=shape, dtype=value.dtype, attributes={"axes": ints(sorted(axes))})
+
+    def reshape(self, value: Value, shape: Sequence[Dim]) -> Value:
+        """Reshape; only the axes that change are named, so that symbolic ones stay out of it."""
+        return reshaped(self, value, shape)
+
+    def transpose(self, value: Value, axes: Sequence[int]) -> Value:
+        """Permute the axes: axis `i` of the result is axis `axes[i]` of the value."""
+        if list(axes) == list(range(value.rank)):
+            return value
+        shape = [value.shape[axis] for axis in axes]
+        return self.emit("transpose", [value], shape=shape, dtype=value.dtype, attributes={"axes": ints(axes)})
+
+    def broadcast(self, value: Value, shape: Sequence[Dim]) -> Value:
+        """Repeat along axes of size 1 up to `shape` (same rank)."""
+        if same_shape(value.shape, shape):
+            return value
+        attributes: dict[str, Argument] = {"shape": shape_argument(shape)}
+        return self.emit("tract_core_broadcast", [value], shape=shape, dtype=value.dtype, attributes=attributes)
+
+    def slice(self, value: Value, axis: int, begin: Dim, end: Dim, stride: int = 1) -> Value:
+        """Take `begin:end:stride` along one axis, with 0 <= begin <= end <= size (facts §3.1: nothing else is safe)."""
+        if same_dim(begin, 0) and same_dim(end, value.shape[axis]) and stride == 1:
+            return value
+        length = simplify_dim(sympy.sympify(end) - sympy.sympify(begin))
+        if stride != 1:
+            length = floor_div(simplify_dim(sympy.sympify(length) + stride - 1), stride)
+        shape = [*value.shape[:axis], length, *value.shape[axis + 1 :]]
+        attributes: dict[str, Argument] = {
+            "axes": ints([axis]),
+            "begin": shape_argument([begin]),
+            "end": shape_argument([end]),
+        }
+        if stride != 1:
+            attributes["stride"] = ints([stride])
+        return self.emit("slice", [value], shape=shape, dtype=value.dtype, attributes=attributes)
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        """Concatenate along one axis; all values must have the same element type and rank."""
+        if len(values) == 1:
+            return values[0]
+        total = simplify_dim(sum((sympy.sympify(value.shape[axis]) for value in values), sympy.Integer(0)))
+        shape = [*values[0].shape[:axis], total, *values[0].shape[axis + 1 :]]
+        return self.emit("concat", [list(values)], shape=shape, dtype=values[0].dtype, attributes={"axis": axis})
+
+    # --- element types and arithmetic -------------------------------------------------------------
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """Convert the element type; nothing is emitted when it is right already."""
+        if value.dtype is dtype:
+            return value
+        if value.literal:
+            return self.scalar(value.constant, dtype)  # type: ignore[arg-type]
+        if value.dtype.is_floating_point and dtype in WRAPPING_DTYPES:
+            value = self.cast(value, torch.int64)  # tract saturates floats at the bounds of a type, PyTorch wraps
+        result = self.emit("tract_core_cast", [value], shape=value.shape, dtype=dtype, attributes=_to(dtype))
+        return replace(result, constant=value.constant)
+
+    def unary(self, operator: str, value: Value, *, dtype: torch.dtype | None = None) -> Value:
+        """Emit an element-wise operation of one operand."""
+        source = self.materialised(value)
+        return self.emit(operator, [source], shape=value.shape, dtype=dtype or value.dtype)
+
+    def binary(self, operator: str, left: Value, right: Value, *, dtype: torch.dtype | None = None) -> Value:
+        """Emit an element-wise operation of two operands of one element type, aligned as PyTorch aligns them."""
+        if operator == "mul" and left.number == right.number and not (left.literal or left.dtype.is_floating_point):
+            return self._integer_square(left)
+        if left.literal and right.literal:
+            left = self.materialised(left)
+        if left.dtype is not right.dtype:
+            raise TranslationError(f"{operator}: operands are {left.dtype} and {right.dtype}; cast them first.")
+        rank = max(left.rank, right.rank)
+        shape = broadcast_shape(left.shape, right.shape)
+        operands = [self.align_rank(left, rank), self.align_rank(right, rank)]
+        return self.emit(operator, operands, shape=shape, dtype=dtype or left.dtype)
+
+    def _integer_square(self, value: Value) -> Value:
+        # facts/tract.md §2.5: `x * x` becomes Square, which has no integer kernel; -(x * -x) is another product.
+        wide = value if value.dtype.is_signed else self.cast(value, torch.int64)
+        return self.cast(self.unary("neg", self.binary("mul", wide, self.unary("neg", wide))), value.dtype)
+
+    def select(self, condition: Value, if_true: Value, if_false: Value) -> Value:
+        """Choose element by element; both branches must have one element type (facts §2.5: no coercion)."""
+        shape = broadcast_shape(condition.shape, broadcast_shape(if_true.shape, if_false.shape))
+        branches = [self._exact(branch) for branch in (if_true, if_false)]
+        operands = [self.align_rank(value, len(shape)) for value in (condition, *branches)]
+        return self.emit("select", operands, shape=shape, dtype=if_true.dtype)
+
+    def _exact(self, value: Value) -> Value:
+        # A float literal is f32 for tract; `select` wants the very type of the other branch.
+        return value if value.dtype is torch.float32 else self.materialised(value)
+
+    def reduce(
+        self, operator: str, value: Value, axes: Sequence[int], *, keepdim: bool, dtype: torch.dtype | None = None
+    ) -> Value:
+        """Reduce along non-negative axes (facts §8: a negative axis aborts the engine)."""
+        kept = [1 if axis in set(axes) else dim for axis, dim in enumerate(value.shape)]
+        attributes: dict[str, Argument] = {"axes": ints(sorted(axes))}
+        result = self.emit(operator, [value], shape=kept, dtype=dtype or value.dtype, attributes=attributes)
+        return result if keepdim else self.squeeze(result, sorted(axes))
+
+    def einsum(self, expression: str, values: Sequence[Value], *, accumulator: torch.dtype) -> Value:
+        """Emit a product written as an einsum; `accumulator` is also the element type of the result (facts §3.2)."""
+        sizes: dict[str, Dim] = {}
+        terms, output = expression.split("->")
+        for term, value in zip(terms.split(","), values, strict=True):
+            for letter, dim in zip(term, value.shape, strict=True):
+                known = sizes.setdefault(letter, dim)
+                if not same_dim(known, dim) and not (same_dim(dim, 1) or same_dim(known, 1)):
+                    # facts/tract.md §0.4: tract does not check, it returns garbage.
+                    raise GraphError(
+                        f"einsum {expression!r}: axis {letter!r} is {dim_text(known)} and {dim_text(dim)}."
+                    )
+        attributes: dict[str, Argument] = {"expr": expression, "acc": tract_dtype(accumulator)}
+        shape = [sizes[letter] for letter in output]
+        lost = self._repeated.lost_by_einsum(expression, values)
+        if not lost:
+            return self.emit("tract_core_einsum", [list(values)], shape=shape, dtype=accumulator, attributes=attributes)
+        letters = self._repeated.single_letters(expression, values, lost)
+        single = [
+            self._first_of(value, [axis for axis, letter in enumerate(term) if letter in letters])
+            for term, value in zip(terms.split(","), values, strict=True)
+        ]
+        kept: list[Dim] = [1 if letter in letters else sizes[letter] for letter in output]
+        result = self.emit("tract_core_einsum", [single], shape=kept, dtype=accumulator, attributes=attributes)
+        attributes = {"shape": shape_argument(shape)}  # what tract forgets (see repeated_axes.py) is said again
+        return self.emit("tract_core_broadcast", [result], shape=shape, dtype=accumulator, attributes=attributes)
+
+    def _first_of(self, value: Value, axes: Sequence[int]) -> Value:
+        for axis in axes:
+            if not same_dim(value.shape[axis], 1):
+                value = self.slice(value, axis, 0, 1)
+        return value
+
+    def product(self, expression: str, values: Sequence[Value]) -> Value:
+        """Emit a matrix product in the values' element type, honouring `numerics.f32_linear_accumulation`."""
+        dtype = values[0].dtype
+        wide = dtype is torch.float16 and self.numerics.f32_linear_accumulation
+        return self.cast(self.einsum(expression, values, accumulator=torch.float32 if wide else dtype), dtype)
+
+
+def _key(item: object) -> object:
+    """Return what makes two emissions the same: value numbers, and literals with their Python type."""
+    if isinstance(item, tuple):
+        return tuple(_key(element) for element in item)
+    if isinstance(item, Value):
+        return (item.number, _key(item.constant), item.dtype) if item.literal else item.number
+    # bool, int and float compare equal in Python (1 == True == 1.0) but are different NNEF literals.
+    return type(item), repr(item)
+
+
+def _to(dtype: torch.dtype) -> dict[str, Argument]:
+    return {"to": tract_dtype(dtype)}
+
+
+def ints(values: Sequence[int]) -> ArrayLiteral:
+    """Return an array literal of plain integers (axes, strides)."""
+    return ArrayLiteral(tuple(int(value) for value in values))
+
+
+def shape_argument(shape: Sequence[Dim]) -> ArrayLiteral:
+    """Return a shape as an array literal of dimension expressions."""
+    simplified = (simplify_dim(dim) for dim in shape)
+    return ArrayLiteral(tuple(dim if isinstance(dim, int) else DimLiteral(dim_text(dim)) for dim in simplified))
+
+
+def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
+    """Return the shape that PyTorch's (right-aligned) broadcasting gives.
+
+    Raises:
+        GraphError: two sizes differ and neither is 1.
+    """
+    rank = max(len(left), len(right))
+    padded_left = (1,) * (rank - len(left)) + tuple(left)
+    padded_right = (1,) * (rank - len(right)) + tuple(right)
+    shape: list[Dim] = []
+    for first, second in zip(padded_left, padded_right, strict=True):
+        if same_dim(second, 1) or same_dim(first, second):
+            shape.append(first)
+        elif same_dim(first, 1):
+            shape.append(second)
+        else:
+            raise GraphError(f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.")
+    return tuple(shape)
+
+
+__all__ = [
+    "TRACT_DTYPES",
+    "Emission",
+    "NnefBuilder",
+    "Numerics",
+    "QuantisedTensor",
+    "Value",
+    "broadcast_shape",
+    "ints",
+    "shape_argument",
+    "tract_dtype",
+]

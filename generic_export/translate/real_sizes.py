@@ -1,0 +1,105 @@
+"""Sizes used as real numbers: `x / math.sqrt(x.shape[1])`, `x.sum(1) / x.shape[1]`.
+
+In: a sympy expression of torch.export with real-valued functions in it. Out: a float32 value of rank 0, computed in the graph
+from the size that the input has at run time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import sympy
+import torch
+from torch.utils._sympy import functions as torch_sympy
+
+from generic_export.errors import DimensionError
+from generic_export.nnef.graph import DimLiteral
+from generic_export.torch_graph.dims import dim_text
+
+if TYPE_CHECKING:
+    from generic_export.translate.builder import NnefBuilder, Value
+
+_UNARY = {
+    "sqrt": "sqrt",
+    "exp": "exp",
+    "log": "log",
+    "log2": "log2",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "tanh": "tanh",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "asin": "asin",
+    "acos": "acos",
+    "atan": "atan",
+    "asinh": "asinh",
+}
+_QUOTIENTS = (torch_sympy.FloatTrueDiv, torch_sympy.IntTrueDiv)
+_POWERS = (torch_sympy.FloatPow, torch_sympy.PowByNatural, sympy.Pow)
+
+
+def _unary_operator(expr: sympy.Basic) -> str | None:
+    return _UNARY.get(type(expr).__name__.removeprefix("OpaqueUnaryFn_"))
+
+
+def is_real(expr: sympy.Expr) -> bool:
+    """Say whether an expression over sizes is a real number rather than a size."""
+    return any(
+        isinstance(part, (torch_sympy.ToFloat, torch_sympy.FloatPow, sympy.Float, *_QUOTIENTS)) or _unary_operator(part)
+        for part in sympy.preorder_traversal(expr)
+    )
+
+
+def real_value(b: NnefBuilder, expr: sympy.Expr) -> Value:
+    """Compute `expr` in the graph.
+
+    Args:
+        b: where the operations go.
+        expr: over declared symbols, see `is_real`.
+
+    Returns:
+        A float32 value of rank 0.
+
+    Raises:
+        DimensionError: a function in it has no form.
+    """
+    if expr.is_number:
+        return b.scalar(float(expr), torch.float32)
+    if not is_real(expr):
+        return b.emit(
+            "tract_core_cast", [DimLiteral(dim_text(expr))], shape=(), dtype=torch.float32, attributes={"to": "f32"}
+        )
+    if isinstance(expr, torch_sympy.ToFloat):
+        return real_value(b, expr.args[0])
+    operator = _unary_operator(expr)
+    if operator is not None:
+        return b.unary(operator, real_value(b, expr.args[0]))
+    if isinstance(expr, _QUOTIENTS):
+        return _folded(b, "div", expr.args)
+    if isinstance(expr, _POWERS):
+        return _folded(b, "pow", expr.args)
+    fold = next((name for kind, name in _FOLDS.items() if isinstance(expr, kind)), None)
+    if fold is None:
+        raise DimensionError(
+            f"size {expr} has no form in the graph ({type(expr).__name__} is unknown to it).",
+            "Compute it from sums, products, quotients, powers and roots of sizes, or declare that axis static.",
+        )
+    return _folded(b, fold, expr.args)
+
+
+_FOLDS: dict[type, str] = {
+    sympy.Add: "add",
+    sympy.Mul: "mul",
+    torch_sympy.Max: "max",
+    torch_sympy.Min: "min",
+    sympy.Max: "max",
+    sympy.Min: "min",
+}
+
+
+def _folded(b: NnefBuilder, operator: str, terms: tuple[sympy.Expr, ...]) -> Value:
+    result = real_value(b, terms[0])
+    for term in terms[1:]:
+        result = b.binary(operator, result, real_value(b, term))
+    return result

@@ -1,0 +1,1 @@
+"""Archives: containers, threads, sinks, journals, gzip; written beside the target and renamed when whole."""

@@ -1,0 +1,366 @@
+"""The three containers: where each entry of an archive goes, and what stands around it.
+
+In: names and sizes, in the archive's order; then each entry's bytes. Out: a folder, a tar, a gzipped tar.
+In a folder and in a tar every entry has its place from the start, so several can be written at once, in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Protocol
+
+from generic_export.write.direct_file import OutputFile, Region, Staging
+from generic_export.write.gzip_stream import GzipSpan, GzipState, GzipStream, verify_spans
+from generic_export.write.journal import EntryRecord
+
+_READ_BYTES = 4 * 1024 * 1024
+_ALLOCATED_BYTES = 1024 * 1024  # files above it are allocated at once, so that they lie in one piece
+
+
+class EntryStream(Protocol):
+    """An entry while it is written."""
+
+    def write(self, data: memoryview) -> None:
+        """Add bytes; they are copied."""
+
+    def close(self, finished: Callable[[Mapping[str, int]], None]) -> None:
+        """End the entry; `finished` is called with the container's state once the bytes are with the system."""
+
+    def abandon(self) -> None:
+        """Leave the entry as it is: the archive will not be finished."""
+
+
+class Place(Protocol):
+    """Where one entry goes."""
+
+    def open(self, staging: Staging) -> EntryStream:
+        """Begin to write it."""
+        ...
+
+    def holds(self, sha256: str) -> bool:
+        """Say whether the entry lies there already, with that digest."""
+        ...
+
+
+class Sink(Protocol):
+    """One container. `parallel` says whether its entries may be written at the same time."""
+
+    parallel: bool
+
+    def allocate(self, sizes: Mapping[str, int]) -> None:
+        """Reserve room for entries that will be placed."""
+
+    def place(self, name: str, size: int) -> Place:
+        """Give the next entry its place."""
+        ...
+
+    def finish(self) -> None:
+        """Write what comes last, flush everything to the disk."""
+
+    def abandon(self) -> None:
+        """Close whatever is open."""
+
+
+# --- folder -----------------------------------------------------------------------------------
+
+
+class DirectorySink:
+    """A folder with one file an entry; files that are there already (an export that goes on) are kept or replaced."""
+
+    parallel = True
+
+    def __init__(self, folder: Path, *, existing: bool = False) -> None:
+        folder.mkdir(exist_ok=existing)
+        self._folder = folder
+        self._files: list[Path] = []
+
+    def allocate(self, sizes: Mapping[str, int]) -> None:
+        del sizes  # each file is allocated when it is opened
+
+    def place(self, name: str, size: int) -> Place:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._files.append(path)
+        return _FilePlace(path, size)
+
+    def finish(self) -> None:
+        expected = set(self._files)
+        for path in [path for path in self._folder.rglob("*") if path.is_file() and path not in expected]:
+            path.unlink()
+        # All at the end: the first fsync commits the file system's journal for every file, the others are cheap.
+        folders = {folder for path in self._files for folder in path.parents if folder.is_relative_to(self._folder)}
+        for path in self._files:
+            sync(path)
+        for folder in folders:
+            sync_folder(folder)
+
+    def abandon(self) -> None:
+        pass
+
+
+class _FilePlace:
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._size = size
+
+    def open(self, staging: Staging) -> EntryStream:
+        self._path.unlink(missing_ok=True)
+        return _FileStream(self._path, self._size, staging)
+
+    def holds(self, sha256: str) -> bool:
+        try:
+            whole = self._path.stat().st_size == self._size
+            return whole and _digest(self._path, 0, self._size) == sha256
+        except OSError:
+            return False
+
+
+class _FileStream:
+    def __init__(self, path: Path, size: int, staging: Staging) -> None:
+        self._file = OutputFile(path)
+        self._written = 0
+        try:
+            if size >= _ALLOCATED_BYTES:
+                self._file.allocate(size)
+            self._region = Region(self._file, 0, staging)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, data: memoryview) -> None:
+        self._region.write(data)
+
+    def close(self, finished: Callable[[Mapping[str, int]], None]) -> None:
+        try:
+            self._region.close()
+        finally:
+            self._file.close()
+        finished({})
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
+# --- tar --------------------------------------------------------------------------------------
+
+
+def tar_header(name: str, size: int) -> bytes:
+    """The GNU header of an entry: no times, owners or modes, so that equal entries give equal archives."""
+    header = tarfile.TarInfo(name)
+    header.size = size
+    return header.tobuf(tarfile.GNU_FORMAT, "utf-8", "strict")
+
+
+def tar_size(sizes: Mapping[str, int]) -> int:
+    """Length in bytes of the tar that holds entries of these names and sizes."""
+    entries = sum(len(tar_header(name, size)) + _padded(size, tarfile.BLOCKSIZE) for name, size in sizes.items())
+    return _padded(entries + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE)
+
+
+def _padded(size: int, block: int) -> int:
+    return size + -size % block
+
+
+class TarSink:
+    """An uncompressed GNU tar."""
+
+    parallel = True
+
+    def __init__(self, path: Path, *, existing: bool = False) -> None:
+        self._path = path
+        self._file = OutputFile(path, existing=existing)
+        self._position = 0
+
+    def allocate(self, sizes: Mapping[str, int]) -> None:
+        self._file.allocate(tar_size(sizes))
+
+    def place(self, name: str, size: int) -> Place:
+        header = tar_header(name, size)
+        self._file.write_at(self._position, header)
+        offset = self._position + len(header)
+        self._position = offset + _padded(size, tarfile.BLOCKSIZE)
+        return _TarPlace(self._path, self._file, offset, size)
+
+    def finish(self) -> None:
+        self._file.truncate(_padded(self._position + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE))
+        self._file.sync()
+        self._file.close()
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
+class _TarPlace:
+    def __init__(self, path: Path, file: OutputFile, offset: int, size: int) -> None:
+        self._path = path
+        self._file = file
+        self._offset = offset
+        self._size = size
+
+    def open(self, staging: Staging) -> EntryStream:
+        return _TarStream(Region(self._file, self._offset, staging))
+
+    def holds(self, sha256: str) -> bool:
+        try:
+            return _digest(self._path, self._offset, self._size) == sha256
+        except OSError:
+            return False
+
+
+class _TarStream:
+    def __init__(self, region: Region) -> None:
+        self._region = region
+
+    def write(self, data: memoryview) -> None:
+        self._region.write(data)
+
+    def close(self, finished: Callable[[Mapping[str, int]], None]) -> None:
+        self._region.close()
+        finished({})
+
+    def abandon(self) -> None:
+        pass
+
+
+# --- tgz --------------------------------------------------------------------------------------
+
+
+class TgzSink:
+    """A gzipped tar. Entries come one after the other; each starts a deflate block of its own.
+
+    Args:
+        path: the file.
+        level: of compression, 1 to 9.
+        state: go on after an entry that an earlier writer finished; the entries before it are placed, not written.
+    """
+
+    parallel = False
+
+    def __init__(self, path: Path, level: int, state: GzipState | None = None) -> None:
+        self._file = OutputFile(path, existing=state is not None)
+        self._stream = GzipStream(self._file, level, state)
+        self._length = state.length if state else 0  # uncompressed bytes that are in the file already
+        self._position = 0
+
+    def allocate(self, sizes: Mapping[str, int]) -> None:
+        del sizes  # how far they shrink is not known
+
+    def place(self, name: str, size: int) -> Place:
+        header = tar_header(name, size)
+        begin = self._position
+        self._position += len(header) + _padded(size, tarfile.BLOCKSIZE)
+        return _TgzPlace(self._stream, header, size, self._position <= self._length and begin < self._length)
+
+    def finish(self) -> None:
+        end = self._position + 2 * tarfile.BLOCKSIZE
+        self._stream.write(memoryview(bytes(_padded(end, tarfile.RECORDSIZE) - self._position)))
+        self._stream.finish()
+        self._file.sync()
+        self._file.close()
+
+    def abandon(self) -> None:
+        self._stream.abandon()
+        self._file.close()
+
+
+class _TgzPlace:
+    def __init__(self, stream: GzipStream, header: bytes, size: int, written: bool) -> None:
+        self._stream = stream
+        self._header = header
+        self._size = size
+        self._written = written
+
+    def open(self, staging: Staging) -> EntryStream:
+        del staging
+        self._stream.write(memoryview(self._header))
+        return _TgzStream(self._stream, -self._size % tarfile.BLOCKSIZE)
+
+    def holds(self, sha256: str) -> bool:
+        del sha256  # `resumable_state` has compared it
+        return self._written
+
+
+class _TgzStream:
+    def __init__(self, stream: GzipStream, padding: int) -> None:
+        self._stream = stream
+        self._padding = padding
+
+    def write(self, data: memoryview) -> None:
+        self._stream.write(data)
+
+    def close(self, finished: Callable[[Mapping[str, int]], None]) -> None:
+        self._stream.write(memoryview(bytes(self._padding)))
+        self._stream.cut(lambda state: finished(asdict(state)))
+
+    def abandon(self) -> None:
+        pass
+
+
+_STATE_KEYS = {item.name for item in fields(GzipState)}
+
+
+def resumable_state(
+    path: Path, sizes: Mapping[str, int], records: Mapping[str, EntryRecord]
+) -> tuple[GzipState | None, int]:
+    """Check what a partial .tgz holds.
+
+    Args:
+        path: the file.
+        sizes: the archive to be written: name -> length, in order.
+        records: what its journal says is finished.
+
+    Returns:
+        Where to go on (None: from the start), and how many entries that keeps.
+    """
+    spans: list[GzipSpan] = []
+    for name, size in sizes.items():
+        record = records.get(name)
+        if record is None or record.bytes != size or record.state.keys() != _STATE_KEYS:
+            break
+        padding = -size % tarfile.BLOCKSIZE
+        spans.append(GzipSpan(tar_header(name, size), size, padding, record.sha256, GzipState(**record.state)))
+    try:
+        state = verify_spans(path, spans)
+    except OSError:
+        return None, 0
+    return state, [span.after for span in spans].index(state) + 1 if state else 0
+
+
+# --- the disk ---------------------------------------------------------------------------------
+
+
+def _digest(path: Path, offset: int, size: int) -> str | None:
+    """SHA-256 of a part of a file; None when the file ends before it."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while size > 0:
+            chunk = file.read(min(size, _READ_BYTES))
+            if not chunk:
+                return None
+            digest.update(chunk)
+            size -= len(chunk)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    if os.name != "posix":  # other systems flush folders by themselves, and files only when opened for writing
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder, where the file system can (FUSE and SMB cannot)."""
+    with suppress(OSError):
+        sync(path)

@@ -1,0 +1,286 @@
+"""What PyTorch says: one plain run of the Hugging Face model in f32, recorded as arrays that outlive it.
+
+No part of the exporter computes here: transformers' own eager attention, masks, caches and recurrences are the judge.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from generic_export.errors import OptionError, ReferenceDiedError
+from kvcache.forms import state_form
+from kvcache.states import Slot
+from t2n_llm.check.reference_model import Residency, reference_model
+from t2n_llm.weights.archive_weights import ArchiveWeights
+
+if TYPE_CHECKING:
+    from t2n_llm.source.adapter import Adapter
+
+# Public domain (Melville, Moby-Dick, 1851): something a tokenizer of any language model can chew on.
+CHECK_TEXT = (
+    "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, and nothing "
+    "particular to interest me on shore, I thought I would sail about a little and see the watery part of the world. It is "
+    "a way I have of driving off the spleen and regulating the circulation. Whenever I find myself growing grim about the "
+    "mouth; whenever it is a damp, drizzly November in my soul; whenever I find myself involuntarily pausing before coffin "
+    "warehouses, and bringing up the rear of every funeral I meet, then, I account it high time to get to sea as soon as I can."
+)
+
+PROMPT_LENGTH = 12
+DEFAULT_DECODE_STEPS = 64
+OFFLOADED_GREEDY_STEPS = 4  # each one reads every weight that is on disk
+_SHORTEST_TEXT = 29  # longer than the traced length, not a multiple of the chunk sizes
+_LONGEST_WINDOW = 256  # sliding windows up to this size are crossed by the check
+
+
+@dataclass(frozen=True)
+class CheckPlan:
+    """The tokens of a validation.
+
+    Attributes:
+        text_ids: int64 [L]; prefilled whole, and in chunks.
+        chunk_ends: positions where the chunks end; the last is L.
+        prompt_length: how many of `text_ids` start the decoding.
+        decode_steps: tokens decoded after the prompt.
+        teacher_forced: the decoded tokens are the text's own, whose logits one pass gives; greedy generation is cut to
+            `OFFLOADED_GREEDY_STEPS`. For models whose weights are read from disk in every pass.
+    """
+
+    text_ids: tuple[int, ...]
+    chunk_ends: tuple[int, ...]
+    prompt_length: int
+    decode_steps: int
+    teacher_forced: bool = False
+
+    @property
+    def greedy_steps(self) -> int:
+        """How many tokens are generated greedily."""
+        return min(self.decode_steps, OFFLOADED_GREEDY_STEPS) if self.teacher_forced else self.decode_steps
+
+    @property
+    def passes(self) -> int:
+        """How often the whole model runs."""
+        # Teacher-forced, the pass over the text gives the first greedy token as well.
+        return self.greedy_steps if self.teacher_forced else self.greedy_steps + 1
+
+
+def plan_check(
+    config: Any,
+    tokenizer: Any | None,
+    decode_steps: int = DEFAULT_DECODE_STEPS,
+    seed: int = 0,
+    *,
+    teacher_forced: bool = False,
+) -> CheckPlan:
+    """Choose the tokens: text when there is a tokenizer, else random ids; long enough to leave a sliding window.
+
+    Args:
+        config: transformers config (vocabulary, position limit, window).
+        tokenizer: turns `CHECK_TEXT` into ids; None draws random ones.
+        decode_steps: tokens to decode, cut to what the model's positions allow.
+        seed: for random ids.
+        teacher_forced: see `CheckPlan`; the text is then long enough to be decoded.
+    """
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    limit = int(getattr(text, "max_position_embeddings", 0) or 1 << 20)
+    window = int(getattr(text, "sliding_window", 0) or 0)
+    wanted = 3 * window + 5 if 0 < window <= _LONGEST_WINDOW else _SHORTEST_TEXT
+    if teacher_forced:
+        wanted = max(wanted, PROMPT_LENGTH + decode_steps)
+    length = max(2, min(wanted, limit))
+    if tokenizer is not None:
+        ids = list(tokenizer(CHECK_TEXT)["input_ids"])
+    else:
+        generator = np.random.default_rng(seed)
+        ids = generator.integers(0, text.vocab_size, size=length).tolist()
+    while len(ids) < length:
+        ids += ids
+    prompt = min(PROMPT_LENGTH, max(1, length // 2))
+    first = max(1, length // 3)
+    ends = sorted({first, min(first + 1, length), length})
+    steps = min(decode_steps, (length if teacher_forced else limit) - prompt)
+    return CheckPlan(tuple(int(i) for i in ids[:length]), tuple(ends), prompt, steps, teacher_forced)
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """What PyTorch answered to a plan, in f32.
+
+    Attributes:
+        plan: the tokens.
+        text_logits: [L, vocab], the logits after each token of the text.
+        greedy_ids: the greedy continuation of the prompt, `greedy_steps` ids.
+        greedy_logits: [greedy_steps, vocab]; row i chose `greedy_ids[i]`.
+        text_states: what the model keeps after the whole text; keys and values are [1, Hkv, L, D].
+        original_logits: [L, vocab] of the model as its checkpoint has it, when `text_logits` come from other weights.
+        past_states: the states of fixed size before the last token of the text; empty where a pass is too dear to know them.
+    """
+
+    plan: CheckPlan
+    text_logits: np.ndarray
+    greedy_ids: tuple[int, ...]
+    greedy_logits: np.ndarray
+    text_states: Mapping[Slot, np.ndarray]
+    original_logits: np.ndarray | None = None
+    past_states: Mapping[Slot, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def decode_ids(self) -> tuple[int, ...]:
+        """The tokens of the decode check, one after the other: the text's own, or the greedy ones."""
+        start, steps = self.plan.prompt_length, self.plan.decode_steps
+        return self.plan.text_ids[start : start + steps] if self.plan.teacher_forced else self.greedy_ids
+
+    @property
+    def decode_logits(self) -> np.ndarray:
+        """[decode_steps, vocab]; row i are the logits at the position before `decode_ids[i]`."""
+        start, steps = self.plan.prompt_length - 1, self.plan.decode_steps
+        return self.text_logits[start : start + steps] if self.plan.teacher_forced else self.greedy_logits
+
+
+def run_reference(
+    folder: Path,
+    plan: CheckPlan,
+    *,
+    trust_remote_code: bool = False,
+    residency: Residency | None = None,
+    adapter: Adapter | None = None,
+    overrides: ArchiveWeights | None = None,
+) -> ReferenceRun:
+    """Load the checkpoint in f32 and run the plan; the model is released before this returns.
+
+    Args:
+        folder: config and safetensors.
+        plan: the tokens.
+        trust_remote_code: allow code that comes with the model.
+        residency: where the weights stay; None keeps them in memory.
+        adapter: merged into the weights.
+        overrides: the weights of a compressed archive, to run the plan with; the original's text logits are kept too.
+
+    Raises:
+        CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.
+        ArchiveError, ValidationError: the overrides cannot be read, or belong to another model.
+    """
+    loaded = reference_model(folder, residency, adapter=adapter, trust_remote_code=trust_remote_code)
+    original = None
+    with torch.no_grad(), loaded as model:
+        if overrides is not None:
+            original, _ = _run_text(model, plan.text_ids)
+            overrides.apply(model)
+        text_logits, states = _run_text(model, plan.text_ids)
+        past = {} if plan.teacher_forced else _fixed_states(model, plan.text_ids[:-1], states)
+        prompt = plan.text_ids[: plan.prompt_length]
+        if plan.teacher_forced:
+            ids, greedy_logits = _continue(model, prompt, plan.greedy_steps, text_logits[plan.prompt_length - 1])
+        else:
+            ids, greedy_logits = _run_greedy(model, prompt, plan.greedy_steps)
+    return ReferenceRun(plan, text_logits, ids, greedy_logits, states, original, past)
+
+
+def run_reference_apart(
+    folder: Path,
+    plan: CheckPlan,
+    *,
+    trust_remote_code: bool = False,
+    residency: Residency | None = None,
+    adapter: Adapter | None = None,
+    overrides: ArchiveWeights | None = None,
+) -> ReferenceRun:
+    """Do `run_reference` in a process of its own, so that all its memory is given back before the engine starts.
+
+    Raises:
+        ReferenceDiedError: that process ended without an answer.
+    """
+    options = {
+        "trust_remote_code": trust_remote_code,
+        "residency": residency,
+        "adapter": adapter,
+        "overrides": overrides,
+    }
+    context = multiprocessing.get_context("spawn")  # a fork would share the memory that is to be given back
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, folder, plan, options), daemon=True)
+    try:
+        process.start()
+        sender.close()
+        answer: ReferenceRun | Exception = receiver.recv()
+    except EOFError:
+        process.join()
+        raise ReferenceDiedError(
+            f"{folder}: the PyTorch process died (exit code {process.exitcode}).",
+            "Most often the machine ran out of memory. Pass --no-check, and validate on a larger machine.",
+        ) from None
+    finally:  # on Ctrl-C too: nobody waits for its answer any more
+        if process.pid is not None:
+            process.kill()
+            process.join()
+        receiver.close()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _answer(sender: Connection, folder: Path, plan: CheckPlan, options: dict[str, Any]) -> None:
+    """Run in the other process: send what `run_reference` returns or raises."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    try:
+        sender.send(run_reference(folder, plan, **options))
+    except Exception as error:
+        sender.send(error)
+
+
+def _run_text(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, dict[Slot, np.ndarray]]:
+    conversation = state_form(model).conversation(model, windowed=False)
+    logits = conversation.answer(_tokens(model, ids))
+    states = {slot: tensor.cpu().numpy() for slot, tensor in conversation.states().items()}
+    return logits[0].float().cpu().numpy(), states
+
+
+def _fixed_states(model: Any, ids: Sequence[int], after: Mapping[Slot, np.ndarray]) -> dict[Slot, np.ndarray]:
+    """Return the states of fixed size after these tokens; keys and values of the whole text can be cut instead."""
+    fixed = [slot for slot in after if not slot.grows]
+    if not fixed:
+        return {}
+    _, states = _run_text(model, ids)
+    return {slot: states[slot] for slot in fixed}
+
+
+def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[int, ...], np.ndarray]:
+    conversation = state_form(model).conversation(model, windowed=True)
+    pending = _tokens(model, prompt)
+    ids: list[int] = []
+    rows: list[np.ndarray] = []
+    for _ in range(steps):
+        logits = conversation.answer(pending, logits_to_keep=1)[0, -1]
+        rows.append(logits.float().cpu().numpy())
+        ids.append(int(logits.argmax()))
+        pending = _tokens(model, ids[-1:])
+    if not rows:
+        raise OptionError(
+            "the check decodes no token: the model has no position left after the prompt.", "Pass --no-check."
+        )
+    return tuple(ids), np.stack(rows)
+
+
+def _continue(model: Any, prompt: Sequence[int], steps: int, first: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+    """Generate greedily from logits that are known already: one pass less, without a cache."""
+    rows, ids = [first], [int(first.argmax())]
+    while len(rows) < steps:
+        tokens = _tokens(model, [*prompt, *ids])
+        logits = model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1]
+        rows.append(logits.float().cpu().numpy())
+        ids.append(int(logits.argmax()))
+    return tuple(ids), np.stack(rows)
+
+
+def _tokens(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Return ids [1, S] where the model takes them; one with weights in several places moves them itself."""
+    first = next(model.parameters()).device
+    return torch.tensor([list(ids)], device="cpu" if first.type == "meta" else first)

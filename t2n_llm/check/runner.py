@@ -1,0 +1,257 @@
+"""An exported archive asked in the terms of a language model: turns of tokens in, logits out, on either engine."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+from generic_export.errors import EngineLoadError, OptionError
+from generic_export.inference_target.tract.engines.cli import TractCli, write_bundle
+from generic_export.inference_target.tract.engines.engine import IoFact, Session
+from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
+from kvcache.states import StateTensor, is_window_symbol
+
+logger = logging.getLogger(__name__)
+
+# `--llm` of the command line and of tract's own causal_llm example apply this transform (facts/tract.md §4.4, §4.5).
+STATEFUL_TRANSFORM = "transformers_detect_all"
+BIND_BATCH = '{"name":"set_symbols","values":{"B":1}}'
+_NUMPY_DTYPES = {"f16": np.float16, "f32": np.float32, "i64": np.int64, "bool": np.bool_}
+
+Turn = Sequence[int]
+"""The new tokens of one call."""
+
+
+class Runner(Protocol):
+    """One archive in one engine."""
+
+    @property
+    def engine_name(self) -> str: ...
+
+    @property
+    def engine_version(self) -> str: ...
+
+    def run_turns(self, turns: Sequence[Turn], *, stateful: bool) -> list[np.ndarray]:
+        """Run turns one after another, each seeing the ones before.
+
+        Args:
+            turns: new tokens of each call.
+            stateful: False feeds the state outputs back as inputs; True lets the engine keep keys and values as its own
+                state, and feeds back states of fixed size and windows only.
+
+        Returns:
+            Per turn, the kept logits [kept, vocab].
+        """
+
+
+class WheelRunner:
+    """The pip-installed engine in a worker process; a context manager."""
+
+    def __init__(self, archive: Path, engine: TractWheel | None = None) -> None:
+        self._archive = archive
+        self._engine = engine or TractWheel()
+        self._models: dict[bool, WheelModel] = {}
+
+    @property
+    def engine_name(self) -> str:
+        """Name of the engine."""
+        return self._engine.name
+
+    @property
+    def engine_version(self) -> str:
+        """Version of the engine."""
+        return self._engine.version
+
+    def __enter__(self) -> WheelRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for model in self._models.values():
+            model.close()
+        self._models.clear()
+
+    def run_turns(self, turns: Sequence[Turn], *, stateful: bool) -> list[np.ndarray]:
+        """See `Runner.run_turns`."""
+        if stateful:
+            session = self.open_session()
+            return [session.run([_ids(turn)])[0][0] for turn in turns]
+        model = self._loaded(stateful=False)
+        # A session, since an archive may have the engine keep its caches without any transform.
+        session = _FeedingSession(model.spawn_state(), [_empty(fact) for fact in model.inputs[1:]])
+        rows = [session.run([_ids(turn)])[0][0] for turn in turns]
+        session.close()
+        return rows
+
+    def open_session(self) -> Session:
+        """Return a fresh session: `input_ids` in, logits out; keys and values are the engine's, fixed states are fed back.
+
+        Raises:
+            EngineLoadError: after the engine's own detection the archive still has inputs that grow.
+        """
+        model = self._loaded(stateful=True)
+        left = [fact.name for fact in model.inputs[1:] if _grows(fact)]
+        if left:
+            raise EngineLoadError(
+                f"{self._archive}: after {STATEFUL_TRANSFORM} the archive still has inputs {', '.join(left[:3])}.",
+                "Its caches are not in the form that tract recognises (facts/tract.md §4.2).",
+            )
+        states = [_empty(fact) for fact in model.inputs[1:]]
+        return _FeedingSession(model.spawn_state(), states) if states else model.spawn_state()
+
+    def _loaded(self, *, stateful: bool) -> WheelModel:
+        if stateful not in self._models:
+            transforms = [STATEFUL_TRANSFORM] if stateful else []
+            model = self._engine.load(self._archive, transforms=transforms)
+            if stateful and any("B" in fact.shape for fact in model.inputs):
+                # facts/tract.md §4.6: the batch must be bound before the caches become state.
+                model.close()
+                model = self._engine.load(self._archive, transforms=[BIND_BATCH, *transforms])
+            self._models[stateful] = model
+        return self._models[stateful]
+
+
+class _FeedingSession:
+    """A session that hands the states that no transform makes the engine's own (fixed sizes, windows) to the next turn itself."""
+
+    def __init__(self, session: Session, states: list[np.ndarray]) -> None:
+        self._session = session
+        self._states = states
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """See `Session.run`: `input_ids` in, logits out."""
+        logits, *self._states = self._session.run([*inputs, *self._states])
+        return [logits]
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        self._session.close()
+
+
+class CliRunner:
+    """The `tract` command; each `run_turns` is one run of it on a bundle of turns, or a run a turn.
+
+    The command feeds keys and values from turn to turn, but no states of fixed size and no windows; its `--llm` refuses archives
+    that have any.
+    """
+
+    def __init__(self, archive: Path, states: Sequence[StateTensor], dtype: str, cli: TractCli) -> None:
+        """Describe the archive.
+
+        Args:
+            archive: folder or file.
+            states: of its graph.
+            dtype: `f16` archives need float casts, since npz files hold no f16.
+            cli: the command.
+        """
+        self._archive = archive
+        self._states = states
+        self._casts = dtype == "f16"
+        self._cli = cli
+
+    @property
+    def engine_name(self) -> str:
+        """Name of the engine."""
+        return self._cli.name
+
+    @property
+    def engine_version(self) -> str:
+        """Version of the engine."""
+        return self._cli.version
+
+    def run_turns(self, turns: Sequence[Turn], *, stateful: bool) -> list[np.ndarray]:
+        """See `Runner.run_turns`."""
+        empty = {state.input_name: state.at_start(1) for state in self._states}
+        if all(state.grows for state in self._states):
+            return self._run([{"input_ids": _ids(turn)} for turn in turns], {} if stateful else empty)[0]
+        rows, states = [], empty
+        for turn in turns:
+            (logits,), outputs = self._run([{"input_ids": _ids(turn)}], states, llm=False)
+            rows.append(logits)
+            states = {state.input_name: outputs[state.output_name] for state in self._states}
+        return rows
+
+    def _run(
+        self, entries: list[dict[str, Any]], states: dict[str, np.ndarray], *, llm: bool = True
+    ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        """Run turns in one go, and return each one's logits and all outputs."""
+        entries[0] |= states
+        with tempfile.TemporaryDirectory(prefix="t2n-llm-turns-") as folder:
+            bundle = Path(folder) / "turns.npz"
+            write_bundle(bundle, entries, {})
+            outputs = self._cli.run_bundle(
+                self._archive,
+                bundle,
+                llm=llm,
+                unfold_kv_cache=llm and bool(states),
+                allow_float_casts=self._casts,
+            )
+        prefixes = [f"turn_{index}/" if len(entries) > 1 else "" for index in range(len(entries))]
+        return [outputs[f"{prefix}outputs"][0] for prefix in prefixes], outputs
+
+
+ENGINES = ("wheel", "cli", "auto")
+
+
+@contextmanager
+def open_runner(
+    archive: Path, states: Sequence[StateTensor], dtype: str, *, engine: str = "wheel", tract_binary: Path | None = None
+) -> Iterator[Runner]:
+    """Yield a runner of an archive, and stop its engine after the block.
+
+    Args:
+        archive: folder or file.
+        states: the graph's.
+        dtype: `f32` or `f16`, of the archive.
+        engine: `wheel` (pip-installed, in a worker process), `cli` (the `tract` command), or `auto`: the first of them that
+            is installed.
+        tract_binary: the command to use; implies `cli`.
+
+    Raises:
+        OptionError: the engine is unknown.
+        EngineMissingError: it is not installed.
+    """
+    if engine not in ENGINES:
+        raise OptionError(f"engine {engine!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")
+    if engine == "auto":
+        engine = "wheel" if find_spec("tract") is not None else "cli"
+    if engine == "cli" or tract_binary is not None:
+        yield CliRunner(archive, states, dtype, TractCli(tract_binary))
+        return
+    with WheelRunner(archive) as runner:
+        yield runner
+
+
+def require_engine(engine: str, tract_binary: Path | None = None) -> None:
+    """Ask an engine for its version, so that a missing one is known before the work and not after it; see `open_runner`."""
+    with open_runner(Path(), (), "f32", engine=engine, tract_binary=tract_binary) as runner:
+        logger.info("%s %s will check", runner.engine_name, runner.engine_version)
+
+
+def _ids(turn: Turn) -> np.ndarray:
+    return np.array([list(turn)], np.int64)
+
+
+def _empty(fact: IoFact) -> np.ndarray:
+    return np.zeros(empty_shape(fact.shape), _NUMPY_DTYPES[fact.datum_type])
+
+
+def _grows(fact: IoFact) -> bool:
+    return any(not dim.isdigit() and dim != "B" and not is_window_symbol(dim) for dim in fact.shape)
+
+
+def empty_shape(shape: Sequence[str]) -> tuple[int, ...]:
+    """Return the shape of a cache with no past: one sequence for `B`, nothing along any other symbol."""
+    return tuple(int(dim) if dim.isdigit() else {"B": 1}.get(dim, 0) for dim in shape)
+
+
+__all__ = ["ENGINES", "CliRunner", "Runner", "Turn", "WheelRunner", "empty_shape", "open_runner", "require_engine"]

@@ -1,0 +1,183 @@
+"""`t2n-llm profile` and `t2n-llm bench`: where an archive's time goes, and how fast it is beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from t2n_llm.cli.inspect import JsonOption, sink_for, size_text, table_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from generic_export.inference_target.tract.engines.cli import TractCli
+    from generic_export.inference_target.tract.engines.wheel import TractWheel
+    from t2n_llm.measure.benchmark import BenchReport, Samples
+    from t2n_llm.measure.profiling import ProfileReport, TimeShare
+
+_EngineOption = Annotated[str, typer.Option(help="wheel: tract from pip, embedded. cli: the tract command.")]
+_TractOption = Annotated[
+    Path | None, typer.Option("--tract", help="The tract command to measure with (implies --engine cli).")
+]
+_DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or metal, where tract has it.")]
+_TimeoutOption = Annotated[
+    float, typer.Option(min=1.0, metavar="SECONDS", help="How long one load or one run may take.")
+]
+
+
+def profile(
+    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.")],
+    prefill: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
+    past: Annotated[
+        int | None, typer.Option(min=0, help="Tokens in the cache at the decoding step; by default the prompt's.")
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of each table.")] = 15,
+    engine: _EngineOption = "wheel",
+    tract: _TractOption = None,
+    device: _DeviceOption = "cpu",
+    timeout: _TimeoutOption = 600.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which operators and modules take the time of a prefill, and of one decoding step.
+
+    Exit code 0: measured. 2: bad input. 3: a bug.
+    """
+    with sink_for(as_json) as sink:
+        from t2n_llm.export.located import locate_archive
+        from t2n_llm.measure.profiling import profile_archive
+
+        report = profile_archive(
+            locate_archive(archive),
+            _engine(engine, tract, device, timeout),
+            prefill=prefill,
+            past=prefill if past is None else past,
+            progress=sink.stage,
+        )
+    sink.record(report.asdict())
+    sink.show(*_profile_tables(report, rows))
+
+
+def bench(
+    archives: Annotated[list[Path], typer.Argument(help="Exports or archives; ratios are to the first.")],
+    prefill: Annotated[int, typer.Option("--prefill", "--pp", min=1, help="Tokens fed at once.")] = 512,
+    decode: Annotated[int, typer.Option("--decode", "--tg", min=1, help="Tokens fed one by one.")] = 128,
+    depth: Annotated[int, typer.Option(min=0, help="Tokens in the cache before decoding starts.")] = 0,
+    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="How often each is measured.")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="Runs of each before the clock starts.")] = 1,
+    engine: _EngineOption = "wheel",
+    tract: _TractOption = None,
+    device: _DeviceOption = "cpu",
+    timeout: _TimeoutOption = 600.0,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw a bar chart (needs t2n-llm[plot]).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure prefill and decode in tokens a second, load time and peak memory; of several archives side by side.
+
+    Exit code 0: measured. 2: bad input. 3: a bug.
+    """
+    with sink_for(as_json) as sink:
+        from t2n_llm.cli.bench_plot import check_plot, plot_bench
+        from t2n_llm.export.located import locate_archive
+        from t2n_llm.measure.benchmark import BenchPlan, bench_archives
+
+        if plot is not None:
+            check_plot(plot)
+        report = bench_archives(
+            [locate_archive(archive) for archive in archives],
+            _engine(engine, tract, device, timeout),
+            BenchPlan(prefill, decode, depth, repeat, warmup),
+            sink.stage,
+        )
+        if plot is not None:
+            plot_bench(report, plot)
+    sink.record(report.asdict())
+    sink.show(*_bench_tables(report))
+
+
+def _engine(name: str, binary: Path | None, device: str, timeout: float) -> TractWheel | TractCli:
+    """Return the engine that the options name.
+
+    Raises:
+        OptionError: there is no such engine or device.
+        EngineMissingError: it is not installed.
+    """
+    from generic_export.errors import OptionError
+    from generic_export.inference_target.tract.engines.cli import TractCli
+    from generic_export.inference_target.tract.engines.wheel import TractWheel
+    from t2n_llm.check.runner import ENGINES
+
+    if name not in ENGINES:
+        raise OptionError(f"engine {name!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")
+    if name == "cli" or binary is not None:
+        return TractCli(binary, timeout_seconds=timeout, device=device)
+    return TractWheel(timeout_seconds=timeout, device=device)
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def _profile_tables(report: ProfileReport, rows: int) -> Iterator[Any]:
+    for phase in report.phases:
+        yield (
+            f"[bold]{phase.name}[/bold]: {phase.new_tokens} new, {phase.past_tokens} past, "
+            f"{phase.seconds * 1e3:.2f} ms (mean of {phase.iterations} runs), "
+            f"tract {report.engine_version} ({report.engine}, {report.device})"
+        )
+        if phase.caches_as_inputs:
+            yield "[dim]Caches came in as inputs: Concat copies them, which a runtime that keeps them as state avoids.[/dim]"
+        yield _share_table("operator", phase.operators, rows)
+        if len(phase.modules) > 1:  # an archive that we did not write names no modules
+            yield _share_table("module", phase.modules, rows)
+
+
+def _share_table(heading: str, shares: tuple[TimeShare, ...], rows: int) -> Table:
+    table = table_of(heading, ">nodes", ">ms", ">share", "")
+    for share in shares[:rows]:
+        _add_share(table, share)
+    if rest := shares[rows:]:
+        seconds = sum(share.seconds for share in rest)
+        whole = sum(share.share for share in rest)
+        nodes = sum(share.nodes for share in rest)
+        table.add_row(f"... {len(rest)} more", str(nodes), f"{seconds * 1e3:.3f}", f"{whole:.1%}", "")
+    return table
+
+
+def _add_share(table: Table, share: TimeShare) -> None:
+    from rich.markup import escape
+
+    bar = "█" * round(share.share * 15)
+    table.add_row(escape(share.name), str(share.nodes), f"{share.seconds * 1e3:.3f}", f"{share.share:.1%}", bar)
+
+
+def _bench_tables(report: BenchReport) -> Iterator[Any]:
+    from rich.markup import escape
+
+    plan = report.plan
+    at = f"@{plan.depth}" if plan.depth else ""
+    speeds = f">pp{plan.prefill} t/s", f">tg{plan.decode}{at} t/s"
+    table = table_of("archive", ">size", *speeds, ">load+opt s", ">peak")
+    for index, (figures, ratios) in enumerate(zip(report.archives, report.ratios(), strict=True)):
+        ratio = {name: f"\n{value:.2f}x" if index else "" for name, value in ratios.items()}
+        table.add_row(
+            escape(figures.name),
+            size_text(figures.archive_bytes) + ratio["archive_bytes"],
+            _samples(figures.prefill) + ratio["prefill"],
+            _samples(figures.decode) + ratio["decode"],
+            f"{figures.load.median:.2f}+{figures.optimise.median:.2f}",
+            size_text(figures.peak_rss_bytes) + ratio["peak_rss"],
+        )
+    yield (
+        f"tract {report.engine_version} ({report.engine}, {report.device}): median of {plan.repeats}, "
+        "t/s: tokens a second, ± half the distance from slowest to fastest; x: ratio to the first"
+    )
+    yield table
+
+
+def _samples(samples: Samples) -> str:
+    spread = f" ±{samples.spread:.0%}" if len(samples.values) > 1 else ""
+    return f"{samples.median:,.1f}{spread}"

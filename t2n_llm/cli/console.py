@@ -1,0 +1,379 @@
+"""The one output sink of the command line: for people, as JSON, or quiet. Progress goes to stderr, results to stdout."""
+
+from __future__ import annotations
+
+import enum
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from generic_export.errors import T2NError
+from t2n_llm.cli.report_tables import quality_tables
+from t2n_llm.export.folder import json_text
+from t2n_llm.tasks.names import TEXT_GENERATION
+
+if TYPE_CHECKING:
+    from generic_export.write.archive import WriteProgress
+    from t2n_llm.check.causal_lm import ValidationReport
+    from t2n_llm.export.adapter_only import AdapterExport
+    from t2n_llm.export.pipeline import ExportResult
+    from t2n_llm.export.plan import ExportPlan
+    from t2n_llm.export.verify import IntegrityReport
+    from t2n_llm.measure.quantize_report import QuantizeReport
+    from t2n_llm.tasks.heads.check import HeadReport
+
+
+_LINE_SECONDS = 5.0
+
+
+_PLAIN = ("f16", "f32")
+_NAMED = 3  # tensors that are named before the rest is counted
+
+
+class OutputMode(enum.Enum):
+    """How a command speaks."""
+
+    HUMAN = "human"
+    JSON = "json"
+    QUIET = "quiet"
+
+
+@dataclass
+class _Line:
+    """When progress was printed without a terminal: first, last, and how many bytes were written at first."""
+
+    first: float
+    last: float
+    first_bytes: int
+
+
+_PIPE_COLUMNS = 200  # tables in a pipe or a file are not folded to the 80 columns of a terminal that is not there
+
+
+class Sink:
+    """Speaks for one command; also the `Reporter` of an export. Use it as a context manager around the work."""
+
+    def __init__(self, mode: OutputMode = OutputMode.HUMAN) -> None:
+        self.mode = mode
+        self._out = Console(soft_wrap=True, highlight=False, emoji=False)
+        self._err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+        self._started = time.monotonic()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._line: _Line | None = None
+        self._warnings: list[str] = []
+
+    def __enter__(self) -> Sink:
+        if self.mode is OutputMode.HUMAN and self._err.is_terminal:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                DownloadColumn(),
+                TextColumn("{task.fields[tensors]}", markup=False),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=self._err,
+                transient=True,
+            )
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    # --- Reporter -----------------------------------------------------------------------------------
+
+    def stage(self, title: str) -> None:
+        """Say which stage begins."""
+        if self.mode is not OutputMode.HUMAN:
+            return
+        self._drop_task()
+        self._err.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {escape(title)}")
+
+    def progress(self, progress: WriteProgress) -> None:
+        """Move the progress bar; where there is no terminal, print a line every few seconds."""
+        if self.mode is not OutputMode.HUMAN:
+            return
+        if self._progress is None:
+            self._progress_line(progress)
+            return
+        if self._task is None:
+            self._task = self._progress.add_task("", total=progress.total_bytes, tensors="")
+        self._progress.update(
+            self._task,
+            description=progress.label.removesuffix(".dat")[-40:],
+            completed=progress.done_bytes,
+            tensors=f"{progress.done_entries}/{progress.total_entries} tensors",
+        )
+        if progress.done_entries == progress.total_entries:
+            self._drop_task()
+
+    def _progress_line(self, progress: WriteProgress) -> None:
+        now = time.monotonic()
+        if progress.done_bytes == 0 or self._line is None:
+            self._line = _Line(now, now, progress.done_bytes)
+        elif now - self._line.last >= _LINE_SECONDS and progress.done_bytes < progress.total_bytes:
+            self._line.last = now
+            speed = (progress.done_bytes - self._line.first_bytes) / (now - self._line.first)
+            rest = (progress.total_bytes - progress.done_bytes) / speed if speed else 0.0
+            self._err.print(
+                f"[dim]{now - self._started:6.1f} s[/dim]  {progress.done_bytes / 1e9:.2f} of "
+                f"{progress.total_bytes / 1e9:.2f} GB, {progress.done_entries} of {progress.total_entries} tensors, "
+                f"{speed / 1e6:.0f} MB/s, {rest:.0f} s to go"
+            )
+
+    def warn(self, message: str) -> None:
+        """Print a warning, in every mode: it goes to stderr."""
+        self._warnings.append(message)
+        self._err.print(f"[yellow]warning:[/yellow] {_line(message)}")
+
+    def _drop_task(self) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = None
+
+    # --- results --------------------------------------------------------------------------------------
+
+    def error(self, error: T2NError, report: ValidationReport | None = None) -> None:
+        """Print what went wrong on one line, and what to do on the next; before them the checks, when they failed."""
+        if self.mode is OutputMode.JSON:
+            record = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+            self._json(record | ({"validation": report.asdict()} if report is not None else {}))
+            return
+        if report is not None:
+            self.validated(report)
+        self._err.print(f"[bold red]error:[/bold red] {_line(error.message)}")
+        if error.hint:
+            self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
+
+    def exported(self, result: ExportResult[Any]) -> None:
+        """Print the outcome of an export."""
+        manifest = result.manifest
+        if self.mode is OutputMode.JSON:
+            self._json({**manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)})
+            return
+        if self.mode is OutputMode.QUIET:
+            return
+        if result.validation is not None:
+            self.validated(result.validation)
+        sizes = {role: manifest["files"][path.name]["bytes"] / 1e6 for role, path in result.archives.items()}
+        task = f" for {manifest['task']}" if manifest["task"] != TEXT_GENERATION else ""
+        self._out.print(
+            f"[green]exported[/green] {escape(manifest['source']['name'])}{task}: "
+            f"{manifest['model']['parameters'] / 1e6:.1f} M parameters, {manifest['graph']['dtype']}, "
+            f"{sum(sizes.values()):.1f} MB, {time.monotonic() - self._started:.1f} s"
+        )
+        if manifest["compression"]:
+            self._compression(manifest["compression"])
+        if result.validation is None:
+            self._out.print("[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it")
+        for role, path in result.archives.items():
+            several = len(sizes) > 1
+            title, size = (role, f" ({sizes[role]:.1f} MB)") if several else ("archive", "")
+            self._out.print(f"{title:9s} {escape(str(path))}{size}")
+        if manifest["task"] == TEXT_GENERATION and "tokenizer.json" in manifest["companions"]:
+            folder = escape(shlex.quote(str(result.output_dir)))
+            self._out.print(f'try it    t2n-llm generate {folder} "Once upon a time"')
+
+    def _texts(self, report: HeadReport) -> None:
+        """Print how the texts of a check compare."""
+        table = Table(
+            title=f"PyTorch f32 against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
+        )
+        for heading in ("texts", "batch", "length", "max abs error", "largest value", ""):
+            table.add_column(heading, justify="left" if heading in ("texts", "") else "right")
+        for check in report.checks:
+            table.add_row(
+                check.name,
+                str(check.batch),
+                str(check.length),
+                f"{check.max_abs_error:.2e}",
+                f"{check.scale:.2e}",
+                "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]",
+            )
+        self._out.print(table)
+
+    def adapted(self, result: AdapterExport) -> None:
+        """Print the outcome of an export of an adapter alone."""
+        manifest = result.manifest
+        if self.mode is OutputMode.JSON:
+            self._json({**manifest, "output_dir": str(result.output_dir)})
+        elif self.mode is OutputMode.HUMAN:
+            size = sum(entry["bytes"] for entry in manifest["files"].values())
+            self._out.print(
+                f"[green]exported[/green] adapter {escape(manifest['adapter']['name'])}: {len(manifest['modules'])} "
+                f"modules, {manifest['dtype']}, {size / 1e6:.1f} MB"
+            )
+            self._out.print(f"folder    {escape(str(result.output_dir))}")
+
+    def _compression(self, record: Mapping[str, Any]) -> None:
+        """Print the size, how much of it is quantised, and what is not and why."""
+        tensors = record["tensors"]
+        quantized = [tensor for tensor in tensors if tensor["scheme"] not in _PLAIN]
+        errors = [tensor["relative_error"] for tensor in quantized if tensor["relative_error"] is not None]
+        detail = f", relative squared error {sum(errors) / len(errors):.2e} on average" if errors else ""
+        self._out.print(
+            f"recipe    {escape(record['recipe']['name'])}: weights {record['bytes'] / 1e6:.1f} MB, "
+            f"{record['bits_per_weight']:.2f} bits per weight; {len(quantized)} tensors quantised{detail}"
+        )
+        reasons: dict[str, list[Mapping[str, Any]]] = {}
+        for tensor in tensors:
+            if tensor["kept"]:
+                reasons.setdefault(f"{tensor['scheme']}, {tensor['kept']}", []).append(tensor)
+        for reason, kept in reasons.items():
+            size = sum(tensor["bytes"] for tensor in kept) / 1e6
+            names = ", ".join(tensor["label"] for tensor in kept[:_NAMED])
+            more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
+            self._out.print(f"kept      {escape(names)}{more} ({size:.1f} MB): {escape(reason)}")
+
+    def validated(self, report: ValidationReport | HeadReport) -> None:
+        """Print the outcome of a validation."""
+        if self.mode is OutputMode.JSON:
+            self._json(report.asdict())
+        elif self.mode is OutputMode.HUMAN:
+            from t2n_llm.check.causal_lm import ValidationReport
+
+            if isinstance(report, ValidationReport):
+                self._checks(report)
+            else:
+                self._texts(report)
+
+    def _checks(self, report: ValidationReport) -> None:
+        weights = ", on the compressed weights" if report.original is not None else ""
+        table = Table(
+            title=f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
+        )
+        for heading, justify in (
+            ("check", "left"),
+            ("steps", "right"),
+            ("max abs error", "right"),
+            ("max KL", "right"),
+        ):
+            table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+        table.add_column("same token", justify="right")
+        table.add_column("")
+        for check in report.checks:
+            table.add_row(
+                check.name,
+                str(len(check.steps)),
+                f"{check.max_abs_error:.2e}",
+                f"{check.max_kl_divergence:.2e}",
+                f"{check.same_top1}/{len(check.steps)}",
+                "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]",
+            )
+        self._out.print(table)
+        for check in report.checks:
+            if check.note:
+                self._out.print(f"{check.name}: {escape(check.note)}")
+        if report.original is not None:
+            original = report.original
+            self._out.print(
+                f"against the uncompressed model, over {original.positions} positions: mean KL "
+                f"{original.mean_kl_divergence:.3g}, worst {original.max_kl_divergence:.3g}, "
+                f"same token {original.same_top1}/{original.positions}"
+            )
+
+    def quality(self, report: QuantizeReport, max_kl: float | None) -> None:
+        """Print what compression costs; a divergence above the limit is told in every mode."""
+        measured = report.quality
+        if max_kl is not None and not measured.mean_kl <= max_kl:
+            self._err.print(f"[bold red]mean KL {measured.mean_kl:.4g} is above {max_kl:.4g}[/bold red] (--max-kl)")
+        if self.mode is OutputMode.JSON:
+            self._json(report.asdict())
+        elif self.mode is OutputMode.HUMAN:
+            for table in quality_tables(report):
+                self._out.print(table)
+            self._out.print(
+                f"{report.engine}, {report.seconds:.1f} s, {escape(report.reading)}; text {escape(report.text)}, "
+                f"{measured.positions} tokens scored"
+            )
+
+    def planned(self, plan: ExportPlan) -> None:
+        """Print what an export would do; asked for it, so in quiet mode too."""
+        if self.mode is OutputMode.JSON:
+            self._json(plan.asdict())
+            return
+        table = Table(title=f"{plan.output_dir}: nothing is written")
+        table.add_column("tensors", overflow="fold")
+        for heading in ("count", "shape", "type", "MB"):
+            table.add_column(heading, justify="right")
+        for group in plan.groups:
+            shape = " x ".join(map(str, group.shape)) or "scalar"
+            table.add_row(escape(group.name), str(group.count), shape, group.dtype, f"{group.bytes / 1e6:.2f}")
+        self._out.print(table)
+        most = "" if plan.exact else " at most (uncompressed)"
+        seconds = "unknown (the disk cannot be tried)" if plan.seconds is None else f"about {plan.seconds:.0f} s"
+        check = f", of which {plan.check_bytes / 1e9:.2f} GB to check" if plan.check_bytes else ""
+        self._out.print(f"archive   {plan.archive_bytes} bytes{most}; free on that disk: {plan.free_bytes}")
+        self._out.print(f"memory    about {plan.peak_bytes / 1e9:.2f} GB at its peak (estimate{check})")
+        self._out.print(f"time      {seconds} to write the weights (estimate, from a small probe)")
+        self._out.print(f"{escape(str(plan.output_dir))}/")
+        for file in plan.files:
+            self._out.print(f"  {escape(file)}")
+
+    def verified(self, report: IntegrityReport) -> None:
+        """Print the outcome of a verification; damage is told in every mode."""
+        if self.mode is OutputMode.JSON:
+            self._json(report.asdict())
+            return
+        for finding in report.findings:
+            detail = f": {finding.detail}" if finding.detail else ""
+            self._err.print(f"[bold red]{finding.problem}:[/bold red] {_line(finding.name + detail)}")
+        if self.mode is OutputMode.QUIET:
+            return
+        outcome = (
+            "[green]as written[/green]" if report.passed else f"[bold red]{len(report.findings)} findings[/bold red]"
+        )
+        self._out.print(
+            f"{outcome}  {escape(str(report.path))}: {report.tensors} tensors, {report.bytes / 1e6:.1f} MB verified"
+        )
+
+    def text(self, piece: str) -> None:
+        """Print generated text as it comes, without a line end."""
+        self._out.file.write(piece)
+        self._out.file.flush()
+
+    def generated(self, record: Mapping[str, Any]) -> None:
+        """End a generation."""
+        if self.mode is OutputMode.JSON:
+            self._json(record)
+        else:
+            self._out.file.write("\n")
+
+    def show(self, *parts: Any) -> None:
+        """Print tables and lines for people; their text is markup."""
+        if self.mode is OutputMode.HUMAN:
+            for part in parts:
+                self._out.print(part, width=None if self._out.is_terminal else _PIPE_COLUMNS)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Print a result as JSON, when that is asked for."""
+        if self.mode is OutputMode.JSON:
+            self._json(record)
+
+    def _json(self, record: Mapping[str, Any]) -> None:
+        self._out.file.write(json_text(record) + "\n")
+
+
+def _line(text: str) -> str:
+    """Return a text as one line in which rich sees no markup."""
+    return escape(" ".join(line.strip() for line in text.splitlines()))

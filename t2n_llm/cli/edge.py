@@ -1,0 +1,74 @@
+"""The edge of the command line: signals become an exception, and exceptions what a user is told.
+
+In: whatever a command raised. Out: a `T2NError` with one line of message and one of what to do.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionError, T2NError
+from t2n_llm.export.folder import disk_full, is_disk_full
+
+COMMAND = "t2n-llm"
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: typer would end that one silently, with an exit code of its own."""
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into `Interrupted`, unless they are ignored (a background job, nohup)."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+        del signum, frame
+        raise Interrupted
+
+    previous = {number: signal.getsignal(number) for number in _INTERRUPTS}
+    heard = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
+    for number in heard:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
+
+
+class UnforeseenError(T2NError):
+    """An exception that nobody foresaw: a bug of ours, told like the others."""
+
+
+# click's own error for a wrong command line. typer carries a copy of click and exports only this child of it.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def advice_on(error: BaseException) -> T2NError:
+    """Return what to tell the user about an exception."""
+    if isinstance(error, T2NError):
+        return error
+    if isinstance(error, Interrupted):
+        kept = getattr(error, "kept", None)
+        hint = f"What was written is kept in {kept}: run the same command again to continue." if kept else None
+        return InterruptError("interrupted.", hint or "Nothing was left behind.")
+    if isinstance(error, _UsageError):
+        command = getattr(getattr(error, "ctx", None), "command_path", COMMAND)
+        return OptionError(error.format_message(), f"Run {command} --help.")  # type: ignore[attr-defined]
+    if isinstance(error, MemoryError):
+        return NotEnoughMemoryError("out of memory.", "Try --low-memory, or a machine with more memory.")
+    if isinstance(error, OSError) and is_disk_full(error):
+        return disk_full(Path(error.filename or tempfile.gettempdir()))
+    return UnforeseenError(
+        f"unexpected {type(error).__name__}: {error}",
+        f"This is a bug of t2n-llm: run again as {COMMAND} --debug ... and report what it prints.",
+    )

@@ -1,0 +1,216 @@
+"""`t2n-llm inspect`: what is in an archive, as tables, as its coloured text, or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from t2n_llm.cli.console import OutputMode, Sink
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from t2n_llm.measure.inspection import Inspection
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+_EXIT_REFUSED = 1
+
+
+def inspect(
+    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.")],
+    graph: Annotated[bool, typer.Option("--graph", help="Print graph.nnef instead.")] = False,
+    tensors: Annotated[
+        int, typer.Option("--tensors", min=0, metavar="N", help="How many of the largest tensors to list; 0: all.")
+    ] = 10,
+    engine: Annotated[
+        bool, typer.Option("--engine/--no-engine", help="Load it in tract to see the optimised operators.")
+    ] = True,
+    device: Annotated[str, typer.Option(help="What tract optimises for: cpu, cuda or metal.")] = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """Show an archive's interface, tensors, cache and operators. It is read as a stream, never unpacked.
+
+    Exit code 0: read. 1: tract refuses the archive. 2: it is damaged, or bad input. 3: a bug.
+    """
+    with sink_for(as_json) as sink:
+        from t2n_llm.export.located import locate_archive
+        from t2n_llm.measure.inspection import ask_engine, inspect_archive
+
+        inspection = inspect_archive(locate_archive(archive))
+        if graph:
+            _print_graph(inspection.contents.graph_text, as_json)
+            return
+        if engine:
+            from generic_export.inference_target.tract.engines.wheel import TractWheel
+
+            inspection = ask_engine(inspection, TractWheel(device=device))
+    sink.record(inspection.asdict())
+    sink.show(*_human(inspection, tensors))
+    if inspection.engine is not None and inspection.engine.refusal is not None:
+        raise typer.Exit(_EXIT_REFUSED)
+
+
+def sink_for(as_json: bool) -> Sink:
+    """Return the sink of a command that speaks to people or in JSON."""
+    return Sink(OutputMode.JSON if as_json else OutputMode.HUMAN)
+
+
+def _print_graph(text: str, as_json: bool) -> None:
+    """Print the text of the graph: coloured on a terminal, as it is in a pipe."""
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    from t2n_llm.cli.nnef_lexer import NnefLexer
+    from t2n_llm.export.folder import json_text
+
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
+    if as_json:
+        console.file.write(json_text({"graph": text}) + "\n")
+    elif console.is_terminal:
+        console.print(Syntax(text, NnefLexer(), theme="ansi_dark").highlight(text), end="")
+    else:
+        console.file.write(text)
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def _human(inspection: Inspection, tensors: int) -> Iterator[Any]:
+    from rich.markup import escape
+
+    contents, outline = inspection.contents, inspection.outline
+    values = sum(share.values for share in inspection.shares)
+    yield (
+        f"[bold]{escape(str(contents.path))}[/bold]: graph {escape(outline.name)}, {contents.format.value}, "
+        f"{size_text(contents.stored_bytes)}, {values:,} values at {inspection.bits_per_weight:.2f} bits"
+    )
+    yield _interface(inspection)
+    yield f"symbols     {escape(', '.join(outline.symbols) or 'none')}"
+    yield f"assertions  {escape(', '.join(outline.assertions) or 'none')}"
+    yield f"registries  {escape(', '.join(outline.registries) or 'none')}"
+    for key, value in outline.properties:
+        yield f"[dim]{escape(key)} = {escape(str(value))}[/dim]"
+    yield _dtypes(inspection)
+    yield _largest(inspection, tensors)
+    yield f"cache       {_cache_text(inspection)}"
+    yield _operators(inspection)
+    yield from _engine_lines(inspection)
+    for problem in inspection.problems:
+        yield f"[yellow]problem:[/yellow] {escape(problem)}"
+    for part in outline.unknown:
+        yield f"[yellow]not understood:[/yellow] line {part.line}: {escape(part.text)}"
+
+
+def _interface(inspection: Inspection) -> Table:
+    """Inputs and outputs; long runs of caches are told in one line."""
+    outline = inspection.outline
+    rows: list[tuple[str, ...]]
+    rows = [("input", entry.name, entry.datum_type, f"[{', '.join(entry.shape)}]") for entry in outline.externals]
+    rows += [("output", name, "", "") for name in outline.outputs]
+    table = table_of("", "name", "type", "shape")
+    for row in _shortened(rows):
+        table.add_row(*_escaped(row))
+    return table
+
+
+def _shortened(rows: list[tuple[str, ...]], longest: int = 4) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of each kind, of a long kind only its first and its last."""
+    for kind in ("input", "output"):
+        found = [row for row in rows if row[0] == kind]
+        if len(found) <= longest:
+            yield from found
+            continue
+        yield from found[: longest - 1]
+        yield (kind, f"... {len(found) - longest} more ...", "", "")
+        yield found[-1]
+
+
+def _dtypes(inspection: Inspection) -> Table:
+    table = table_of("type", ">tensors", ">values", ">bytes", ">bits a value")
+    for share in inspection.shares:
+        figures = f"{share.tensors}", f"{share.values:,}", size_text(share.bytes), f"{share.bits_per_value:.2f}"
+        table.add_row(share.dtype, *figures)
+    return table
+
+
+def _largest(inspection: Inspection, count: int) -> Table:
+    tensors = sorted(inspection.contents.tensors, key=lambda tensor: tensor.data_bytes, reverse=True)
+    shown = tensors[:count] if count else tensors
+    table = table_of("largest tensors" if len(shown) < len(tensors) else "tensors", "type", "shape", ">bytes")
+    for tensor in shown:
+        table.add_row(*_escaped((tensor.label, tensor.dtype, str(list(tensor.shape)))), size_text(tensor.data_bytes))
+    return table
+
+
+def _cache_text(inspection: Inspection) -> str:
+    cache = inspection.cache
+    if cache is None:
+        return "none"
+    text = f"{cache.tensors} tensors, {size_text(cache.bytes_per_token)} a token"
+    if cache.peak_bytes is not None:
+        text += f", {size_text(cache.peak_bytes)} at the model's {cache.max_positions:,} positions"
+    return text
+
+
+def _operators(inspection: Inspection) -> Table:
+    """Operators as written beside operators as run: two lists, since their names are not the same."""
+    written = list(inspection.outline.operators)
+    run = list(inspection.engine.operators) if inspection.engine is not None else []
+    table = table_of("operators in graph.nnef", ">", "operators that tract runs", ">")
+    for index in range(max(len(written), len(run))):
+        table.add_row(*(cell for pairs in (written, run) for cell in _pair(pairs, index)))
+    return table
+
+
+def _pair(pairs: Sequence[tuple[str, int]], index: int) -> tuple[str, str]:
+    return (pairs[index][0], str(pairs[index][1])) if index < len(pairs) else ("", "")
+
+
+def _engine_lines(inspection: Inspection) -> Iterator[str]:
+    from rich.markup import escape
+
+    view = inspection.engine
+    if view is None:
+        return
+    if view.refusal is not None:
+        yield f"[bold red]tract {view.version} refuses it:[/bold red] {escape(view.refusal)}"
+        return
+    state = (
+        "no growing caches"
+        if inspection.cache is None
+        else "caches made its own state"
+        if view.stateful
+        else "keeps caches"
+    )
+    yield f"tract {view.version}: {state}, {size_text(view.peak_rss_bytes)} of memory to load and optimise it"
+    yield f"  runs on   {escape('; '.join(map(str, view.inputs)))}"
+    yield f"  gives     {escape('; '.join(map(str, view.outputs)))}"
+
+
+def table_of(*headings: str) -> Table:
+    """Make a table; a heading that starts with `>` is of numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        number = heading.startswith(">")
+        table.add_column(heading.removeprefix(">"), justify="right" if number else "left", no_wrap=not table.columns)
+    return table
+
+
+def _escaped(cells: Iterable[str]) -> list[str]:
+    from rich.markup import escape
+
+    return [escape(cell) for cell in cells]
+
+
+def size_text(size: float) -> str:
+    """Return bytes as people read them: 980 B, 12.3 kB, 269.5 MB."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size:.0f} B"

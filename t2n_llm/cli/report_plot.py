@@ -1,0 +1,116 @@
+"""The error of each tensor of an export, by layer, as a picture.
+
+In: a `QuantizeReport`. Out: a PNG (or what else matplotlib can write). matplotlib is an optional extra, loaded here only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from generic_export.errors import ArchiveError, OptionError
+from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality
+
+_INCHES = (9.0, 5.0)
+_DOTS = 150
+_DECADE = 10.0
+_MARKERS = "os^vDPX*<>hp"
+
+
+def require_plotting(path: Path) -> None:
+    """Refuse a plot that could not be drawn in the end.
+
+    Raises:
+        OptionError: matplotlib is not installed, or it writes no files of that kind.
+    """
+    figure, _ = _axes()
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise OptionError(
+            f"--plot {path}: {path.suffix or 'a name without suffix'} is no kind of picture.", "Use .png."
+        )
+
+
+def plot_report(report: QuantizeReport, path: Path) -> None:
+    """Draw the relative squared error of the quantised tensors by layer, one line for each kind of tensor.
+
+    Args:
+        report: of an export.
+        path: the picture to write; its suffix says which form.
+
+    Raises:
+        OptionError: matplotlib is not installed.
+        ArchiveError: the file cannot be written.
+    """
+    figure, axes = _axes()
+    drawn = [tensor for tensor in report.tensors if tensor.quantized and _error(tensor)]
+    kinds = list(dict.fromkeys(tensor.kind for tensor in drawn if tensor.layer is not None))
+    for index, kind in enumerate(kinds):
+        points = [tensor for tensor in drawn if tensor.kind == kind and tensor.layer is not None]
+        axes.plot(
+            [tensor.layer for tensor in points],
+            [_error(tensor) for tensor in points],
+            marker=_MARKERS[index % len(_MARKERS)],
+            markersize=4,
+            linewidth=1,
+            label=kind,
+        )
+    for tensor in drawn:
+        if tensor.layer is None:
+            axes.axhline(_error(tensor), linestyle="--", linewidth=1, color="gray", label=tensor.kind)
+    _label(axes, report, drawn)
+    try:
+        figure.savefig(path, dpi=_DOTS, bbox_inches="tight")
+    except OSError as error:
+        raise ArchiveError(
+            f"{path}: cannot be written: {error.strerror}.", "Choose another file for --plot."
+        ) from error
+
+
+def _error(tensor: TensorQuality) -> float | None:
+    """Return what is drawn: the error of the weights, or of the outputs where the weights were scaled on purpose."""
+    return tensor.relative_error if tensor.relative_error is not None else tensor.output_error
+
+
+def _label(axes: Any, report: QuantizeReport, drawn: Sequence[TensorQuality]) -> None:
+    quality = report.quality
+    axes.set_title(
+        f"{report.folder}: {report.recipe}, {report.bits_per_weight:.2f} bits per weight\n"
+        f"mean KL {quality.mean_kl:.3g}, same token {100 * quality.same_top1:.1f} %, perplexity "
+        f"{quality.perplexity:.2f} (reference {quality.reference_perplexity:.2f})",
+        fontsize=10,
+    )
+    axes.set_xlabel("decoder layer")
+    outputs = any(tensor.relative_error is None for tensor in drawn)
+    axes.set_ylabel(f"squared error / energy of the {'outputs (scaled weights)' if outputs else 'weights'}")
+    axes.grid(visible=True, which="both", linewidth=0.3)
+    if not drawn:
+        axes.text(0.5, 0.5, "nothing is quantised", ha="center", transform=axes.transAxes)
+        return
+    _scale(axes, [error for error in map(_error, drawn) if error], [t.layer for t in drawn if t.layer is not None])
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _scale(axes: Any, errors: Sequence[float], layers: Sequence[int]) -> None:
+    """Number the axes: errors by decades only where there are some."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if max(errors) > _DECADE * min(errors):
+        axes.set_yscale("log")
+    else:
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    if layers and min(layers) == max(layers):
+        axes.set_xlim(layers[0] - 0.5, layers[0] + 0.5)
+
+
+def _axes() -> tuple[Any, Any]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise OptionError("plots need matplotlib, which is not installed.", "pip install 't2n-llm[plot]'") from error
+    figure = Figure(figsize=_INCHES)
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()

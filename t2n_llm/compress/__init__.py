@@ -1,0 +1,1 @@
+"""A recipe applied to one model: options, plan, calibration walks, statistics, the form in which tensors are stored."""

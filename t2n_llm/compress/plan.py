@@ -1,0 +1,309 @@
+"""What a recipe means for one model, before anything is read: which tensors become blocks, chosen by what.
+
+In: a recipe, a captured graph, its skeleton. Out: a `CompressionPlan` with the graph that reads blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from generic_export.errors import OptionError
+from generic_export.nnef.block_storage import StorageUse, may_store, split_products, storage_uses, store_in_blocks
+from generic_export.nnef.dat import BLOCK_FORMATS
+from generic_export.nnef.graph import NnefGraph
+from generic_export.weights.source import TensorSource
+from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM
+from quant.budget import Candidate, kept_plain, kind_factor, layer_count, weight_sensitivity
+from quant.half import CastTensor
+from quant.protocol import InputStatistics, Quantizer
+from quant.recipe import QUANTIZED_SCHEMES, Choice, Recipe, TensorName, choose
+from quant.stream import PermutedTensor
+from t2n_llm.source.empty_model import Weightless
+
+CALIBRATED_ALGORITHMS = ("imatrix", "gptq", "awq", "best")
+"""Algorithms that look at the whole model: `t2n_llm.compress.calibrate` makes their tensors before the others are streamed."""
+FOLDING_ALGORITHMS = ("awq", "best")
+"""Those that scale channels first, so that their tensors, and neighbours, are no longer the checkpoint's."""
+
+_PLAIN_BYTES = {"f16": 2, "f32": 4}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One way in which a stored tensor is used, under the parameter name that goes with it."""
+
+    label: str
+    name: TensorName
+    use: StorageUse
+
+
+@dataclass(frozen=True)
+class CompressionPlan:
+    """What a recipe means for one model; everything is by label in the archive.
+
+    Attributes:
+        recipe: what was asked for.
+        graph: reads the tensors as they will be stored.
+        formats: block format of each tensor that gets one.
+        algorithms: what chooses the values of those.
+        kept: why a tensor that could be quantised is not.
+        parameters: the model's parameters that each tensor stands for.
+        axes: the order of a parameter's axes in the archive, where it changes.
+        shared: label of a tied table's second tensor -> the label whose values it shares.
+        idle: patterns that match nothing.
+    """
+
+    recipe: Recipe
+    graph: NnefGraph
+    formats: Mapping[str, str]
+    algorithms: Mapping[str, str]
+    kept: Mapping[str, str]
+    parameters: Mapping[str, tuple[str, ...]]
+    axes: Mapping[str, tuple[int, ...] | None]
+    shared: Mapping[str, str]
+    idle: tuple[str, ...]
+
+    def calibrated(self) -> dict[str, str]:
+        """Return the labels whose values calibration chooses, with the algorithm."""
+        return {label: name for label, name in self.algorithms.items() if name in CALIBRATED_ALGORITHMS}
+
+
+def plan_compression(
+    recipe: Recipe,
+    skeleton: Weightless,
+    graph: NnefGraph,
+    sources: Mapping[str, TensorSource],
+    algorithms: Mapping[str, Quantizer] = BUILT_IN,
+    statistics: Mapping[str, InputStatistics] | None = None,
+) -> CompressionPlan:
+    """Apply a recipe to a graph.
+
+    Args:
+        recipe: which tensors become blocks.
+        skeleton: gives tied names, and which parameters are embeddings and head.
+        graph: with plain tensors only.
+        sources: per label; read only when the recipe has a size to fill.
+        algorithms: name -> quantizer, for the sensitivity of tensors.
+        statistics: parameter name -> what is known of its inputs, for the same.
+
+    Raises:
+        OptionError: the size asked for cannot be reached, or f32 is asked for in an f16 graph.
+        WeightError: a tensor cannot be quantised (inf, nan).
+    """
+    parts = _parts(graph, skeleton)
+    choices, idle = choose(recipe, [part.name for part in parts])
+    _check_plain_schemes(choices, skeleton)
+    kept = {part.name.name: _obstacle(part, choices) for part in parts}
+    formats = {name: choices[name].scheme for name, reason in kept.items() if not reason}
+    if recipe.target_size is not None:
+        sensitivity = _Sensitivity(choices, algorithms, statistics or {}, layer_count(part.name.name for part in parts))
+        for name in _over_budget(recipe.target_size, graph, sources, parts, formats, sensitivity):
+            del formats[name]
+            kept[name] = "it is among the most sensitive, and the size asked for has room for it"
+    graph, parts, shared = _split_parts(graph, parts, formats)
+    stored = {part.label: formats[part.name.name] for part in parts if part.name.name in formats}
+    return CompressionPlan(
+        recipe=recipe,
+        graph=store_in_blocks(graph, stored),
+        formats=stored,
+        algorithms={label: _algorithm(label, parts, choices) for label, scheme in stored.items() if scheme == "q4_0"},
+        kept={part.label: kept[part.name.name] for part in parts},
+        parameters=_parameters(parts, skeleton),
+        axes={label: use.axes for label, use in storage_uses(graph).items()},
+        shared=shared,
+        idle=tuple(idle),
+    )
+
+
+def product_shapes(graph: NnefGraph, skeleton: Weightless) -> dict[str, tuple[int, ...]]:
+    """Return, for the parameters that are weights of products, their shape [..., K] as blocks want it."""
+    shapes = {variable.label: variable.shape for variable in graph.variables}
+    return {
+        part.name.name: tuple(shapes[part.label][axis] for axis in part.use.axes)
+        if part.use.axes is not None
+        else shapes[part.label]
+        for part in _parts(graph, skeleton)
+        if part.use.multiplied
+    }
+
+
+# --- what the recipe says of each tensor ----------------------------------------------------------
+
+
+def _parts(graph: NnefGraph, skeleton: Weightless) -> list[_Part]:
+    """Return every tensor that blocks could be made of, with its role; a tied table counts as embeddings and as head."""
+    embeddings, head = _embedding_name(skeleton), _head_name(skeleton)
+    tied = _tied_names(skeleton)
+    parts: list[_Part] = []
+    for label, use in storage_uses(graph).items():
+        names = tied.get(label, (label,))
+        if use.gathered and use.multiplied and len(names) > 1:
+            product = head if head in names else next(name for name in names if name != label)
+            gather = embeddings if embeddings in names and embeddings != product else label
+            parts.append(_Part(label, TensorName(gather, "@embeddings"), replace(use, multiplied=False)))
+            parts.append(_Part(label, TensorName(product, "@head"), replace(use, gathered=False)))
+        else:
+            parts.append(_Part(label, TensorName(label, _role(use, head in names)), use))
+    return parts
+
+
+def _role(use: StorageUse, is_head: bool) -> str:
+    if is_head:
+        return "@head"
+    if use.multiplied:
+        return "@linears"
+    return "@embeddings" if use.gathered else ""
+
+
+def _tied_names(skeleton: Weightless) -> dict[str, tuple[str, ...]]:
+    """Return, for each name of a tied parameter, all its names."""
+    groups: dict[str, list[str]] = {}
+    for name, owner in skeleton.tied.items():
+        groups.setdefault(owner, [owner]).append(name)
+    return {name: tuple(names) for names in groups.values() for name in names}
+
+
+def _embedding_name(skeleton: Weightless) -> str | None:
+    return _weight_name(skeleton, "get_input_embeddings")
+
+
+def _head_name(skeleton: Weightless) -> str | None:
+    return _weight_name(skeleton, "get_output_embeddings")
+
+
+def _weight_name(skeleton: Weightless, getter: str) -> str | None:
+    model: Any = skeleton.network
+    try:
+        wanted = getattr(model, getter)()
+    except (AttributeError, NotImplementedError):  # a model that has no such layer
+        return None
+    return next((f"{path}.weight" for path, module in model.named_modules() if module is wanted), None)
+
+
+def _obstacle(part: _Part, choices: Mapping[str, Choice]) -> str:
+    """Return why a part stays plain: what stands in the way of the scheme asked for, or that none was."""
+    choice = choices.get(part.name.name)
+    if choice is None or choice.scheme not in QUANTIZED_SCHEMES:
+        return "the recipe keeps it"
+    return may_store(part.use, choice.scheme)
+
+
+def _check_plain_schemes(choices: Mapping[str, Choice], skeleton: Weightless) -> None:
+    narrow = skeleton.dtype is torch.float16
+    wide = next((name for name, choice in choices.items() if choice.scheme == "f32"), None)
+    if narrow and wide is not None:
+        raise OptionError(
+            f"the recipe keeps {wide} in f32, in a graph that computes in f16.",
+            f"Add --keep-f32 {wide!r} to the export.",
+        )
+
+
+@dataclass(frozen=True)
+class _Sensitivity:
+    """How much a model suffers from quantising one of its tensors, as far as that can be said beforehand."""
+
+    choices: Mapping[str, Choice]
+    algorithms: Mapping[str, Quantizer]
+    statistics: Mapping[str, InputStatistics]
+    layers: int
+
+    def of(self, names: Sequence[TensorName], source: TensorSource, block_format: str) -> float:
+        quantizer = self.algorithms.get(self.choices[names[0].name].algorithm, BUILT_IN[DEFAULT_ALGORITHM])
+        known = next((self.statistics[each.name] for each in names if each.name in self.statistics), None)
+        harm = weight_sensitivity(source, quantizer, block_format, known)
+        return harm * sum(kind_factor(each.name, each.role, self.layers) for each in names)
+
+
+def _over_budget(
+    budget: int,
+    graph: NnefGraph,
+    sources: Mapping[str, TensorSource],
+    parts: Sequence[_Part],
+    formats: Mapping[str, str],
+    sensitivity: _Sensitivity,
+) -> set[str]:
+    """Return the names that stay plain within the budget; a tied table is one tensor with its head."""
+    variables = {variable.label: variable for variable in graph.variables}
+    by_label: dict[str, list[_Part]] = {}
+    for part in parts:
+        if part.name.name in formats:
+            by_label.setdefault(part.label, []).append(part)
+    candidates, stays = [], 0
+    for label, members in by_label.items():
+        name, variable = members[0].name.name, variables[label]
+        source = oriented(uncast(sources[label]), members[0].use.axes)
+        harm = sensitivity.of([member.name for member in members], source, formats[name])
+        # A table that stays plain for its other use is there anyway: a quantised copy of it only adds to the size.
+        alone = all(part.name.name in formats for part in parts if part.label == label)
+        plain = math.prod(variable.shape) * _PLAIN_BYTES[variable.dtype] if alone else 0
+        candidates.append(Candidate(label, plain, BLOCK_FORMATS[formats[name]].data_size(variable.shape), harm))
+        stays += 0 if alone else sources[label].nbytes
+    others = stays + sum(sources[name].nbytes for name in variables if name not in by_label)
+    kept = kept_plain(candidates, others, budget)
+    return {part.name.name for label in kept for part in by_label[label]}
+
+
+def _split_parts(
+    graph: NnefGraph, parts: Sequence[_Part], formats: Mapping[str, str]
+) -> tuple[NnefGraph, list[_Part], dict[str, str]]:
+    """Give the head of a tied table a tensor of its own where the two are stored differently.
+
+    Returns:
+        The graph, the parts, and for each new label the one whose values it shares.
+    """
+    copies: dict[str, str] = {}
+    for part in parts:
+        twin = next((other for other in parts if other.label == part.label and other is not part), None)
+        differs = twin is not None and formats.get(twin.name.name) != formats.get(part.name.name)
+        if differs and part.name.role == "@head":
+            copies[part.label] = _copy_label(part)
+    split = [
+        replace(part, label=copies[part.label]) if part.label in copies and part.name.role == "@head" else part
+        for part in parts
+    ]
+    shared = {copy: label for label, copy in copies.items()}
+    return (split_products(graph, copies) if copies else graph), split, shared
+
+
+def _copy_label(part: _Part) -> str:
+    """Return a label for the head's own tensor: its parameter's name, unless the table lies under that one."""
+    return part.name.name if part.name.name != part.label else f"{part.name.name}_head"
+
+
+def _algorithm(label: str, parts: Sequence[_Part], choices: Mapping[str, Choice]) -> str:
+    return next(choices[part.name.name].algorithm for part in parts if part.label == label)
+
+
+def _parameters(parts: Sequence[_Part], skeleton: Weightless) -> dict[str, tuple[str, ...]]:
+    """Return the names of the model's parameters that each stored tensor stands for."""
+    tied = _tied_names(skeleton)
+    names: dict[str, list[str]] = {}
+    for part in parts:
+        names.setdefault(part.label, []).append(part.name.name)
+    return {
+        label: tuple(found) if len(found) > 1 or found[0] != label else _all_names(label, names, tied)
+        for label, found in names.items()
+    }
+
+
+def _all_names(label: str, names: Mapping[str, Sequence[str]], tied: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return a tensor's parameter names, less those that another stored tensor stands for."""
+    elsewhere = {name for other, found in names.items() if other != label for name in found}
+    return tuple(name for name in tied.get(label, (label,)) if name not in elsewhere)
+
+
+# --- sources ------------------------------------------------------------------------------------------
+
+
+def uncast(source: TensorSource) -> TensorSource:
+    """Return a source as the checkpoint has it: rounding to f16 first would lose a little."""
+    return source.source if isinstance(source, CastTensor) else source
+
+
+def oriented(source: TensorSource, axes: tuple[int, ...] | None) -> TensorSource:
+    return source if axes is None else PermutedTensor(source, axes)

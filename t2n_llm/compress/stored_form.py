@@ -1,0 +1,103 @@
+"""How the tensors of an export are stored: plain, compressed as asked, or in the blocks that the checkpoint has already.
+
+In: a captured graph and its sources. Out: the graph and the sources that are written, as long as a `with` block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from generic_export.nnef.graph import NnefGraph
+from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.source import TensorSource
+from generic_export.write.document import ArchivePlan, plan_document
+from quant.recipe import RECIPE_FILE, recipe_text
+from quant.stream import QuantizationError
+from t2n_llm.compress.apply import Compression
+from t2n_llm.compress.options import CompressionOptions, Messages, compressed
+from t2n_llm.compress.prequantized import kept_as_stored, quantized_again
+from t2n_llm.source.empty_model import Weightless
+from t2n_llm.source.hub import ModelSource
+from t2n_llm.weights.archive_weights import ArchiveWeights
+
+
+@dataclass(frozen=True)
+class StoredForm:
+    """What an archive will hold.
+
+    Attributes:
+        graph, sources: as they are written.
+        plan: the sizes.
+        compression: None when everything is plain.
+        notes: what a user should know of a checkpoint that is quantised already.
+    """
+
+    graph: NnefGraph
+    sources: Mapping[str, TensorSource]
+    plan: ArchivePlan
+    compression: Compression | None
+    notes: tuple[str, ...]
+
+    @property
+    def errors(self) -> MutableMapping[str, QuantizationError] | None:
+        """What quantising does to each tensor, filled while the sources are streamed; None when everything is plain."""
+        return self.compression.errors.errors if self.compression is not None else None
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The parameters that the archive holds."""
+        return frozenset(variable.parameter for variable in self.graph.variables)
+
+    def overrides(self, archive: Path) -> ArchiveWeights | None:
+        """Return the values of a written archive that are not those of the checkpoint."""
+        return self.compression.weights_in(archive) if self.compression is not None else None
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return what `export.json` says of the compression."""
+        return self.compression.summary() if self.compression is not None else None
+
+    def write_recipe(self, folder: Path) -> None:
+        """Write the recipe beside the archive, when there is one."""
+        if self.compression is not None:
+            (folder / RECIPE_FILE).write_text(recipe_text(self.compression.recipe), encoding="utf-8")
+
+
+@contextmanager
+def stored_form(
+    options: CompressionOptions,
+    source: ModelSource,
+    checkpoint: Checkpoint,
+    skeleton: Weightless,
+    graph: NnefGraph,
+    sources: Mapping[str, TensorSource],
+    messages: Messages,
+    *,
+    dry: bool = False,
+) -> Iterator[StoredForm]:
+    """Yield how a model's tensors are stored.
+
+    Args:
+        options: the compression that was asked for; without one, blocks of the checkpoint that are exactly Q4_0 stay.
+        source, checkpoint: the model, for calibration.
+        skeleton, graph, sources: as an export without compression would write them.
+        messages: told the stages and what a user should know.
+        dry: calibrate nothing; sizes are the same.
+
+    Raises:
+        OptionError: the recipe does not fit the model.
+        WeightError: a tensor cannot be quantised.
+    """
+    with compressed(options, source, skeleton, graph, sources, messages, dry=dry) as compression:
+        if options.recipe() is None:
+            compression = kept_as_stored(skeleton, graph, sources)
+        if compression is None:
+            yield StoredForm(graph, sources, plan_document(graph, sources), None, checkpoint.notes)
+            return
+        again = quantized_again(compression)
+        notes = (*checkpoint.notes, *([again] if again is not None else []))
+        plan = plan_document(compression.graph, compression.sources)
+        yield StoredForm(compression.graph, compression.sources, plan, compression, notes)

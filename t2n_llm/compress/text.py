@@ -1,0 +1,155 @@
+"""Which tokens a model is calibrated on: a text file, the text that comes with the package, or what the model itself writes.
+
+In: `builtin`, `auto` or a path. Out: token ids, int64 [n, L], n sequences of one length.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generic_export.errors import OptionError
+from t2n_llm.check.reference_model import Placement, load_f32, plan_residency
+from t2n_llm.source.hub import ModelSource
+
+BUILTIN, AUTO = "builtin", "auto"
+DEFAULT_SEQUENCES = 32
+DEFAULT_LENGTH = 512
+_SHORTEST_TEXT = 64  # tokens; less says nothing about a model
+_AUTO_LENGTH = 128
+_AUTO_BATCH = 8
+_TEXTS = ("prose.txt", "chat.txt", "code.txt")
+_HELD_OUT = "held-out.txt"
+
+
+def calibration_ids(
+    choice: str,
+    source: ModelSource,
+    *,
+    sequences: int = DEFAULT_SEQUENCES,
+    length: int = DEFAULT_LENGTH,
+    seed: int = 0,
+) -> torch.Tensor:
+    """Return the token ids to calibrate on.
+
+    Args:
+        choice: `builtin`, `auto` (sampled from the model itself), or the path of a UTF-8 text.
+        source: the model; `builtin` and a path need its tokenizer.
+        sequences: at most so many, spread evenly over the text.
+        length: tokens in each; less when the model's positions or the text do not reach so far.
+        seed: of the sampling.
+
+    Raises:
+        OptionError: the text cannot be read, or is too short.
+        MissingTokenizerError: a text is given and the model has no tokenizer.
+    """
+    length = min(length, _position_limit(source.config))
+    if choice == AUTO:
+        return generated_ids(source, sequences=sequences, length=min(length, _AUTO_LENGTH), seed=seed)
+    text = builtin_text() if choice == BUILTIN else _read(Path(choice))
+    return spread_ids(
+        source.tokenizer().encode(text, add_special_tokens=False, verbose=False), sequences, length, choice
+    )
+
+
+def builtin_text() -> str:
+    """Return the text that comes with the package: public-domain prose and verse, a conversation, and code."""
+    folder = files("t2n_llm") / "texts"
+    return "\n\n".join((folder / name).read_text(encoding="utf-8") for name in _TEXTS)
+
+
+def evaluation_text(path: Path | None) -> str:
+    """Return the text to measure on: a file, or one that comes with the package and shares nothing with `builtin_text`.
+
+    Raises:
+        OptionError: the file cannot be read.
+    """
+    if path is None:
+        return (files("t2n_llm") / "texts" / _HELD_OUT).read_text(encoding="utf-8")
+    return _read(path, "text")
+
+
+def spread_ids(ids: list[int], sequences: int, length: int, origin: str = "the text") -> torch.Tensor:
+    """Cut sequences of one length out of a long text, evenly spread over it and without overlap.
+
+    Args:
+        ids: the text's tokens.
+        sequences: at most so many.
+        length: of each; a shorter text gives one sequence of its own length.
+        origin: named in the error.
+
+    Returns:
+        int64 [n, L].
+
+    Raises:
+        OptionError: the text is too short.
+    """
+    if len(ids) < _SHORTEST_TEXT:
+        raise OptionError(
+            f"calibration text {origin}: {len(ids)} tokens are too few.", "Give a text of a few thousand words."
+        )
+    length = min(length, len(ids))
+    count = min(sequences, len(ids) // length)
+    step = len(ids) // count
+    return torch.tensor([ids[i * step : i * step + length] for i in range(count)], dtype=torch.int64)
+
+
+def generated_ids(source: ModelSource, *, sequences: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Sample sequences from the model: first tokens at random, then what it continues with.
+
+    Args:
+        source: the model, loaded whole for this.
+        sequences: how many.
+        length: tokens in each.
+        seed: the same seed gives the same tokens.
+
+    Raises:
+        NotEnoughMemoryError: the model does not fit.
+    """
+    model = _load(source)
+    generator = torch.Generator().manual_seed(seed)
+    pieces = []
+    for start in range(0, sequences, _AUTO_BATCH):
+        pieces.append(_sampled(model, min(_AUTO_BATCH, sequences - start), length, generator))
+    return torch.cat(pieces)
+
+
+@torch.no_grad()
+def _sampled(model: Any, count: int, length: int, generator: torch.Generator) -> torch.Tensor:
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(vocabulary, (count, 1), generator=generator)
+    past, step = None, ids
+    while ids.shape[1] < length:
+        result = model(input_ids=step, past_key_values=past, use_cache=True, logits_to_keep=1)
+        past = result.past_key_values
+        probabilities = result.logits[:, -1].to(torch.float32).softmax(dim=-1)
+        step = torch.multinomial(probabilities, 1, generator=generator)
+        ids = torch.cat([ids, step], dim=1)
+    return ids
+
+
+def _load(source: ModelSource) -> Any:
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights():
+        skeleton = AutoModelForCausalLM.from_config(source.config, trust_remote_code=source.trust_remote_code)
+    plan_residency(skeleton, Placement("cpu"))
+    return load_f32(source.weights, source.trust_remote_code)
+
+
+def _position_limit(config: Any) -> int:
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else DEFAULT_LENGTH
+
+
+def _read(path: Path, what: str = "calibration text") -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{what} {path}: {error.strerror}.", "Give a text, builtin or auto.") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{what} {path}: it is not UTF-8.", "Convert it, or give another text.") from error

@@ -1,0 +1,301 @@
+"""A causal LM walked layer by layer in f32, with only one layer's weights in memory.
+
+In: a model folder and token ids. Out: what enters the first decoder layer, how each layer is called, and layers that can
+be made resident one at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from generic_export.errors import CaptureError, CorruptCheckpointError, MissingTensorError
+from generic_export.weights.source import TensorSource
+from t2n_llm.check.reference_model import Placement, load_f32, plan_residency
+from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.weights.names import match_parameters
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """How the model calls one decoder layer, besides its hidden states: the same for every batch of equal shape."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class WalkableModel:
+    """A causal LM whose decoder layers can be visited one by one.
+
+    Attributes:
+        source: where it comes from.
+        causal_lm: the module; parameters are on the meta device unless resident.
+        layers_name: qualified name of the list of decoder layers.
+        stored: parameter name -> values in the checkpoint; None when the whole model is in memory, because its
+            checkpoint stacks tensors in ways that only transformers can load.
+    """
+
+    source: ModelSource
+    causal_lm: Any
+    layers_name: str
+    stored: Mapping[str, TensorSource] | None
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers."""
+        return cast(nn.ModuleList, self.causal_lm.get_submodule(self.layers_name))
+
+    def layer_name(self, index: int) -> str:
+        """Return the qualified name of a decoder layer."""
+        return f"{self.layers_name}.{index}"
+
+    @contextmanager
+    def resident(self, index: int) -> Iterator[nn.Module]:
+        """Give layer `index` its f32 values for the length of a `with` block."""
+        layer = self.layers[index]
+        with self._loaded({f"{self.layer_name(index)}.{name}": name for name in _parameter_names(layer)}, layer):
+            yield layer
+
+    @contextmanager
+    def outside_resident(self) -> Iterator[nn.Module]:
+        """Give everything but the decoder layers (embeddings, final norm, head) its f32 values for a `with` block."""
+        prefix = self.layers_name + "."
+        names = {name: name for name in _parameter_names(self.causal_lm) if not name.startswith(prefix)}
+        with self._loaded(names, self.causal_lm):
+            yield self.causal_lm
+
+    @contextmanager
+    def _loaded(self, names: Mapping[str, str], module: nn.Module) -> Iterator[None]:
+        """`names`: checkpoint name -> name inside `module`."""
+        if self.stored is None:
+            yield
+            return
+        emptied = {local: _parameter(module, local) for local in names.values()}
+        values: dict[int, nn.Parameter] = {}
+        for name, local in names.items():
+            tied = id(emptied[local])
+            if tied not in values and name in self.stored:
+                values[tied] = nn.Parameter(read_f32(self.stored[name]), requires_grad=False)
+        for name, local in names.items():
+            if id(emptied[local]) not in values:
+                raise MissingTensorError(f"{self.source.name}: the checkpoint holds no tensor {name!r}.")
+            _set_parameter(module, local, values[id(emptied[local])])
+        try:
+            yield
+        finally:
+            for local, parameter in emptied.items():
+                _set_parameter(module, local, parameter)
+
+
+def open_walkable(folder: Path, *, trust_remote_code: bool = False) -> WalkableModel:
+    """Prepare a model to be walked; no weight is read yet when its checkpoint allows that.
+
+    Args:
+        folder: config.json and safetensors.
+        trust_remote_code: whether code beside the checkpoint may run.
+
+    Raises:
+        CaptureError: the model has no list of decoder layers.
+        NotEnoughMemoryError: the whole model must be loaded, and does not fit.
+        SourceError, CorruptCheckpointError: as `open_source`.
+    """
+    source = open_source(str(folder), trust_remote_code=trust_remote_code, require_tokenizer=False)
+    model = _skeleton(source)
+    tensors = match_parameters(model, source.checkpoint().tensors).tensors
+    if _covers(tensors, model):
+        return WalkableModel(source, model, _layers_name(model), tensors)
+    plan_residency(model, Placement("cpu"))
+    whole = _whole(source)
+    return WalkableModel(source, whole, _layers_name(whole), None)
+
+
+def first_inputs(model: WalkableModel, ids: torch.Tensor) -> tuple[list[torch.Tensor], list[LayerCall]]:
+    """Run the model without its layers.
+
+    Args:
+        model: the model.
+        ids: int64 [n, L].
+
+    Returns:
+        The hidden states that enter the first layer, [1, L, H] for each sequence, and the call of each layer.
+    """
+    layers = model.layers
+    kept = list(layers)
+    recorders = [_Recorder(layer) for layer in kept]
+    hidden = []
+    with model.outside_resident() as causal_lm, torch.no_grad():
+        try:
+            for index, recorder in enumerate(recorders):
+                layers[index] = recorder
+            for row in ids:
+                causal_lm(input_ids=row.unsqueeze(0), use_cache=False, logits_to_keep=1)
+                hidden.append(recorders[0].hidden)
+        finally:
+            for index, layer in enumerate(kept):
+                layers[index] = layer
+    return hidden, [recorder.call for recorder in recorders]
+
+
+def head_inputs(
+    model: WalkableModel, head: nn.Module, ids: torch.Tensor, hidden: Sequence[torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """Yield what the head reads, [1, L, H] for each sequence; to be called while everything outside is resident.
+
+    Args:
+        model: the model.
+        head: the module that makes logits.
+        ids: int64 [n, L]; only their length matters.
+        hidden: what leaves the last layer.
+    """
+    layers = model.layers
+    kept = list(layers)
+    try:
+        for row, states in zip(ids, hidden, strict=True):
+            for index, layer in enumerate(kept):
+                layers[index] = _Recorder(layer, states)
+            yield _head_input(model.causal_lm, head, row)
+    finally:
+        for index, layer in enumerate(kept):
+            layers[index] = layer
+
+
+class _StoppedError(Exception):
+    """Carries what a module was about to read."""
+
+    def __init__(self, inputs: torch.Tensor) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+
+def _stop(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+    raise _StoppedError(args[0])
+
+
+def _head_input(causal_lm: nn.Module, head: nn.Module, row: torch.Tensor) -> torch.Tensor:
+    hook = head.register_forward_pre_hook(_stop)
+    try:
+        with torch.no_grad():
+            causal_lm(input_ids=row.unsqueeze(0), use_cache=False)
+    except _StoppedError as stopped:
+        return stopped.inputs
+    finally:
+        hook.remove()
+    raise CaptureError(f"{type(causal_lm).__name__}: its head is not called.", "Keep the head in f16.")
+
+
+def run_layer(layer: nn.Module, hidden: torch.Tensor, call: LayerCall) -> torch.Tensor:
+    """Return the hidden states [1, L, H] that leave a layer."""
+    with torch.no_grad():
+        result = layer(hidden, *call.args, **call.kwargs)
+    return result[0] if isinstance(result, tuple) else result
+
+
+def run_layers(layer: nn.Module, hidden: Sequence[torch.Tensor], call: LayerCall) -> list[torch.Tensor]:
+    """Return `run_layer` of each sequence."""
+    return [run_layer(layer, states, call) for states in hidden]
+
+
+def read_f32(source: TensorSource) -> torch.Tensor:
+    """Return a tensor's values as float32."""
+    return _read(source).to(torch.float32)
+
+
+def read_uint8(source: TensorSource) -> torch.Tensor:
+    """Return the bytes of a tensor of uint8, such as packed blocks."""
+    return _read(source)
+
+
+def _read(source: TensorSource) -> torch.Tensor:
+    data = bytearray(source.nbytes)
+    done = 0
+    for chunk in source.chunks():
+        data[done : done + len(chunk)] = chunk
+        done += len(chunk)
+    if done != source.nbytes:
+        raise CorruptCheckpointError(f"tensor {source.name}: {done} bytes instead of {source.nbytes}.")
+    values = torch.frombuffer(data, dtype=source.dtype) if data else torch.empty(0, dtype=source.dtype)
+    return values.reshape(source.shape)
+
+
+class _Recorder(nn.Module):
+    """Stands in for a decoder layer: remembers how it was called and hands on the hidden states, or given ones."""
+
+    def __init__(self, layer: nn.Module, given: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self._layer = [layer]  # in a list: not a submodule
+        self._given = given
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_layer"][0], name)
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.hidden = hidden
+        self.call = LayerCall(args, kwargs)
+        return hidden if self._given is None else self._given
+
+
+def _skeleton(source: ModelSource) -> nn.Module:
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(source.config),
+            dtype=torch.float32,
+            attn_implementation="eager",
+            trust_remote_code=source.trust_remote_code,
+        )
+    model.tie_weights()
+    return model.eval()
+
+
+def _whole(source: ModelSource) -> Any:
+    return load_f32(source.weights, source.trust_remote_code).requires_grad_(False)
+
+
+def _covers(stored: Mapping[str, TensorSource], model: nn.Module) -> bool:
+    by_parameter: dict[int, bool] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        by_parameter[id(parameter)] = by_parameter.get(id(parameter), False) or name in stored
+    persistent = set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return all(by_parameter.values()) and not persistent
+
+
+def _layers_name(model: Any) -> str:
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count and count
+    ]
+    if not names:
+        raise CaptureError(
+            f"{type(model).__name__}: no list of decoder layers to calibrate one by one.",
+            "Use an algorithm that needs no calibration.",
+        )
+    return min(names, key=lambda name: name.count("."))
+
+
+def _parameter_names(module: nn.Module) -> list[str]:
+    return [name for name, _ in module.named_parameters(remove_duplicate=False)]
+
+
+def _parameter(module: nn.Module, name: str) -> nn.Parameter:
+    owner, _, attribute = name.rpartition(".")
+    return cast(nn.Parameter, module.get_submodule(owner)._parameters[attribute])
+
+
+def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    module.get_submodule(owner)._parameters[attribute] = parameter

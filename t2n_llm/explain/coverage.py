@@ -1,0 +1,332 @@
+"""`cover_model`: which operators a model needs and which of them can be written, from its config alone, in seconds.
+
+In: a config. Out: a `CoverageReport`. One layer of each kind is captured as the export does it; where that fails, the
+tiny twin is captured module by module, so that the operators of all that can be captured are known, and what cannot.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from generic_export.errors import CaptureError, T2NError
+from generic_export.export import producer_version
+from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
+from generic_export.translate.coverage import (
+    ModuleCoverage,
+    OperatorCoverage,
+    OperatorUse,
+    Support,
+    captured_coverage,
+    merged,
+    seen_coverage,
+)
+from generic_export.translate.modules import translated_modules
+from kvcache import explicit_attention, explicit_experts, explicit_operators, fuse_rotary_embedding
+from kvcache.operators import OperatorNames
+from t2n_llm.explain.forward_record import ForwardRecord, record_forward
+from t2n_llm.explain.tiny_twin import tiny_twin
+from t2n_llm.export.options import LogReporter, Reporter
+from t2n_llm.graph.skeleton import WRAPPER_ATTRIBUTE, build_skeleton
+from t2n_llm.source.empty_model import meta_model
+from t2n_llm.source.hub import open_config
+from t2n_llm.source.layer_cut import LayerCut, cut_layers, layers_path
+
+logger = logging.getLogger(__name__)
+
+DECODER = "cached decoder"
+MODULES = "module by module"
+
+
+@dataclass(frozen=True)
+class UncapturedModule:
+    """A module that cannot be captured although all modules in it can (or there are none).
+
+    Attributes:
+        path: in the shallow model.
+        class_name: its class.
+        count: modules of the whole model that are like it.
+        message, hint: why, and what to do.
+        source: `file.py:line` in the model's code, or "".
+    """
+
+    path: str
+    class_name: str
+    count: int
+    message: str
+    hint: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class CoverageReport:
+    """What is known of a model before any weight is read.
+
+    Attributes:
+        model: as the user named it.
+        architecture: class of the model.
+        model_type: of its config.
+        how: `cached decoder` (captured as an export does it) or `module by module`.
+        layers: numbers of the layers that were captured; each stands for its kind.
+        depth: layers of the model.
+        operators: in the order of their first use; counts are those of the whole model.
+        problems: what keeps the whole from being captured or translated, one line each.
+        uncaptured: modules whose own code cannot be captured.
+        seconds: taken.
+        versions: of PyTorch, transformers and this package.
+    """
+
+    model: str
+    architecture: str
+    model_type: str
+    how: str
+    layers: tuple[int, ...]
+    depth: int
+    operators: tuple[OperatorCoverage, ...]
+    problems: tuple[str, ...]
+    uncaptured: tuple[UncapturedModule, ...]
+    seconds: float
+    versions: Mapping[str, str]
+
+    def of(self, support: Support) -> tuple[OperatorCoverage, ...]:
+        """Return the operators that are supported, decomposed or missing."""
+        return tuple(row for row in self.operators if row.support is support)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every operator can be written and the whole model can be captured."""
+        return not (self.problems or self.uncaptured or self.of(Support.MISSING))
+
+    def asdict(self) -> dict[str, Any]:
+        """Return it as plain data, for JSON."""
+        totals = {
+            str(support): {"operators": len(rows := self.of(support)), "calls": sum(row.count for row in rows)}
+            for support in Support
+        }
+        operators = [asdict(row) | {"support": str(row.support)} for row in self.operators]
+        plain = {key: value for key, value in asdict(self).items() if key != "operators"}
+        return {"complete": self.complete, **plain, "totals": totals, "operators": operators}
+
+
+def cover_model(
+    name: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    every_layer: bool = False,
+    reporter: Reporter | None = None,
+) -> CoverageReport:
+    """Say which operators a model needs, and which of them can be written.
+
+    Args:
+        name: hub id, folder, config file or `.gguf` file; of a hub repository only the config is fetched.
+        revision, token, trust_remote_code: as for `open_source`.
+        every_layer: capture all layers instead of one of each kind (slower, the same answer).
+        reporter: told what happens; None logs.
+
+    Raises:
+        SourceError: there is no such config.
+        CaptureError: transformers cannot build the model, or nothing of it can be run or captured.
+    """
+    reporter = reporter or LogReporter()
+    started = time.monotonic()
+    reporter.stage(f"Reading {name}")
+    source = open_config(name, revision=revision, token=token, trust_remote_code=trust_remote_code)
+    cut = cut_layers(source.config, trust_remote_code=trust_remote_code)
+    if every_layer:
+        cut = LayerCut(source.config, tuple(range(cut.depth)), (1,) * cut.depth)
+    reporter.stage(f"Capturing {len(cut.picks)} of {cut.depth} layers")
+    uncaptured: tuple[UncapturedModule, ...] = ()
+    try:
+        found = _decoder_coverage(cut, trust_remote_code)
+        how, problems = DECODER, found.problems
+    except T2NError as error:
+        reporter.stage("The whole cannot be captured: looking at its modules one by one")
+        how, problems = MODULES, (error.message,)
+        found, uncaptured = _modules_coverage(source.config, trust_remote_code, error)
+        problems += found.problems
+    return CoverageReport(
+        model=name,
+        architecture=_architecture(source.config, cut, trust_remote_code),
+        model_type=str(source.config.model_type),
+        how=how,
+        layers=cut.picks,
+        depth=cut.depth,
+        operators=found.operators,
+        problems=problems,
+        uncaptured=uncaptured,
+        seconds=time.monotonic() - started,
+        versions=_versions(),
+    )
+
+
+def _architecture(config: Any, cut: LayerCut, trust_remote_code: bool) -> str:
+    return type(meta_model(cut.config, trust_remote_code=trust_remote_code)).__name__
+
+
+def _versions() -> dict[str, str]:
+    import transformers
+
+    return {"torch": torch_version(), "transformers": str(transformers.__version__), "t2n-llm": producer_version()}
+
+
+# --- the whole, as an export captures it ----------------------------------------------------------
+
+
+def _decoder_coverage(cut: LayerCut, trust_remote_code: bool) -> ModuleCoverage:
+    with explicit_attention() as attention, explicit_experts() as experts:
+        skeleton = build_skeleton(
+            cut.config, torch.float16, attention=attention, experts=experts, trust_remote_code=trust_remote_code
+        )
+        prefix = f"{WRAPPER_ATTRIBUTE}."
+        layers = layers_path(skeleton.module.causal_lm, skeleton.config)
+        tracer = TorchModuleTracer(
+            module=skeleton.module,
+            args=skeleton.example_inputs(),
+            input_names=skeleton.input_names,
+            output_names=skeleton.output_names,
+            dynamic_axes=skeleton.dynamic_axes,
+            strip_prefix=prefix,
+            whole=translated_modules(),
+        )
+        return captured_coverage(
+            tracer, (fuse_rotary_embedding,), weigh=lambda path: cut.weight(_layer_of(path, layers))
+        )
+
+
+def _layer_of(path: str, layers: str) -> int | None:
+    """Return the number of the layer that a module is in, or None."""
+    match = re.match(rf"{re.escape(layers)}\.(\d+)(?:\.|$)", path) if layers else None
+    return int(match[1]) if match else None
+
+
+# --- module by module -----------------------------------------------------------------------------
+
+
+def _modules_coverage(
+    config: Any, trust_remote_code: bool, cause: T2NError
+) -> tuple[ModuleCoverage, tuple[UncapturedModule, ...]]:
+    """Run the tiny twin, then capture its modules from the outside in, each with what it received."""
+    try:
+        twin = tiny_twin(config, trust_remote_code=trust_remote_code)
+        with explicit_operators() as operators:
+            model = _twin_model(twin.model, operators, trust_remote_code)
+            record = record_forward(model)
+            layers = layers_path(model, twin.config)
+            search = _ModuleSearch(record, lambda path: twin.cut.weight(_layer_of(path, layers)))
+            with _quiet_export():
+                search.visit(model, "")
+    except T2NError as error:
+        raise CaptureError(f"{cause.message} Nor can its modules be looked at: {error.message}", error.hint) from error
+    return merged(search.parts), tuple(search.uncaptured.values())
+
+
+def _twin_model(make: Any, operators: OperatorNames, trust_remote_code: bool) -> nn.Module:
+    """Make the twin with our attention, or with its own where its class takes no other."""
+    try:
+        model: nn.Module = make(operators=operators, trust_remote_code=trust_remote_code)
+    except ValueError:
+        model = make(trust_remote_code=trust_remote_code)
+    return model
+
+
+@contextmanager
+def _quiet_export() -> Iterator[None]:
+    """Keep torch.export's warnings on failures, which are expected here, from the terminal."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._dynamo", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    for each in loggers:
+        each.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+_SOURCE = re.compile(r"\b[\w.-]+\.py:\d+")
+
+
+class _ModuleSearch:
+    """Captures modules from the outside in; goes into one only when it cannot be captured itself."""
+
+    def __init__(self, record: ForwardRecord, weigh: Any) -> None:
+        self._record = record
+        self._weigh = weigh
+        self._seen: dict[object, ModuleCoverage | T2NError] = {}
+        self.parts: list[ModuleCoverage] = []
+        self.uncaptured: dict[object, UncapturedModule] = {}
+
+    def visit(self, module: nn.Module, path: str) -> bool:
+        """Add the coverage of a module; returns whether all of it was captured."""
+        call = self._record.calls.get(path)
+        if call is None:  # a list of modules, or one that is never called
+            return self._visit_children(module, path)
+        key = (type(module), call.signature, tuple(name for name, _ in module.named_parameters()))
+        outcome = self._seen.get(key)
+        if outcome is None:
+            outcome = self._seen[key] = self._captured(module, path)
+        if isinstance(outcome, ModuleCoverage):
+            self.parts.append(self._placed(outcome, path))
+            return True
+        own = [use for use in self._record.uses if use.module_path == path]
+        self.parts.append(seen_coverage(own, self._weigh))
+        if self._visit_children(module, path):
+            self._blame(key, module, path, outcome)
+        return False
+
+    def _visit_children(self, module: nn.Module, path: str) -> bool:
+        captured = [self.visit(child, _join(path, name)) for name, child in module.named_children()]
+        return all(captured)
+
+    def _captured(self, module: nn.Module, path: str) -> ModuleCoverage | T2NError:
+        """Return the coverage of a module, with paths relative to it and each call counted once."""
+        call = self._record.calls[path]
+        tracer = TorchModuleTracer(module, call.args, call.kwargs, whole=translated_modules())
+        try:
+            # Inside a layer the counts are multiplied later, since the modules of several layers share them.
+            weigh = (lambda _: 1) if self._weigh(path) > 1 else (lambda inner: self._weigh(_join(path, inner)))
+            return captured_coverage(tracer, (fuse_rotary_embedding,), weigh)
+        except T2NError as error:
+            return error
+
+    def _placed(self, coverage: ModuleCoverage, path: str) -> ModuleCoverage:
+        factor = self._weigh(path)
+        rows = tuple(
+            replace(
+                row,
+                count=row.count * factor,
+                refused=row.refused * factor,
+                module_path=_join(path, row.module_path),
+                module_type=row.module_type,
+            )
+            for row in coverage.operators
+        )
+        return ModuleCoverage(rows, coverage.problems)
+
+    def _blame(self, key: object, module: nn.Module, path: str, error: T2NError) -> None:
+        known = self.uncaptured.get(key)
+        count = self._weigh(path)
+        if known is not None:
+            self.uncaptured[key] = replace(known, count=known.count + count)
+            return
+        source = _SOURCE.search(error.message)
+        self.uncaptured[key] = UncapturedModule(
+            path, type(module).__name__, count, error.message, error.hint or "", source[0] if source else ""
+        )
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+__all__ = ["DECODER", "MODULES", "CoverageReport", "OperatorUse", "UncapturedModule", "cover_model"]

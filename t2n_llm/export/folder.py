@@ -1,0 +1,273 @@
+"""The output folder: built beside its final place, renamed when whole; and `export.json`, which says what is in it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, T2NError
+from generic_export.write.journal import OwnedFile, claim_abandoned, create_owned
+
+MANIFEST_NAME = "export.json"
+ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter's tensors
+MANIFEST_FORMAT = 1
+TESTS_FOLDER = "tests"
+_MANIFEST_KEYS = ("source", "graph", "model", "archive")  # what reading an export relies on
+_READ_BYTES = 1 << 22
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+_OWNER_SUFFIX = ".owner"  # a locked file beside a staging folder: whoever holds it is still at work
+
+
+def check_free(target: Path, force: bool) -> None:
+    """Refuse an output folder that exists, unless it is an earlier export (or empty) and `force` is set.
+
+    Raises:
+        OptionError: the path has no name of its own, such as `.` or `..`.
+        OutputExistsError: the folder exists; the message says what to do.
+    """
+    if target.name in ("", ".."):
+        raise OptionError(f"{target}: not a name for an output folder.", "Name a new folder with -o.")
+    if not target.exists() and not target.is_symlink():
+        return
+    if not force:
+        raise OutputExistsError(
+            f"{target} exists already.", "Pass --force to replace it, or choose another folder with -o."
+        )
+    manifests = (target / MANIFEST_NAME, target / ADAPTER_MANIFEST_NAME)
+    replaceable = target.is_dir() and (any(map(Path.is_file, manifests)) or not any(target.iterdir()))
+    if not replaceable:
+        raise OutputExistsError(
+            f"{target} exists and is no earlier export (no {MANIFEST_NAME} in it).",
+            "--force replaces earlier exports only; choose another folder with -o.",
+        )
+
+
+@contextmanager
+def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
+    """Yield an empty folder beside `target`; what is still there when the block ends is removed.
+
+    Parent folders that were missing are made, and removed again when nothing came to lie in them. Folders that killed
+    exports of the same target left behind are removed, unless `resume` is set.
+
+    Args:
+        target: the final place.
+        resume: yield the folder that a killed export of that target left behind, if there is one, with what is in it;
+            and keep it when the block is interrupted (Ctrl-C). Then the interrupt gets an attribute `kept`, the folder.
+
+    Raises:
+        ArchiveError: the parent folder cannot be written.
+        DiskFullError: the block ran out of disk space.
+    """
+    parent = target.absolute().parent
+    made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    staging, owner, keep = None, None, False
+    try:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            staging, owner = _open_staging(parent / target.name, resume)
+            staging.mkdir(exist_ok=True)
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            raise ArchiveError(
+                f"cannot write in {parent}: {error.strerror}.", "Choose another folder with -o."
+            ) from error
+        yield staging
+    except T2NError as error:  # the user asked for another name
+        error.message = error.message.replace(str(staging), str(target))
+        raise
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        raise disk_full(target) from error
+    except BaseException as interrupt:
+        keep = resume and staging is not None and not isinstance(interrupt, Exception)
+        if keep:
+            interrupt.kept = staging  # type: ignore[attr-defined]
+        raise
+    finally:
+        with undisturbed():
+            if staging is not None and owner is not None:
+                _leave(staging, owner, keep)
+            for folder in made:
+                with suppress(OSError):  # not empty: the export is there
+                    folder.rmdir()
+
+
+def _open_staging(target: Path, resume: bool) -> tuple[Path, OwnedFile]:
+    """Take over what a killed export left, or choose a new name; remove whatever else is dead."""
+    found: tuple[Path, OwnedFile] | None = None
+    for staging, owner in claim_abandoned(target, _OWNER_SUFFIX):
+        if resume and found is None and staging.is_dir():
+            found = staging, owner
+        else:
+            _leave(staging, owner, keep=False)
+    return found or create_owned(target, _OWNER_SUFFIX)
+
+
+def _leave(staging: Path, owner: OwnedFile, keep: bool) -> None:
+    if keep:
+        owner.release()
+    else:
+        _remove(staging)
+        owner.remove()
+
+
+def clear_staging(staging: Path, *archives: str) -> None:
+    """Remove everything from a staging folder but archives, their partials and the journals of those."""
+    partials = tuple(f".{archive}.partial-" for archive in archives)
+    for path in staging.iterdir():
+        if path.name not in archives and not path.name.startswith(partials):
+            _remove(path)
+
+
+def put_in_place(staging: Path, target: Path, force: bool) -> None:
+    """Give a finished folder its final name, replacing an earlier export in one step.
+
+    Raises:
+        OutputExistsError: something took the name meanwhile, see `check_free`.
+    """
+    check_free(target, force)
+    with undisturbed():
+        if not target.exists() and not target.is_symlink():
+            staging.rename(target)
+            return
+        aside = staging.with_name(staging.name + ".old")
+        target.rename(aside)
+        try:
+            staging.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
+        _remove(aside)
+
+
+def keep_beside(staging: Path, target: Path, suffix: str) -> Path:
+    """Keep a finished folder as `<target>.<suffix>`, replacing an earlier one of that name; return its path.
+
+    A folder of that name that is no export is somebody else's: then a number is added to the name.
+    """
+    kept = target.with_name(f"{target.name}.{suffix}")
+    number = 1
+    while (kept.exists() or kept.is_symlink()) and not (kept / MANIFEST_NAME).is_file():
+        number += 1
+        kept = target.with_name(f"{target.name}.{suffix}-{number}")
+    put_in_place(staging, kept, force=True)
+    return kept
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM for the moment of a rename or a removal that must not be cut in half."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is ever interrupted
+        yield
+        return
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Say whether a file operation failed for want of space (or quota)."""
+    return error.errno in _DISK_FULL
+
+
+def disk_full(path: Path) -> DiskFullError:
+    """Return the error to raise when what was being written to `path` did not fit."""
+    return DiskFullError(
+        f"{path}: the disk is full.",
+        "Nothing was left behind; free some space or choose another output path.",
+    )
+
+
+def file_digests(folder: Path, *archives: str) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of every file of a folder, by its relative path; archives in it are left out."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST_NAME)
+    named = {path.relative_to(folder).as_posix(): path for path in files}
+    return {
+        name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for name, path in named.items()
+        if name.split("/")[0] not in archives
+    }
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write `export.json`."""
+    (folder / MANIFEST_NAME).write_text(json_text(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def json_text(record: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return a record as JSON that every reader accepts: numbers that are not finite become null."""
+    return json.dumps(_finite(record), indent=indent, ensure_ascii=False, default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read `export.json`.
+
+    Raises:
+        ArchiveError: it is missing, or not one that this version understands.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise ArchiveError(f"{folder}: no {MANIFEST_NAME}.", "Give a folder made by `t2n-llm export`.")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ArchiveError(f"{path}: cannot be read: {error}.", "Export the model again.") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
+        raise ArchiveError(f"{path}: not an export manifest of format {MANIFEST_FORMAT}.", "Export the model again.")
+    missing = [key for key in _MANIFEST_KEYS if key not in manifest]
+    if missing:
+        raise ArchiveError(f"{path}: says nothing about {', '.join(missing)}.", "Export the model again.")
+    return manifest
+
+
+def archive_in(folder: Path, manifest: Mapping[str, Any]) -> Path:
+    """Return the archive that an export folder's manifest names.
+
+    Raises:
+        ArchiveError: it is not there.
+    """
+    archive = folder / str(manifest.get("archive"))
+    if not archive.exists():
+        raise ArchiveError(f"{folder}: the archive {archive.name} is missing.", "Export the model again.")
+    return archive

@@ -1,0 +1,89 @@
+"""Archives as the command line names them: an export's folder, or any NNEF archive.
+
+In: a path. Out: `LocatedArchive`: the archive itself, what to call it, and what its export.json knows, if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from generic_export.errors import ArchiveError
+from generic_export.write.archive import GRAPH_FILE
+from t2n_llm.export.folder import MANIFEST_NAME, archive_in, read_manifest
+
+
+@dataclass(frozen=True)
+class LocatedArchive:
+    """One archive to look at or to measure.
+
+    Attributes:
+        path: folder, tar or tgz.
+        name: what to call it beside others.
+        vocab_size, max_positions: of the model, where the export says.
+    """
+
+    path: Path
+    name: str
+    vocab_size: int | None = None
+    max_positions: int | None = None
+
+
+def locate_archive(path: Path) -> LocatedArchive:
+    """Find the archive that a path means.
+
+    Args:
+        path: a folder made by `t2n-llm export`, a folder with `graph.nnef` in it, a `.tar` or a `.tgz`.
+
+    Raises:
+        ArchiveError: there is nothing, or a folder without an archive.
+    """
+    if not path.exists():
+        raise ArchiveError(f"{path}: no such archive.", "Give an export's folder, or an archive: folder, .tar, .tgz.")
+    if path.is_file() or (path / GRAPH_FILE).is_file():
+        around = path.resolve().parent
+        manifest = read_manifest(around) if _names(around, path.name) else {}
+        return _located(path, around.name if manifest else _stem(path), manifest)
+    if not (path / MANIFEST_NAME).is_file():
+        raise ArchiveError(
+            f"{path}: neither {MANIFEST_NAME} nor {GRAPH_FILE} in it.", "Give an export's folder, or an NNEF archive."
+        )
+    manifest = read_manifest(path)
+    return _located(archive_in(path, manifest), path.resolve().name, manifest)
+
+
+def distinct_names(archives: Sequence[LocatedArchive]) -> list[str]:
+    """Return a name for each archive; those that share one are told apart by a number."""
+    names = [archive.name for archive in archives]
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[:index].count(name) + 1})"
+        for index, name in enumerate(names)
+    ]
+
+
+def _names(folder: Path, archive: str) -> bool:
+    """Say whether a folder is an export whose archive has this name."""
+    if not (folder / MANIFEST_NAME).is_file():
+        return False
+    try:
+        return str(read_manifest(folder).get("archive")) == archive
+    except ArchiveError:  # somebody else's export.json
+        return False
+
+
+def _located(path: Path, name: str, manifest: dict[str, Any]) -> LocatedArchive:
+    model = manifest.get("model", {})
+    return LocatedArchive(path, name, _number(model.get("vocab_size")), _number(model.get("max_position_embeddings")))
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _stem(path: Path) -> str:
+    name = path.resolve().name
+    for suffix in (".gz", ".tgz", ".tar", ".nnef"):
+        name = name.removesuffix(suffix)
+    return name

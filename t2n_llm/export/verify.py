@@ -1,0 +1,259 @@
+"""`t2n-llm verify`: an export read again, and compared with the digests in its `export.json`.
+
+In: an export folder, or the archive in one. Out: a report that names each tensor that is damaged, missing or extra.
+Archives are read once, front to back, in pieces; nothing is unpacked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from zlib_ng import gzip_ng, zlib_ng
+
+from generic_export.errors import ArchiveError
+from generic_export.write.archive import GRAPH_FILE, WriteProgress
+from t2n_llm.export.folder import MANIFEST_NAME, read_manifest
+
+_SUFFIX = ".dat"
+_READ_BYTES = 1 << 22
+_TAR_BYTES = 1 << 16  # what a truncated stream loses before its end
+_GZIP_MAGIC = b"\x1f\x8b"
+
+DAMAGED = "damaged"
+MISSING = "missing"
+EXTRA = "extra"
+
+_InflateError: type[Exception] = zlib_ng.error  # type: ignore[assignment]
+_UNREADABLE = (tarfile.TarError, EOFError, OSError, _InflateError)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as recorded.
+
+    Args:
+        name: label of a tensor, `graph.nnef`, or a file of the folder.
+        problem: `DAMAGED`, `MISSING` or `EXTRA`.
+        detail: what was expected and what was found; may be empty.
+    """
+
+    name: str
+    problem: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class IntegrityReport:
+    """What a verification found.
+
+    Args:
+        path: what was verified.
+        tensors: how many tensors (and graphs) are as recorded.
+        bytes: their length.
+        findings: everything that is not.
+    """
+
+    path: Path
+    tensors: int
+    bytes: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything is as recorded."""
+        return not self.findings
+
+    def asdict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return asdict(self) | {"path": str(self.path), "passed": self.passed}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    size: int
+    chunks: Iterable[bytes]
+
+
+def verify_export(path: Path, progress: Callable[[WriteProgress], None] | None = None) -> IntegrityReport:
+    """Read an export again and compare it with what was recorded when it was written.
+
+    Args:
+        path: a folder made by `t2n-llm export`: archive and companion files are verified; or the archive in one: that
+            alone is.
+        progress: told how far it is.
+
+    Raises:
+        ArchiveError: there is no export, or its `export.json` records no digests.
+    """
+    folder = _export_folder(path)
+    manifest = read_manifest(folder)
+    whole = folder == path
+    archives = _archives(folder, manifest)
+    checks = [
+        _Check(folder / name, recorded, progress) for name, recorded in archives.items() if whole or name == path.name
+    ]
+    for check in checks:
+        check.run()
+    findings = [finding for check in checks for finding in check.findings]
+    findings += _file_findings(folder, manifest, [check.archive.name for check in checks], beside=whole)
+    good, size = sum(check.good for check in checks), sum(check.good_bytes for check in checks)
+    return IntegrityReport(path, good, size, tuple(findings))
+
+
+def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, str]]]:
+    """Return, by the name of each archive of a folder, what was recorded of its tensors."""
+    parts = manifest.get("parts")
+    records = list(parts.values()) if isinstance(parts, Mapping) else [manifest]
+    return {str(record["archive"]): _recorded(folder, record) for record in records}
+
+
+def _export_folder(path: Path) -> Path:
+    """Return the folder with the `export.json` that speaks of `path`."""
+    if (path / MANIFEST_NAME).is_file():
+        return path
+    beside = path.exists() and (path.parent / MANIFEST_NAME).is_file()
+    if beside and path.name in _archives(path.parent, read_manifest(path.parent)):
+        return path.parent
+    raise ArchiveError(
+        f"{path}: no {MANIFEST_NAME} that says what should be in it.",
+        "Give a folder made by `t2n-llm export`, or the archive in it.",
+    )
+
+
+def _recorded(folder: Path, manifest: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
+    tensors = manifest.get("tensors")
+    try:
+        if isinstance(tensors, Mapping) and tensors:
+            return {str(label): (int(entry["bytes"]), str(entry["sha256"])) for label, entry in tensors.items()}
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise ArchiveError(f"{folder / MANIFEST_NAME}: records no digests of tensors.", "Export the model again.")
+
+
+class _Check:
+    """One pass over an archive."""
+
+    def __init__(
+        self,
+        archive: Path,
+        recorded: Mapping[str, tuple[int, str]],
+        progress: Callable[[WriteProgress], None] | None,
+    ) -> None:
+        self.findings: list[Finding] = []
+        self.good = self.good_bytes = 0
+        self.archive = archive
+        self._recorded = recorded
+        self._progress = progress
+        self._seen: set[str] = set()
+        self._read = 0
+        self._total = sum(size for size, _ in recorded.values())
+
+    def run(self) -> None:
+        if not self.archive.exists():
+            self._find(self.archive.name, MISSING)
+            return
+        try:
+            with ExitStack() as stack:
+                for entry in _entries(self.archive, stack):
+                    self._look_at(entry)
+        except _UNREADABLE as error:
+            self._find(self.archive.name, DAMAGED, f"cannot be read on: {error}")
+        for label in self._recorded:
+            if label not in self._seen:
+                self._find(label, MISSING)
+
+    def _look_at(self, entry: _Entry) -> None:
+        label = entry.name.removesuffix(_SUFFIX) if entry.name.endswith(_SUFFIX) else entry.name
+        expected = self._recorded.get(label)
+        known = expected is not None and (label == entry.name) == (label == GRAPH_FILE)
+        if not known or label in self._seen or expected is None:
+            self._find(entry.name, EXTRA)
+            return
+        self._seen.add(label)
+        digest = hashlib.sha256()
+        try:
+            for chunk in entry.chunks:
+                digest.update(chunk)
+                self._tell(label, len(chunk))
+        except _UNREADABLE as error:
+            self._find(label, DAMAGED, f"cannot be read: {error}")
+            if not isinstance(error, OSError) or not self.archive.is_dir():
+                raise
+            return
+        if entry.size != expected[0]:
+            self._find(label, DAMAGED, f"{entry.size} bytes, {expected[0]} were written")
+        elif digest.hexdigest() != expected[1]:
+            self._find(label, DAMAGED, f"SHA-256 {digest.hexdigest()[:16]}..., {expected[1][:16]}... was written")
+        else:
+            self.good += 1
+            self.good_bytes += entry.size
+
+    def _find(self, name: str, problem: str, detail: str = "") -> None:
+        self.findings.append(Finding(name, problem, detail))
+
+    def _tell(self, label: str, count: int) -> None:
+        self._read += count
+        if self._progress is not None:
+            done = min(self._read, self._total)
+            self._progress(WriteProgress(label, done, self._total, len(self._seen), len(self._recorded)))
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def _entries(archive: Path, stack: ExitStack) -> Iterator[_Entry]:
+    """Yield what an archive holds, in order; each entry's chunks must be read before the next entry is asked for."""
+    if archive.is_dir():
+        for path in sorted(path for path in archive.rglob("*") if path.is_file()):
+            file = stack.enter_context(path.open("rb", buffering=0)) if path.stat().st_size else None
+            yield _Entry(path.relative_to(archive).as_posix(), path.stat().st_size, _pieces(file))
+            stack.close()
+        return
+    stream: Any = stack.enter_context(archive.open("rb"))
+    if stream.peek(2)[:2] == _GZIP_MAGIC:
+        stream = stack.enter_context(gzip_ng.open(stream, "rb"))
+    tar = stack.enter_context(tarfile.open(fileobj=stream, mode="r|", bufsize=_TAR_BYTES))  # noqa: SIM115
+    for member in tar:
+        yield _Entry(member.name, member.size, _pieces(tar.extractfile(member)))
+    for rest in _pieces(stream):  # to the end, where gzip has its checksum
+        if rest.count(0) != len(rest):
+            raise tarfile.ReadError("something follows the end of the tar")
+
+
+def _pieces(file: IO[bytes] | None) -> Iterator[bytes]:
+    while file is not None and (chunk := file.read(_READ_BYTES)):
+        yield chunk
+
+
+def _file_findings(
+    folder: Path, manifest: Mapping[str, Any], archives: Sequence[str], *, beside: bool
+) -> list[Finding]:
+    """Compare the archives' lengths, and the files `beside` them."""
+    findings: list[Finding] = []
+    files = manifest.get("files")
+    for name, entry in files.items() if isinstance(files, Mapping) else ():
+        path = folder / str(name)
+        if name in archives:
+            size = path.stat().st_size if path.is_file() else None
+            if size is not None and size != entry["bytes"]:
+                findings.append(Finding(name, DAMAGED, f"{size} bytes, {entry['bytes']} were written"))
+        elif beside and not path.is_file():
+            findings.append(Finding(name, MISSING))
+        elif beside and not _same_file(path, entry):
+            findings.append(Finding(name, DAMAGED, "its SHA-256 is another one"))
+    return findings
+
+
+def _same_file(path: Path, entry: Mapping[str, Any]) -> bool:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        for chunk in _pieces(file):
+            digest.update(chunk)
+    return path.stat().st_size == entry.get("bytes") and digest.hexdigest() == entry.get("sha256")

@@ -1,0 +1,1 @@
+"""A module without weights -> the finished NNEF document."""

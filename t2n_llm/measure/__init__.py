@@ -1,0 +1,1 @@
+"""Exports looked at and measured: inspection, profile, bench, text generated, quality."""

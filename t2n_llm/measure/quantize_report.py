@@ -1,0 +1,372 @@
+"""`t2n-llm quantize-report`: what compression did to each tensor of an export, and what that does to its predictions.
+
+In: an export folder, and the original model or another export of it. Out: a `QuantizeReport`: errors by tensor, read from
+the archive itself, and divergence over a text, measured through the engine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generic_export.errors import OptionError
+from t2n_llm.check.reference_model import Placement, plan_residency, reference_model
+from t2n_llm.check.runner import Turn, open_runner
+from t2n_llm.compress.plan import FOLDING_ALGORITHMS
+from t2n_llm.compress.text import evaluation_text
+from t2n_llm.export.folder import MANIFEST_NAME, archive_in, read_manifest
+from t2n_llm.export.manifest import recorded_states
+from t2n_llm.export.options import LogReporter, Reporter
+from t2n_llm.export.revalidate import check_same_model, open_original
+from t2n_llm.measure.quality import (
+    ArchiveReading,
+    Predict,
+    Quality,
+    compare_windows,
+    engine_predict,
+    torch_predict,
+    windows_of,
+)
+from t2n_llm.source.empty_model import meta_model
+from t2n_llm.source.hub import load_tokenizer
+from t2n_llm.tasks.names import require_language_model
+from t2n_llm.weights.archive_weights import stored_values
+
+DEFAULT_TOKENS = 2048
+DEFAULT_WINDOW = 256
+_PLAIN = ("f16", "f32")
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class TensorQuality:
+    """How far one stored tensor is from the original.
+
+    Attributes:
+        label: its name in the archive.
+        layer: number of its decoder layer, or None.
+        kind: its name without the layer, such as `mlp.down_proj`.
+        scheme: element type or block format.
+        algorithm: what chose its values, or "".
+        values: how many there are.
+        bits: of one value.
+        relative_error: squared error over energy; None when the values were scaled on purpose (awq, best), so that they
+            cannot be compared one by one.
+        output_error: the same of the layer's outputs on the calibration text; None without calibration.
+    """
+
+    label: str
+    layer: int | None
+    kind: str
+    scheme: str
+    algorithm: str
+    values: int
+    bits: float
+    relative_error: float | None
+    output_error: float | None
+
+    @property
+    def snr_db(self) -> float | None:
+        """Signal to noise in decibels; None when unknown, infinite when exact."""
+        if self.relative_error is None:
+            return None
+        return -10 * math.log10(self.relative_error) if self.relative_error > 0 else math.inf
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it is stored in blocks."""
+        return self.scheme not in _PLAIN
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """What compression costs.
+
+    Attributes:
+        folder: name of the export.
+        recipe: name of its recipe, or its element type.
+        reference: what it is compared with.
+        bytes: of all its weights.
+        bits_per_weight: of all its weights.
+        tensors: matrices and kernels, in the archive's order.
+        quality: end effect on the text.
+        text: which text.
+        reading: how logits were got from the archive.
+        seconds: that the engine took for the text.
+        engine: name and version.
+    """
+
+    folder: str
+    recipe: str
+    reference: str
+    bytes: int
+    bits_per_weight: float
+    tensors: tuple[TensorQuality, ...]
+    quality: Quality
+    text: str
+    reading: str
+    seconds: float
+    engine: str
+
+    def asdict(self) -> dict[str, Any]:
+        """Return the report as plain data for JSON."""
+        return asdict(self) | {"tensors": [asdict(tensor) | {"snr_db": tensor.snr_db} for tensor in self.tensors]}
+
+
+def quantize_report(
+    folder: Path,
+    reference: str | None = None,
+    *,
+    text: Path | None = None,
+    tokens: int = DEFAULT_TOKENS,
+    window: int = DEFAULT_WINDOW,
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    device_map: str = "auto",
+    max_memory: str | None = None,
+    engine: str = "wheel",
+    tract_binary: Path | None = None,
+    reporter: Reporter | None = None,
+) -> QuantizeReport:
+    """Measure an export against the model it was made from.
+
+    Args:
+        folder: made by `export_llm`, compressed or not.
+        reference: hub id or folder of the original, run by PyTorch in f32; or the folder of another export of it, run by
+            the engine. None takes the hub id that was exported.
+        text: UTF-8; None takes the text that comes with the package.
+        tokens: about how many to score.
+        window: tokens that are read at once, without what came before them.
+        revision, token, trust_remote_code: of an original, see `open_source`.
+        device_map, max_memory: where the original's weights may stay, see `Placement.parse`.
+        engine, tract_binary: see `open_runner`.
+        reporter: told what happens; None logs.
+
+    Raises:
+        ArchiveError: a folder is no export.
+        MissingTokenizerError: the export carries no tokenizer.
+        OptionError: the text is too short, or the reference is another model.
+        SourceError: the original cannot be found.
+        EngineError: the engine refused the archive, or died.
+    """
+    reporter = reporter or LogReporter()
+    exported = _Exported.open(folder)
+    windows = exported.windows(text, tokens, window)
+    if reference is not None and (Path(reference) / MANIFEST_NAME).is_file():
+        opened = _other_export(exported, Path(reference), engine, tract_binary)
+    else:
+        placement = Placement.parse(device_map, max_memory)
+        opened = _original(exported, reference, placement, revision, token, trust_remote_code)
+    reporter.stage("Opening the reference")
+    with opened as original, exported.asked(engine, tract_binary) as asked:
+        reporter.stage("Comparing tensors")
+        tensors = tuple(_tensor_qualities(exported, original.tensors))
+        reading = exported.reading.describe(window)
+        reporter.stage(f"Reading {len(windows)} windows in tract, {reading}")
+        timed = _Timed(asked.predict)
+        quality = compare_windows(windows, original.predict, timed.predict)
+    size, bits = exported.weights(tensors)
+    return QuantizeReport(
+        folder=folder.resolve().name,
+        recipe=exported.recipe,
+        reference=original.name,
+        bytes=size,
+        bits_per_weight=bits,
+        tensors=tensors,
+        quality=quality,
+        text=text.name if text is not None else "builtin",
+        reading=reading,
+        seconds=timed.seconds,
+        engine=asked.name,
+    )
+
+
+# --- the two models ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A model that predicts: under which name, and its tensors by parameter, as the model has them."""
+
+    name: str
+    predict: Predict
+    tensors: Iterable[tuple[str, torch.Tensor]] = ()
+
+
+@dataclass
+class _Timed:
+    """Predictions, and the seconds they took."""
+
+    inner: Predict
+    seconds: float = 0.0
+
+    def predict(self, window: Turn) -> torch.Tensor:
+        started = time.monotonic()
+        logits = self.inner(window)
+        self.seconds += time.monotonic() - started
+        return logits
+
+
+@dataclass(frozen=True)
+class _Exported:
+    """An export folder."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    archive: Path
+
+    @staticmethod
+    def open(folder: Path) -> _Exported:
+        manifest = read_manifest(folder)
+        require_language_model(folder, manifest, "quantize-report")
+        return _Exported(folder, manifest, archive_in(folder, manifest))
+
+    @property
+    def recipe(self) -> str:
+        compression = self.manifest.get("compression")
+        return str(compression["recipe"]["name"] if compression else self.manifest["graph"]["dtype"])
+
+    @property
+    def reading(self) -> ArchiveReading:
+        return ArchiveReading(int(self.manifest.get("options", {}).get("num_logits_to_keep", 1)))
+
+    def windows(self, text: Path | None, tokens: int, window: int) -> list[list[int]]:
+        content = evaluation_text(text)
+        ids = load_tokenizer(self.folder).encode(content, add_special_tokens=False, verbose=False)
+        limit = self.manifest["model"]["max_position_embeddings"]
+        window = min(window, limit) if limit else window
+        return windows_of(ids, max(1, round(tokens / max(1, window - 1))), window)
+
+    def weights(self, tensors: Sequence[TensorQuality]) -> tuple[int, float]:
+        """Return bytes and bits per weight: as recorded, or of the tensors read."""
+        recorded = self.manifest.get("compression")
+        if recorded:
+            return int(recorded["bytes"]), float(recorded["bits_per_weight"])
+        bits = sum(tensor.values * tensor.bits for tensor in tensors)
+        return round(bits / 8), bits / max(1, sum(tensor.values for tensor in tensors))
+
+    def records(self) -> dict[str, Mapping[str, Any]]:
+        """Return what the manifest says of each tensor, by label; nothing without compression."""
+        return {record["label"]: record for record in (self.manifest.get("compression") or {}).get("tensors", ())}
+
+    def stored(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Yield label, the parameter's name, and the values as the model has them."""
+        records = self.records()
+        for label, values in stored_values(self.archive):
+            record = records.get(label)
+            axes = record["axes"] if record is not None else None
+            name = record["parameters"][0] if record is not None else label
+            yield label, name, values if axes is None else values.permute(*map(axes.index, range(len(axes))))
+
+    @contextmanager
+    def asked(self, engine: str, tract_binary: Path | None) -> Iterator[_Asked]:
+        """Run the archive for the length of a `with` block."""
+        states = recorded_states(self.manifest)
+        dtype = self.manifest["graph"]["dtype"]
+        with open_runner(self.archive, states, dtype, engine=engine, tract_binary=tract_binary) as runner:
+            yield _Asked(f"{runner.engine_name} {runner.engine_version}", engine_predict(runner, self.reading))
+
+
+@contextmanager
+def _other_export(exported: _Exported, folder: Path, engine: str, tract_binary: Path | None) -> Iterator[_Asked]:
+    """Yield another export of the same model, as the reference."""
+    other = _Exported.open(folder)
+    for key, what in (("model_type", "a model of type"), ("architecture", "a")):
+        mine, theirs = exported.manifest["source"].get(key), other.manifest["source"].get(key)
+        if mine != theirs:
+            raise OptionError(
+                f"{exported.folder} is {what} {mine}, {folder} {what} {theirs}.",
+                "Give an export of the same model with --reference.",
+            )
+    if exported.manifest["model"]["vocab_size"] != other.manifest["model"]["vocab_size"]:
+        raise OptionError(
+            f"{exported.folder} and {folder} have different vocabularies.",
+            "Give an export of the same model with --reference.",
+        )
+    with other.asked(engine, tract_binary) as asked:
+        tensors = ((name, values) for _, name, values in other.stored())
+        yield _Asked(f"{folder.resolve().name} ({other.recipe}, {asked.name})", asked.predict, tensors)
+
+
+@contextmanager
+def _original(
+    exported: _Exported,
+    reference: str | None,
+    placement: Placement,
+    revision: str | None,
+    token: str | None,
+    trust_remote_code: bool,
+) -> Iterator[_Asked]:
+    """Yield the model that was exported, in PyTorch."""
+    source = open_original(exported.manifest["source"], reference, revision, token, trust_remote_code)
+    check_same_model(exported.folder, exported.manifest, source)
+    residency = plan_residency(meta_model(source.config, trust_remote_code=trust_remote_code), placement)
+    with reference_model(source.weights, residency, trust_remote_code=trust_remote_code) as model:
+        named = () if residency.offloaded else model.named_parameters(remove_duplicate=False)
+        tensors = ((name, parameter.detach().cpu()) for name, parameter in named)
+        yield _Asked(f"{source.public_name} (PyTorch, f32)", torch_predict(model.eval()), tensors)
+
+
+# --- tensor by tensor -------------------------------------------------------------------------------
+
+
+def _tensor_qualities(exported: _Exported, original: Iterable[tuple[str, torch.Tensor]]) -> Iterator[TensorQuality]:
+    """Yield the matrices and kernels of an export, compared with the original's."""
+    records = exported.records()
+    # A scaling is folded into neighbours: no weight near it can be compared with its original.
+    scaled = any(record["algorithm"] in FOLDING_ALGORITHMS for record in records.values())
+    stored = ((name, (label, values)) for label, name, values in exported.stored() if values.ndim >= 2)
+    for (label, values), theirs in _paired(stored, original):
+        record = records.get(label, {})
+        layer = _LAYER.search(label)
+        bits = float(record["bits_per_weight"]) if record else 8.0 * values.element_size()
+        yield TensorQuality(
+            label=label,
+            layer=int(layer.group(1)) if layer else None,
+            kind=(label[layer.end() :] if layer else label).removesuffix(".weight"),
+            scheme=str(record.get("scheme") or {2: "f16", 4: "f32"}[values.element_size()]),
+            algorithm=str(record.get("algorithm", "")),
+            values=values.numel(),
+            bits=bits,
+            relative_error=None
+            if theirs is None or (scaled and record.get("replaced"))
+            else _relative_error(values, theirs),
+            output_error=record.get("output_error"),
+        )
+
+
+_Stored = tuple[str, torch.Tensor]
+
+
+def _paired(
+    mine: Iterator[tuple[str, _Stored]], theirs: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[_Stored, torch.Tensor | None]]:
+    """Bring together what bears the same name in two streams; both come in nearly the same order, so little is held."""
+    left: dict[str, _Stored] = {}
+    right: dict[str, torch.Tensor] = {}
+    for ours, other in zip_longest(mine, theirs):
+        left.update([ours] if ours is not None else [])
+        right.update([other] if other is not None else [])
+        for name in {pair[0] for pair in (ours, other) if pair is not None}:
+            if name in left and name in right:
+                yield left.pop(name), right.pop(name)
+    yield from ((stored, None) for stored in left.values())
+
+
+def _relative_error(values: torch.Tensor, original: torch.Tensor) -> float | None:
+    if values.shape != original.shape:
+        return None
+    expected = original.float()
+    energy = float(expected.square().sum(dtype=torch.float64))
+    error = float((values.float() - expected).square().sum(dtype=torch.float64))
+    return error / energy if energy else 0.0

@@ -1,0 +1,1 @@
+"""A name -> config, checkpoint, tokenizer: hub, folder, GGUF, adapters, empty models."""

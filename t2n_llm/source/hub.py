@@ -1,0 +1,429 @@
+"""Where a model comes from: a hub id, a local folder or a GGUF file, resolved to a config, a checkpoint and a tokenizer.
+
+The hub is reached only through huggingface-hub, so its cache, tokens, offline mode and `HF_*` variables all hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from generic_export.errors import DiskFullError, MissingTokenizerError, SourceError, UnknownArchitectureError
+from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
+from quant.prequantized import METHODS, decode_checkpoint
+from t2n_llm.export.folder import is_disk_full
+
+# What an export reads of a repository; no .gguf, .onnx or image is ever downloaded.
+_REPOSITORY_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
+# What is read of one whose weights are not wanted.
+_CONFIG_PATTERNS = ("config.json", "generation_config.json", "*.py")
+# Its weights where it has no safetensors (before 2023); not what a trainer left beside them.
+_PYTORCH_PATTERNS = ("pytorch_model*.bin",)
+# The same weights once more, in the vendor's own layout.
+_DUPLICATE_PATTERNS = ("consolidated*", "original/*")
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+GGUF_SUFFIX = ".gguf"
+
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+_TOKENIZER_MODELS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A resolved model.
+
+    Attributes:
+        name: hub id or folder, as the user gave it.
+        folder: local folder with its files.
+        revision: commit hash of a hub snapshot, or None.
+        config: transformers config.
+        trust_remote_code: whether code beside the checkpoint may run.
+        quantization: `quantization_config` of a checkpoint that is quantised already, or None; `config` is without.
+        gguf: the GGUF file that the model comes from, or None; `folder` then holds what was read of its metadata.
+        keeps: what must live as long as this source (the folder of a GGUF file's metadata).
+    """
+
+    name: str
+    folder: Path
+    revision: str | None
+    config: Any
+    trust_remote_code: bool = False
+    quantization: Mapping[str, Any] | None = None
+    gguf: Path | None = None
+    keeps: Any = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the model was given as a folder."""
+        return self.revision is None
+
+    @property
+    def short_name(self) -> str:
+        """Last part of the name: the default name of an export folder."""
+        if self.gguf is not None:
+            return self.gguf.stem
+        return self.folder.resolve().name if self.is_local else self.name.rsplit("/", 1)[-1]
+
+    @property
+    def weights(self) -> Path:
+        """Where the weights are: the folder, or a GGUF file."""
+        return self.gguf or self.folder
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the checkpoint must be dequantised for PyTorch."""
+        return self.gguf is not None or self.quantization is not None
+
+    @property
+    def public_name(self) -> str:
+        """The name to record in what is shared: the hub id, or a folder's own name without the path to it."""
+        return self.short_name if self.is_local else self.name
+
+    def checkpoint(self) -> Checkpoint:
+        """Open the weight files, safetensors, PyTorch or GGUF (headers only); what is quantised is decoded while it streams.
+
+        Raises:
+            WeightError: there are none, or unpickling one would run code.
+            CorruptCheckpointError: a file is missing, truncated, or disagrees with the index.
+        """
+        if self.gguf is not None:
+            from t2n_llm.source.gguf import gguf_checkpoint
+
+            return gguf_checkpoint(self.gguf, self.config)
+        checkpoint = open_checkpoint(self.folder)
+        if self.quantization is None:
+            return checkpoint
+        decoding = decode_checkpoint(self.quantization, checkpoint.tensors)
+        return replace(checkpoint, tensors=decoding.tensors, notes=decoding.notes)
+
+    def tokenizer_files(self) -> list[Path]:
+        """Return the tokenizer files that are there."""
+        return [self.folder / name for name in TOKENIZER_FILES if (self.folder / name).is_file()]
+
+    def has_tokenizer(self) -> bool:
+        """Say whether there are the files of a tokenizer."""
+        return _has_tokenizer(self.folder)
+
+    def tokenizer(self) -> Any:
+        """Load the tokenizer.
+
+        Raises:
+            MissingTokenizerError: there are no tokenizer files, or transformers cannot read them.
+        """
+        return load_tokenizer(self.folder, self.trust_remote_code)
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer of a folder.
+
+    Raises:
+        MissingTokenizerError: it has none, or transformers cannot build it from the files there.
+    """
+    from transformers import AutoTokenizer
+
+    hint = "Put the model's tokenizer files there; `t2n-llm export --no-tokenizer` goes without."
+    if not _has_tokenizer(folder):
+        raise MissingTokenizerError(f"{folder}: no tokenizer files ({', '.join(_TOKENIZER_MODELS)}).", hint)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:  # tokenizers itself raises plain Exception
+        raise MissingTokenizerError(
+            f"{folder}: transformers cannot build its tokenizer: {_one_line(error)}", hint
+        ) from error
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZER_MODELS)
+
+
+def open_source(
+    name: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    require_tokenizer: bool = True,
+) -> ModelSource:
+    """Resolve a hub id, a local folder or a GGUF file.
+
+    Args:
+        name: `owner/name` on the hub, a folder, or the path of a `.gguf` file.
+        revision: branch, tag or commit of a hub repository.
+        token: hub access token; None takes the one of `huggingface-cli login` or `HF_TOKEN`.
+        trust_remote_code: allow Python code that comes with the model.
+        require_tokenizer: refuse a source without a tokenizer that transformers can load.
+
+    Raises:
+        SourceError: the id or folder cannot be found or read.
+        UnknownArchitectureError: transformers does not know the model type.
+        MissingTokenizerError: a tokenizer is required and there is none.
+    """
+    if Path(name).suffix == GGUF_SUFFIX and Path(name).expanduser().is_file():
+        return _open_gguf(Path(name).expanduser(), name, revision, require_tokenizer)
+    folder, commit = _local_folder(name), None
+    if folder is None:
+        folder, commit = _download(name, revision, token)
+    elif revision is not None:
+        raise SourceError(f"{name} is a local folder: --revision has no meaning there.", "Leave --revision out.")
+    if not (folder / "config.json").is_file():
+        raise SourceError(
+            f"{name}: no config.json in {folder}.", "Give the folder that holds config.json and the weights."
+        )
+    quantization = _quantization(name, folder)
+    config = _load_config(name, folder, trust_remote_code)
+    source = ModelSource(name, folder, commit, config, trust_remote_code, quantization)
+    if require_tokenizer:
+        source.tokenizer()
+    return source
+
+
+def _open_gguf(path: Path, name: str, revision: str | None, require_tokenizer: bool) -> ModelSource:
+    from t2n_llm.source.gguf import read_gguf_metadata
+
+    if revision is not None:
+        raise SourceError(f"{name} is a local file: --revision has no meaning there.", "Leave --revision out.")
+    metadata = read_gguf_metadata(path, require_tokenizer=require_tokenizer)
+    source = ModelSource(name, Path(metadata.folder.name), None, metadata.config, gguf=path, keeps=metadata.folder)
+    if require_tokenizer:
+        source.tokenizer()
+    return source
+
+
+def fetch_folder(name: str, *, revision: str | None = None, token: str | None = None) -> tuple[Path, str | None]:
+    """Return the folder that a hub id or a path stands for, downloaded if need be, and the commit of a hub snapshot.
+
+    Raises:
+        SourceError: the id or folder cannot be found or read.
+    """
+    folder = _local_folder(name)
+    return _download(name, revision, token) if folder is None else (folder, None)
+
+
+@dataclass(frozen=True)
+class ConfigSource:
+    """The config of a model alone.
+
+    Attributes:
+        name: hub id, folder or file, as the user gave it.
+        config: transformers config.
+        revision: commit hash of a hub snapshot, or None.
+        trust_remote_code: whether code beside the config may run.
+    """
+
+    name: str
+    config: Any
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+def open_config(
+    name: str, *, revision: str | None = None, token: str | None = None, trust_remote_code: bool = False
+) -> ConfigSource:
+    """Read the config of a model, and nothing else of it: no weight file is downloaded or opened.
+
+    Args:
+        name: hub id, folder, `config.json` or a file like it, or a `.gguf` file (of which the metadata are read).
+        revision, token, trust_remote_code: as for `open_source`.
+
+    Raises:
+        SourceError: there is none, or it cannot be read.
+        UnknownArchitectureError: transformers does not know the model type.
+    """
+    path = Path(name).expanduser() if name else Path()
+    if path.suffix in (GGUF_SUFFIX, ".json") and path.is_file():
+        if revision is not None:
+            raise SourceError(f"{name} is a local file: --revision has no meaning there.", "Leave --revision out.")
+        if path.suffix == GGUF_SUFFIX:
+            from t2n_llm.source.gguf import read_gguf_metadata
+
+            return ConfigSource(name, read_gguf_metadata(path, require_tokenizer=False).config)
+        return ConfigSource(name, _load_config(name, path, trust_remote_code), None, trust_remote_code)
+    folder, commit = _local_folder(name), None
+    if folder is None:
+        folder, commit = _download(name, revision, token, _CONFIG_PATTERNS)
+    elif revision is not None:
+        raise SourceError(f"{name} is a local folder: --revision has no meaning there.", "Leave --revision out.")
+    if not (folder / "config.json").is_file():
+        raise SourceError(f"{name}: no config.json in {folder}.", "Give the folder that holds config.json.")
+    return ConfigSource(name, _load_config(name, folder, trust_remote_code), commit, trust_remote_code)
+
+
+def _local_folder(name: str) -> Path | None:
+    """Return the folder that a name stands for; None when it can only be a hub id."""
+    if not name:
+        raise SourceError("the name of the model is empty.", "Give a folder, or a hub id such as owner/name.")
+    try:
+        folder = Path(name).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except (OSError, RuntimeError):  # longer than a path can be; ~ of a user who does not exist
+        is_folder = exists = False
+    if is_folder:
+        return folder
+    if exists:
+        raise SourceError(f"{name}: a file, not a folder.", "Give the folder that holds config.json, or a .gguf file.")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise SourceError(
+            f"{name}: no such folder.", "Give a folder with a config.json, or a hub id such as owner/name."
+        )
+    return None
+
+
+def _download(
+    repository: str, revision: str | None, token: str | None, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS
+) -> tuple[Path, str]:
+    from huggingface_hub import snapshot_download
+
+    def fetch(patterns: tuple[str, ...]) -> Path:
+        folder = snapshot_download(
+            repository,
+            revision=revision,
+            token=token,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(_DUPLICATE_PATTERNS),
+        )
+        return Path(folder)
+
+    try:
+        path = fetch(wanted)
+        if wanted is _REPOSITORY_PATTERNS and not any(path.glob("*.safetensors")):
+            path = fetch((*_REPOSITORY_PATTERNS, *_PYTORCH_PATTERNS))
+    except Exception as error:  # besides its own errors, those of whichever HTTP library it uses
+        raise _download_error(repository, revision, error) from error
+    return path, path.name
+
+
+def _download_error(repository: str, revision: str | None, error: Exception) -> SourceError | DiskFullError:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    subject = repository if revision is None else f"{repository} at {revision!r}"
+    if isinstance(error, GatedRepoError):
+        return SourceError(
+            f"{repository}: access to this model must be granted by its owner.",
+            "Ask for it on the model's page, then run `hf auth login` or pass --token.",
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return SourceError(
+            f"{repository}: no revision {revision!r}.", "Give a branch, tag or commit of the repository."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return SourceError(
+            f"{repository}: no such model on the hub, or it is private.",
+            "Check the spelling; for a private model run `hf auth login` or pass --token.",
+        )
+    if isinstance(error, HFValidationError):
+        return SourceError(
+            f"{repository}: neither a local folder nor a hub id: {_one_line(error)}", "Give a folder, or owner/name."
+        )
+    if constants.HF_HUB_OFFLINE:
+        return SourceError(
+            f"{subject}: not in the local cache, or not all of it, and HF_HUB_OFFLINE forbids to download it.",
+            "Unset HF_HUB_OFFLINE, or give a local folder.",
+        )
+    if isinstance(error, LocalEntryNotFoundError):
+        return SourceError(
+            f"{subject}: not in the local cache, or not all of it, and {constants.ENDPOINT} cannot be reached: "
+            f"{_one_line(error.__cause__ or error)}",
+            "Connect and retry (what is there already is kept), or give a local folder.",
+        )
+    if isinstance(error, OSError) and is_disk_full(error):
+        return DiskFullError(
+            f"{subject}: the disk of the hub cache is full ({constants.HF_HUB_CACHE}).",
+            "Free some space, or set HF_HUB_CACHE to a folder on another disk, and retry.",
+        )
+    return SourceError(
+        f"{subject}: the download from {constants.ENDPOINT} failed: {_one_line(error)}",
+        "Retry (what is there already is kept), or give a local folder.",
+    )
+
+
+def _load_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except Exception as error:  # the classes check their fields as they like
+        raise _config_error(name, error) from error
+    # The weights are dequantised here: transformers must not look for a library that does.
+    for part in (config, config.get_text_config(decoder=True)):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
+    return config
+
+
+def _quantization(name: str, folder: Path) -> dict[str, Any] | None:
+    """Return how config.json says that the weights are quantised, or None.
+
+    Raises:
+        SourceError: in a way that is not known here.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None  # transformers says what is wrong with it
+    if not isinstance(config, dict):
+        return None
+    parts = (config, *(config.get(key) for key in ("text_config", "llm_config")))
+    found = (part.get(key) for part in parts if isinstance(part, dict) for key in _QUANTIZATION_KEYS)
+    quantization = next((value for value in found if isinstance(value, dict)), None)
+    method = _quantization_method(quantization) if quantization is not None else None
+    if method is not None and method not in METHODS:
+        raise SourceError(
+            f"{name}: the checkpoint is quantised already ({method}), in a way that cannot be read.",
+            f"Known: {', '.join(METHODS)} and GGUF files; else give the original bf16, f16 or f32 checkpoint.",
+        )
+    return None if quantization is None else quantization | {"quant_method": method}
+
+
+def _config_error(name: str, error: Exception) -> SourceError:
+    message = str(error)
+    if "trust_remote_code" in message:
+        return SourceError(
+            f"{name}: the model comes with its own Python code.", "Read that code, then pass --trust-remote-code."
+        )
+    if "model type" in message or "model_type" in message:
+        return UnknownArchitectureError(
+            f"{name}: transformers does not know this model type: {_one_line(error)}",
+            "Install a transformers release that knows it.",
+        )
+    return SourceError(
+        f"{name}: config.json cannot be read: {_one_line(error)}", "Correct that file, or download it again."
+    )
+
+
+def _quantization_method(quantization: Mapping[str, Any]) -> str:
+    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):  # before quant_method was written
+        return str(quantization.get("quant_method") or "bitsandbytes")
+    return str(quantization.get("quant_method") or "unknown method")
+
+
+def _one_line(error: BaseException) -> str:
+    """Return the first sentence of an exception: its first line, and the next one when that one ends in a colon."""
+    sentence = ""
+    for line in str(error).splitlines():
+        sentence = f"{sentence} {line.strip()}".strip()
+        if sentence and not sentence.endswith(":"):
+            break
+    speaks_for_itself = " " in sentence  # unlike a KeyError's 'name'
+    return sentence if speaks_for_itself else f"{type(error).__name__}: {sentence}"

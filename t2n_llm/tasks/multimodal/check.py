@@ -1,0 +1,241 @@
+"""Images or sound, and text, through the three archives, token by token, against transformers' own model.
+
+In: a checkpoint, and the archives in an engine. Out: a `ValidationReport` as of language models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvcache.states import StateTensor
+from t2n_llm.check.answers import Answerer, open_answerer
+from t2n_llm.check.causal_lm import CheckResult, Tolerance, ValidationReport, compare_step
+from t2n_llm.check.reference_model import Placement, eager_model, refuse_invented, require_memory
+from t2n_llm.source.empty_model import MULTIMODAL_MODEL
+from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family
+from t2n_llm.tasks.multimodal.model import DECODER, EMBED
+
+_STEPS = 8  # tokens decoded after each prompt
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt with images.
+
+    Attributes:
+        name: what is special about it.
+        ids: its tokens; each image has its rows' worth of image tokens.
+        pixels: f32, of its images one after the other.
+        cut: position where it is cut into two calls; 0 for one call.
+        frames: how many frames of each segment are before the end of its recording; nothing for images.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+    pixels: np.ndarray
+    cut: int = 0
+    frames: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What PyTorch says to a prompt: the logits [vocab] after it and after each greedy token, and those tokens."""
+
+    rows: tuple[np.ndarray, ...]
+    ids: tuple[int, ...]
+
+
+def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ...]:
+    """Choose random prompts: one image; two images, in two calls; and text alone.
+
+    The cut is inside the second image, except for decoders that read an image as a whole: there it is before it.
+
+    Args:
+        config: transformers config.
+        family: of the config.
+        seed: for ids and pixels.
+    """
+    generator = np.random.default_rng(seed)
+    image = family.image_token_id(config)
+    vocabulary = min(config.get_text_config(decoder=True).vocab_size, image if image > 64 else 1 << 62)
+
+    def text(count: int) -> list[int]:
+        ids = generator.integers(3, vocabulary, size=count)
+        return [int(token) if token != image else 3 for token in ids]
+
+    def pixels(count: int) -> np.ndarray:
+        return generator.standard_normal((count, *family.pixel_shape(config))).astype(np.float32)
+
+    noun = family.medium.noun
+    room = family.pixel_shape(config)[-1]
+    lengths = {1: (2 * room // 3 - 1,), 2: (room, room // 2), 0: ()}
+
+    def rows(index: int, count: int) -> list[int]:
+        return [image] * family.rows_of(config, lengths[count][index])
+
+    first, second = text(4), text(3)
+    whole = family.decoder_input == TOKEN_TYPES
+    cut = len((*first, *rows(0, 2), *second)) + (0 if whole else len(rows(1, 2)) // 2)
+    planned = (
+        Prompt(f"one {noun}", (*text(5), *rows(0, 1), *text(6)), pixels(1)),
+        Prompt(f"two {noun}s, in chunks", (*first, *rows(0, 2), *second, *rows(1, 2), *text(2)), pixels(2), cut),
+        Prompt("text alone", tuple(text(7)), pixels(0)),
+    )
+    return (
+        tuple(replace(prompt, frames=lengths[len(prompt.pixels)]) for prompt in planned) if family.masked else planned
+    )
+
+
+def _frame_mask(prompt: Prompt) -> np.ndarray:
+    """Return `FRAME_MASK` of a prompt's segments."""
+    return (np.arange(prompt.pixels.shape[-1]) < np.array(prompt.frames)[:, None]).astype(np.int64)
+
+
+def run_multimodal_reference(
+    source: ModelSource,
+    family: Family,
+    network: Any,
+    needed: frozenset[str],
+    prompts: Sequence[Prompt],
+    placement: Placement | None = None,
+) -> list[Answer]:
+    """Return what transformers' eager model in f32 says to each prompt; the model is released before this returns.
+
+    Raises:
+        NotEnoughMemoryError: the model does not fit.
+        CorruptCheckpointError: transformers had to invent weights that are needed.
+    """
+    require_memory(network, placement)
+    model, missing = eager_model(MULTIMODAL_MODEL, source.folder, source.trust_remote_code)
+    refuse_invented(source.name, needed.intersection(missing))
+    with torch.no_grad():
+        return [_generate(model, family, prompt) for prompt in prompts]
+
+
+def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None  # of the prompt before
+    ids, pixels = torch.tensor([prompt.ids]), torch.from_numpy(prompt.pixels)
+    is_image = ids == family.image_token_id(model.config)
+    given = {"input_ids": ids, **family.reference_inputs(model.config, is_image, pixels)}
+    if prompt.frames:
+        given[FRAME_MASK] = torch.from_numpy(_frame_mask(prompt))
+    rows: list[np.ndarray] = []
+    tokens: list[int] = []
+    for _ in range(_STEPS + 1):
+        logits = model(**given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+        rows.append(logits.float().numpy())
+        tokens.append(int(logits.argmax()))
+        given = {"input_ids": torch.tensor([tokens[-1:]])}
+    return Answer(tuple(rows), tuple(tokens[:-1]))
+
+
+class Pipeline:
+    """The three archives in an engine, connected as `export.json` says."""
+
+    def __init__(
+        self, parts: Mapping[str, Answerer], family: Family, config: Any, states: Sequence[StateTensor]
+    ) -> None:
+        """Connect the archives; `states` are the decoder's."""
+        self._parts = parts
+        self._family, self._config = family, config
+        self._image = family.image_token_id(config)
+        self._states = states
+
+    def answer(self, prompt: Prompt, tokens: Sequence[int]) -> list[np.ndarray]:
+        """Return the logits [vocab] after a prompt, and after each of the tokens that follow it."""
+        ids = np.array([*prompt.ids, *tokens], np.int64)
+        is_image = (ids == self._image) & (np.arange(len(ids)) < len(prompt.ids))
+        further = {
+            TOKEN_TYPES: is_image[None].astype(np.int64),
+            POSITIONS: self._family.positions(self._config, is_image),
+        }
+        given = [array for name, array in further.items() if name == self._family.decoder_input]
+        ends = [*([prompt.cut] if prompt.cut else []), *range(len(prompt.ids), len(ids) + 1)]
+        calls = list(pairwise([0, *ends]))
+        embeds = [
+            np.concatenate([self._parts[EMBED].answer([ids[None, start:end]])[0] for start, end in calls], axis=1)
+        ]
+        embeds += [np.zeros_like(embeds[0]) for _ in range(self._family.deepstack_layers(self._config))]
+        for table, rows in zip(embeds, self._look(prompt), strict=False):
+            table[0, is_image] = rows
+        states, answers = [state.at_start(1) for state in self._states], []
+        for start, end in calls:
+            asked = [table[:, start:end] for table in embeds] + [array[..., start:end] for array in given]
+            logits, *states = self._parts[DECODER].answer([*asked, *states])
+            answers.append(logits[0, -1])
+        return answers[bool(prompt.cut) :]
+
+    def _look(self, prompt: Prompt) -> list[np.ndarray]:
+        """Return the rows of all images, for the embeddings and for each of `deepstack_layers`; nothing without images."""
+        encoder, pixels = self._parts[self._family.medium.role], prompt.pixels
+        if prompt.frames:
+            (answer,) = encoder.answer([pixels, _frame_mask(prompt)])
+            used = [self._family.rows_of(self._config, frames) for frames in prompt.frames]
+            return [np.concatenate([rows[:count] for rows, count in zip(answer, used, strict=True)])]
+        questions = [pixels] if self._family.stacks_images else list(pixels)
+        seen = [encoder.answer([question]) for question in questions if len(question)]
+        return [
+            np.concatenate([rows.reshape(-1, rows.shape[-1]) for rows in tables]) for tables in zip(*seen, strict=True)
+        ]
+
+
+def check_multimodal(
+    archives: Mapping[str, Path],
+    family: Family,
+    config: Any,
+    states: Sequence[StateTensor],
+    dtype: str,
+    prompts: Sequence[Prompt],
+    expected: Sequence[Answer],
+    *,
+    engine: str = "wheel",
+    tract_binary: Path | None = None,
+    tolerance: Tolerance | None = None,
+    on_check: Callable[[str], None] | None = None,
+) -> ValidationReport:
+    """Run each prompt through the archives, then decode PyTorch's own tokens with the cache fed back.
+
+    Args:
+        archives: by role.
+        family: of the config.
+        config: transformers config.
+        states: of the decoder.
+        dtype: `f32` or `f16`, of the archives.
+        prompts, expected: what is asked, and PyTorch's answers.
+        engine, tract_binary: see `open_answerer`.
+        tolerance: None takes the element type's.
+        on_check: told the name of each prompt before it runs.
+
+    Raises:
+        EngineError: the engine refused an archive, or died.
+    """
+    tolerance = tolerance or Tolerance.for_dtype(dtype)
+    with ExitStack() as stack:
+        parts = {
+            role: stack.enter_context(open_answerer(path, engine=engine, tract_binary=tract_binary))
+            for role, path in archives.items()
+        }
+        pipeline = Pipeline(parts, family, config, states)
+        checks = []
+        for prompt, wanted in zip(prompts, expected, strict=True):
+            if on_check is not None:
+                on_check(prompt.name)
+            got = pipeline.answer(prompt, wanted.ids)
+            rows = zip(got, wanted.rows, strict=True)
+            steps = tuple(compare_step(step, row, reference) for step, (row, reference) in enumerate(rows))
+            checks.append(CheckResult(prompt.name, all(step.agrees(tolerance) for step in steps), steps))
+        asked = parts[DECODER]
+        return ValidationReport(asked.engine_name, asked.engine_version, dtype, tolerance, tuple(checks))

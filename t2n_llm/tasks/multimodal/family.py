@@ -1,0 +1,145 @@
+"""What a family of vision-language or speech models says about itself.
+
+In: transformers' model and config. Out: a `Sight`, shapes and places, which graph, manifest and check share.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+
+from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
+
+TOKEN_TYPES, POSITIONS = "token_type_ids", "position_ids"
+"""What some decoders take beside embeddings: 1 where an image is, int64 [1, S]; and where each token is, int64 [3, 1, S]."""
+
+FRAME_MASK = "feature_attention_mask"
+"""What some encoders take beside segments of sound: 1 for each frame before the end of a recording, int64 [N, frames]."""
+
+
+@dataclass(frozen=True)
+class Medium:
+    """What is sensed, and what that is called.
+
+    Attributes:
+        task: of the export.
+        role: the archive of the encoder.
+        noun: one item.
+        token_field: of the config: the id of the token that stands for a row of an item.
+        input_name, output_name: of that archive.
+    """
+
+    task: str
+    role: str
+    noun: str
+    token_field: str
+    input_name: str
+    output_name: str
+
+
+IMAGES = Medium(IMAGE_TEXT_TO_TEXT, "vision", "image", "image_token_id", "pixel_values", "image_embeds")
+SOUND = Medium(AUDIO_TEXT_TO_TEXT, "audio", "segment", "audio_token_id", "input_features", "audio_embeds")
+
+
+@dataclass(frozen=True)
+class Sight:
+    """An encoder of images or sound, ready for capture.
+
+    Attributes:
+        buffers: what it needs beside the pixels, computed once; where `Family.masked`, `FRAME_MASK` is handed over with them.
+        look: pixels or sound, and those buffers in; out come rows of embeddings, then the rows for each layer of
+            `deepstack_layers`.
+    """
+
+    buffers: Mapping[str, torch.Tensor]
+    look: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]]
+
+
+class Family(Protocol):
+    """One way of seeing or hearing; where it says image, a segment of sound is meant too."""
+
+    @property
+    def medium(self) -> Medium:
+        """What it senses."""
+
+    @property
+    def decoder_input(self) -> str | None:
+        """What the decoder takes beside embeddings: `TOKEN_TYPES`, `POSITIONS` or nothing."""
+
+    @property
+    def stacks_images(self) -> bool:
+        """Whether the image encoder takes several images at once, along a first axis."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether the encoder is told how long each segment is (`FRAME_MASK`), and only the first of its rows are used."""
+
+    def image_token_id(self, config: Any) -> int:
+        """Return the id that stands for a row of an image in a prompt."""
+
+    def rows_per_image(self, config: Any) -> int:
+        """Return how many rows an image becomes, at most."""
+
+    def rows_of(self, config: Any, frames: int) -> int:
+        """Return how many rows a segment of some frames becomes."""
+
+    def deepstack_layers(self, config: Any) -> int:
+        """Return how many of the decoder's first layers have further rows of an image added to what they give."""
+
+    def pixel_shape(self, config: Any) -> tuple[int, ...]:
+        """Return the shape of one image, as transformers' image processor gives it."""
+
+    def sight(self, network: Any) -> Sight:
+        """Return the image encoder of a network."""
+
+    def reference_inputs(self, config: Any, is_image: torch.Tensor, pixels: torch.Tensor) -> dict[str, Any]:
+        """Return what transformers' forward takes for a prompt, beside its ids.
+
+        Args:
+            config: of the model.
+            is_image: bool [1, S].
+            pixels: of all its images, [N, ...].
+        """
+
+    def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
+        """Return the positions int64 [3, 1, S] of a text's tokens, from its start.
+
+        Args:
+            config: of the model.
+            is_image: bool [S].
+        """
+
+
+class Senses(ABC):
+    """What most families have in common: images, seen in the embeddings alone."""
+
+    medium: ClassVar[Medium] = IMAGES
+    masked: ClassVar[bool] = False
+
+    def image_token_id(self, config: Any) -> int:
+        """See `Family`."""
+        return int(getattr(config, self.medium.token_field))
+
+    @abstractmethod
+    def rows_per_image(self, config: Any) -> int:
+        """See `Family`."""
+
+    def rows_of(self, config: Any, frames: int) -> int:
+        """See `Family`: there is no other size."""
+        del frames
+        return self.rows_per_image(config)
+
+    def deepstack_layers(self, config: Any) -> int:
+        """See `Family`."""
+        del config
+        return 0
+
+    def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
+        """See `Family`: one after the other, as the decoder counts them itself."""
+        del config
+        return np.broadcast_to(np.arange(len(is_image), dtype=np.int64), (3, 1, len(is_image)))

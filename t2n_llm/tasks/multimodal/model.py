@@ -1,0 +1,279 @@
+"""The three graphs of a multimodal model: `embed`, `vision` or `audio`, and `decoder`, made of one weightless network.
+
+In: a transformers config. Out: a `Part` and a document for each, which share the names of the network's parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from generic_export.export import capture, producer_properties, translate_graph
+from generic_export.nnef.graph import NnefGraph
+from generic_export.torch_graph.tracer import DynamicAxes
+from generic_export.translate.translate import TranslationOptions
+from kvcache import explicit_attention, explicit_experts, fuse_rotary_embedding
+from kvcache.forms import state_form
+from kvcache.state_views import keep_states_whole
+from kvcache.states import Slot, StateTensor
+from t2n_llm.graph.document import GraphOptions
+from t2n_llm.graph.skeleton import probe_states
+from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate, take_buffers, tied_names, widen
+from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, Sight
+
+EMBED, DECODER = "embed", "decoder"
+"""Two of the archives; the third is the encoder's, see `Medium.role`."""
+
+_WRAPPER_ATTRIBUTE = "network"
+
+
+def deepstack_name(layer: int) -> str:
+    """Return what the rows of images that are added after a decoder layer are called, in `vision` and in `decoder`."""
+    return f"deepstack_embeds_{layer}"
+
+
+class EmbedModule(nn.Module):
+    """`input_ids -> inputs_embeds`."""
+
+    def __init__(self, network: Any, image_token_id: int) -> None:
+        """Wrap a network."""
+        super().__init__()
+        self.network = network
+        self.image_token_id = image_token_id
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return [1, S, D] for int64 [1, S]; the image token, which may be beyond the table, gives some row of it."""
+        known = torch.where(input_ids == self.image_token_id, 0, input_ids)
+        rows: torch.Tensor = self.network.get_input_embeddings()(known)
+        return rows
+
+
+class EncoderModule(nn.Module):
+    """`pixel_values -> (image_embeds, *deepstack_embeds)`, or `input_features -> (audio_embeds,)`."""
+
+    def __init__(self, network: Any, sight: Sight) -> None:
+        """Wrap a network; of the buffers only shapes matter."""
+        super().__init__()
+        self.network = network
+        self.look = sight.look
+        self.names = tuple(sight.buffers)
+        for name, value in sight.buffers.items():
+            self.register_buffer(name, value.to("meta"))
+
+    def forward(self, pixel_values: torch.Tensor, frame_mask: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """Return [N, rows, D] for images [N, C, H, W], [rows, D] for the patches of one; then those of `deepstack_layers`."""
+        further = {} if frame_mask is None else {FRAME_MASK: frame_mask}
+        return self.look(pixel_values, further | {name: getattr(self, name) for name in self.names})
+
+
+class DecoderModule(nn.Module):
+    """`(inputs_embeds, *deepstack_embeds, [token_type_ids | position_ids], *past) -> (logits, *present)`."""
+
+    def __init__(self, network: Any, deepstack: int, further: str | None, slots: tuple[Slot, ...]) -> None:
+        """Wrap a network.
+
+        Args:
+            network: transformers' model.
+            deepstack: see `Family.deepstack_layers`.
+            further: see `Family.decoder_input`.
+            slots: where it keeps its states, in the order of the inputs.
+        """
+        super().__init__()
+        self.network = network
+        self.deepstack = deepstack
+        self.further = further
+        self.slots = slots
+
+    def forward(self, inputs_embeds: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the decoder.
+
+        Args:
+            inputs_embeds: [1, S, D], image rows put in.
+            rest: rows [1, S, D] for each of the first layers, zeros where no image is; what else the family takes beside
+                embeddings; then the states. An image that is read in both directions must be in one call, as a whole.
+
+        Returns:
+            The last position's logits [1, 1, vocab], then the states.
+        """
+        from kvcache.explicit_cache import ExplicitCache
+
+        rows, rest = rest[: self.deepstack], rest[self.deepstack :]
+        given, past = (rest[:1], rest[1:]) if self.further else ((), rest)
+        cache = ExplicitCache(self.network.config, dict(zip(self.slots, past, strict=True)))
+        options: dict[str, Any] = {"logits_to_keep": 1}
+        if self.further == POSITIONS:
+            options[POSITIONS] = given[0]
+        elif self.further == TOKEN_TYPES:
+            # transformers reads the types by position, from the start of the text; what is past is seen anyway.
+            before = torch.zeros((1, past[0].shape[2]), dtype=torch.int64, device=given[0].device)
+            options[TOKEN_TYPES] = torch.cat((before, given[0]), dim=1)
+        with _added_to_first_layers(self.network, rows):
+            result = self.network(inputs_embeds=inputs_embeds, past_key_values=cache, use_cache=True, **options)
+        after = cache.states()
+        return (result.logits, *(after[slot] for slot in self.slots))
+
+
+@contextmanager
+def _added_to_first_layers(network: Any, rows: tuple[torch.Tensor, ...]) -> Iterator[None]:
+    """Add rows [1, S, D] to what each of a decoder's first layers gives, for the length of the block.
+
+    transformers adds them where a mask says so, and the number of those places is not known to a graph.
+    """
+    layers = network.model.language_model.layers if rows else ()
+    hooks = [
+        layer.register_forward_hook(lambda _module, _given, hidden, added=added: hidden + added)
+        for layer, added in zip(layers, rows, strict=False)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the graphs before its capture.
+
+    Attributes:
+        role: `embed`, `decoder`, or the encoder's.
+        module: what is captured.
+        network: the transformers model in it.
+        buffers, tied, dtype: see `Weightless`.
+        inputs: example inputs by name.
+        output_names: of the graph.
+        dynamic_axes: of the inputs.
+        states: what the decoder keeps.
+    """
+
+    role: str
+    module: nn.Module
+    network: nn.Module
+    buffers: Mapping[str, torch.Tensor]
+    tied: Mapping[str, str]
+    dtype: torch.dtype
+    inputs: Mapping[str, torch.Tensor]
+    output_names: tuple[str, ...]
+    dynamic_axes: DynamicAxes
+    states: tuple[StateTensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class BuiltPart:
+    """A part and its finished document."""
+
+    part: Part
+    graph: NnefGraph
+
+
+def build_parts(
+    config: Any, family: Family, options: GraphOptions, *, name: str, revision: str | None = None
+) -> dict[str, BuiltPart]:
+    """Capture and translate the three graphs of a config, by role, in the order in which a prompt passes them.
+
+    Args:
+        config: transformers config.
+        family: of the config.
+        options: element type and numerics; the batch is 1 and one position's logits are kept.
+        name, revision: source model, recorded in the documents.
+
+    Raises:
+        UnknownArchitectureError: transformers has no such model for the config.
+        CaptureError, TranslationError: the model cannot be expressed; the message says where.
+    """
+    with explicit_attention() as attention, explicit_experts() as experts:
+
+        def build(implementation: str) -> tuple[Part, ...]:
+            network = instantiate(
+                MULTIMODAL_MODEL, config, options.dtype, implementation, experts, options.trust_remote_code
+            )
+            for pattern in options.keep_f32:
+                widen(network, pattern, options.dtype)
+            return _parts(network, family, options.dtype)
+
+        parts = attention.first_that_runs(build)
+        return {part.role: _built(part, options, name, revision) for part in parts}
+
+
+_STEPS, _PAST = 5, 7  # hints, which never reach the graph
+_FURTHER = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (3, 1, _STEPS)}
+
+
+def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[Part, ...]:
+    tied, sight = tied_names(network), family.sight(network)
+    buffers = take_buffers(network)
+    states = probe_states(network, state_form(network))
+    config = network.config
+    width = config.get_text_config(decoder=True).hidden_size
+
+    def meta(*shape: int, of: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.zeros(shape, dtype=of, device="meta")
+
+    deepstack = family.deepstack_layers(config)
+    rows = {deepstack_name(layer): meta(1, _STEPS, width, of=dtype) for layer in range(deepstack)}
+    further = {name: meta(*shape) for name, shape in _FURTHER.items() if name == family.decoder_input}
+    before = {state.input_name: meta(*state.sizes(1, _PAST), of=state.torch_dtype) for state in states}
+    embeds = {"inputs_embeds": meta(1, _STEPS, width, of=dtype)}
+    slots = tuple(state.slot for state in states)
+    stack = (3,) if family.stacks_images else ()
+    embed = Part(
+        EMBED,
+        EmbedModule(network, family.image_token_id(config)),
+        network,
+        buffers,
+        tied,
+        dtype,
+        {"input_ids": meta(1, _STEPS)},
+        ("inputs_embeds",),
+        {"input_ids": {1: "S"}},
+    )
+    medium = family.medium
+    sensed = {medium.input_name: meta(*stack, *family.pixel_shape(config), of=dtype)}
+    if family.masked:
+        sensed[FRAME_MASK] = meta(*stack, family.pixel_shape(config)[-1])
+    encoder = replace(
+        embed,
+        role=medium.role,
+        module=EncoderModule(network, sight),
+        buffers={**buffers, **sight.buffers},
+        inputs=sensed,
+        output_names=(medium.output_name, *rows),
+        dynamic_axes={name: {0: "N"} for name in sensed} if family.stacks_images else {},
+    )
+    grown = {state.input_name: state.dynamic_axes(batched=False) for state in states if state.grows}
+    decoder = replace(
+        embed,
+        role=DECODER,
+        module=DecoderModule(network, deepstack, family.decoder_input, slots),
+        inputs={**embeds, **rows, **further, **before},
+        output_names=("outputs", *(state.output_name for state in states)),
+        dynamic_axes={
+            **{name: {1: "S"} for name in (*embeds, *rows)},
+            **{name: {given.ndim - 1: "S"} for name, given in further.items()},
+            **grown,
+        },
+        states=states,
+    )
+    return tuple(replace(part, module=part.module.eval()) for part in (embed, encoder, decoder))
+
+
+def _built(part: Part, options: GraphOptions, name: str, revision: str | None) -> BuiltPart:
+    target = options.target(part.dynamic_axes, part.network, revision, role=part.role)
+    captured = capture(
+        part.module,
+        tuple(part.inputs.values()),
+        target,
+        tuple(part.inputs),
+        part.output_names,
+        fusions=(fuse_rotary_embedding,),
+        strip_prefix=f"{_WRAPPER_ATTRIBUTE}.",
+    )
+    producer = tuple(producer_properties(source_model=name).items())
+    graph = translate_graph(captured, target, TranslationOptions(graph_name=part.role, properties=producer))
+    complete = replace(part, buffers={**part.buffers, **captured.constants})
+    return BuiltPart(complete, keep_states_whole(graph))

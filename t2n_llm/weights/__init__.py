@@ -1,0 +1,1 @@
+"""Which checkpoint tensor is which parameter; conversions; archives read back."""

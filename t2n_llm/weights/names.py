@@ -1,0 +1,309 @@
+"""Which checkpoint tensor is which model parameter, and how its bytes become the graph's element type.
+
+In: a checkpoint, the model's skeleton, the graph's variables. Out: a source for each variable, and the names of the
+checkpoint tensors that have no parameter. Names and conversions are those of transformers' own tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from torch import nn
+
+from generic_export.errors import MissingTensorError, WeightError
+from generic_export.nnef.graph import NnefGraph
+from generic_export.translate.builder import TRACT_DTYPES
+from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.part import part_source
+from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
+from quant.half import CastReport, cast_tensor
+from quant.prequantized import DecodedTensor, ExactTensor
+from t2n_llm.source.adapter_merge import Update
+from t2n_llm.source.empty_model import Weightless
+from t2n_llm.weights.conversion import ConvertedTensor, RecordedTensor, record
+
+_TORCH_DTYPES = {name: dtype for dtype, name in TRACT_DTYPES.items()}
+
+# What torch.compile, FSDP and activation checkpointing insert in names, anywhere; and what DDP puts before all of them.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_OUTER_WRAPPER = "module."
+
+# Buffers that models once saved and now compute; transformers makes the same exception for every family.
+_COMPUTED_BUFFERS = r"rotary_emb\.inv_freq$|(^|\.)position_ids$"
+
+
+@dataclass(frozen=True)
+class GraphSources(Mapping[str, TensorSource]):
+    """Where each variable of a graph comes from: a mapping by label.
+
+    Attributes:
+        sources: variable label -> its source, in the element type that the graph reads.
+        unused: checkpoint tensors that no parameter of the model is made of, sorted; those that the model's class
+            declares superfluous are left out.
+    """
+
+    sources: Mapping[str, TensorSource]
+    unused: tuple[str, ...] = ()
+
+    def __getitem__(self, label: str) -> TensorSource:
+        return self.sources[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sources)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+@dataclass(frozen=True)
+class ParameterMatch:
+    """Checkpoint tensors under the names of the model's parameters.
+
+    Attributes:
+        tensors: parameter or persistent buffer -> its values as stored, converted where the names do not map one to one.
+        unclaimed: checkpoint tensors that are no parameter, nor part of one, in their own names.
+    """
+
+    tensors: Mapping[str, TensorSource]
+    unclaimed: tuple[str, ...]
+
+
+def graph_sources(
+    graph: NnefGraph,
+    skeleton: Weightless,
+    checkpoint: Checkpoint,
+    report: CastReport,
+    updates: Mapping[str, Update] | None = None,
+) -> GraphSources:
+    """Return a source for each variable of a graph, cast to the element type the graph reads.
+
+    Args:
+        graph: its variables bear the model's parameter names.
+        skeleton: gives the tied names and the buffers that the model computes itself.
+        checkpoint: the opened files.
+        report: filled, while the sources are streamed, with the values that do not fit f16.
+        updates: what an adapter does to which parameter, before the cast.
+
+    Raises:
+        MissingTensorError: a parameter, or one of the tensors it is made of, is in neither.
+        WeightError: tensors that belong together do not fit together.
+    """
+    aliases = _aliases(skeleton.tied)
+    model = skeleton.network
+    match = match_parameters(model, checkpoint.tensors)
+    sources: dict[str, TensorSource] = {}
+    for variable in graph.variables:
+        parameter = variable.parameter
+        names = (parameter, *aliases.get(parameter, ()))
+        found = next((match.tensors[name] for name in names if name in match.tensors), None)
+        if found is None and parameter in skeleton.buffers:
+            found = InMemoryTensor(parameter, skeleton.buffers[parameter])
+        if found is None:
+            raise _missing(parameter, len(checkpoint.files), match.unclaimed)
+        if updates is not None and parameter in updates:
+            found = updates[parameter].apply(found)
+        if variable.part is not None:
+            found = part_source(variable.label, variable.part, found)
+        sources[variable.label] = cast_tensor(found, _TORCH_DTYPES[variable.dtype], report)
+    return GraphSources(sources, _unexpected(model, match.unclaimed))
+
+
+def _aliases(tied: Mapping[str, str]) -> dict[str, list[str]]:
+    aliases: dict[str, list[str]] = {}
+    for name, owner in tied.items():
+        aliases.setdefault(owner, []).append(name)
+        aliases.setdefault(name, []).append(owner)
+    return aliases
+
+
+def _unexpected(model: nn.Module, unclaimed: Sequence[str]) -> tuple[str, ...]:
+    """Leave out what the model's class knows to be superfluous."""
+    patterns = (*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), _COMPUTED_BUFFERS)
+    superfluous = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+    return tuple(name for name in sorted(unclaimed) if not superfluous.search(name))
+
+
+def _missing(name: str, files: int, unclaimed: Sequence[str]) -> MissingTensorError:
+    """Return the error for a parameter that has no tensor; `unclaimed` are the tensors that have no parameter."""
+    near = get_close_matches(name, unclaimed, n=1, cutoff=0.5)
+    hint = "The checkpoint is incomplete, or does not belong to this config."
+    return MissingTensorError(
+        f"the checkpoint ({files} file{'s' * (files > 1)}) holds no tensor {name!r}.",
+        f"The nearest name there is {near[0]!r}." if near else hint,
+    )
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Checkpoint tensors that are converted together.
+
+    Attributes:
+        target: the parameter they become, the first one where they become several.
+        converter: transformers' rule.
+        members: pattern of the rule -> the names that matched it and their tensors, in transformers' order.
+    """
+
+    target: str
+    converter: Any
+    members: dict[str, list[tuple[str, TensorSource]]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for members in self.members.values() for name, _ in members)
+
+
+def match_parameters(model: nn.Module, tensors: Mapping[str, TensorSource]) -> ParameterMatch:
+    """Return the checkpoint's tensors under the names of the model's parameters; nothing is read.
+
+    The order of steps is that of transformers' own loader (`core_model_loading`, 5.23): renamings, then at most one
+    converter, then the base model's prefix; names that only a renaming estranges keep their own.
+
+    Args:
+        model: a transformers model, on the meta device.
+        tensors: by checkpoint name.
+
+    Raises:
+        MissingTensorError: a part of a parameter made of several tensors is not there.
+        WeightError: two tensors have the same name once wrappers are taken off, or parts do not fit together.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    transforms = get_model_conversion_mapping(model)
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    prefix, parameters = getattr(model, "base_model_prefix", None), model.state_dict()
+
+    direct: dict[str, TensorSource] = {}
+    groups: dict[str, _Group] = {}
+    unclaimed: list[str] = []
+    bare = _without_wrappers(tensors, parameters)
+    for key in sorted(bare, key=dot_natural_key):
+        original, tensor = bare[key]
+        name, pattern = rename_source_key(key, renamings, converters, prefix, parameters)
+        if name not in parameters and key in parameters:
+            name, pattern = rename_source_key(key, [], [], prefix, parameters)
+        if name not in parameters or (pattern is None and (name in direct or name in groups)):
+            unclaimed.append(original)
+        elif pattern is None:
+            direct[name] = _named(tensor, name)
+        elif name in direct:
+            unclaimed.append(original)
+        else:
+            group = groups.setdefault(name, _Group(name, by_pattern[pattern], {}))
+            group.members.setdefault(pattern, []).append((original, tensor))
+    for group in groups.values():
+        direct |= _convert(group, model, parameters)
+    return ParameterMatch(direct, tuple(sorted(unclaimed)))
+
+
+def _without_wrappers(
+    tensors: Mapping[str, TensorSource], parameters: Collection[str]
+) -> dict[str, tuple[str, TensorSource]]:
+    """Return name without wrappers -> name in the checkpoint, and the tensor."""
+    own = {part for name in parameters for part in name.split(".")}
+    wrappers = {wrapper for wrapper in _WRAPPERS if wrapper not in own}
+    bare: dict[str, tuple[str, TensorSource]] = {}
+    is_wrapped_whole = bool(tensors) and all(name.startswith(_OUTER_WRAPPER) for name in tensors)
+    for name, tensor in tensors.items():
+        inner = name.removeprefix(_OUTER_WRAPPER) if is_wrapped_whole else name
+        inner = ".".join(part for part in inner.split(".") if part not in wrappers)
+        if inner in bare:
+            raise WeightError(
+                f"tensor {inner}: the checkpoint holds it twice, as {bare[inner][0]} and as {name}.",
+                "Remove one of the two from the checkpoint.",
+            )
+        bare[inner] = (name, tensor)
+    return bare
+
+
+def _named(source: TensorSource, name: str) -> TensorSource:
+    """Return the source under its parameter's name, which is what warnings about its values should say."""
+    if source.name != name and isinstance(source, FileTensor | InMemoryTensor | DecodedTensor | ExactTensor):
+        return replace(source, name=name)
+    return source
+
+
+# --- conversions ------------------------------------------------------------------------------
+
+
+def _convert(group: _Group, model: nn.Module, parameters: Mapping[str, Any]) -> dict[str, TensorSource]:
+    """Return the parameters that one group of tensors becomes, as sources that convert while they stream."""
+    from copy import deepcopy
+
+    converter = deepcopy(group.converter)
+    for pattern, members in group.members.items():
+        for name, tensor in members:
+            converter.add_tensor(group.target, name, pattern, record(tensor))
+    try:
+        made = converter.convert(group.target, model=model, config=model.config)
+    except Exception as error:  # the operations check nothing: stacking what differs, a pattern without tensors
+        raise _unconvertible(group, parameters, str(error)) from error
+    converted: dict[str, TensorSource] = {}
+    for name, value in made.items():
+        recorded = value[0] if isinstance(value, list) else value
+        if name not in parameters:
+            continue
+        source = ConvertedTensor(name, _checked(recorded, name, group), group.names)
+        if source.shape != tuple(parameters[name].shape):
+            raise _unconvertible(group, parameters, f"they make {list(source.shape)}")
+        converted[name] = source if source.plain is None else _named(source.plain, name)
+    return converted
+
+
+def _checked(value: Any, name: str, group: _Group) -> RecordedTensor:
+    if not isinstance(value, RecordedTensor):
+        raise WeightError(
+            f"tensor {name}: transformers' conversion of {group.names[0]} gives no tensor.",
+            "Load the model with transformers and save it again with save_pretrained.",
+        )
+    return value
+
+
+def _unconvertible(group: _Group, parameters: Mapping[str, Any], reason: str) -> WeightError:
+    """Return the error for a group that does not make its parameter: what is missing, if anything is."""
+    missing = _missing_member(group)
+    if missing is not None:
+        return MissingTensorError(
+            f"the checkpoint holds no tensor {missing!r}, a part of {group.target}.",
+            "The checkpoint is incomplete, or does not belong to this config.",
+        )
+    return WeightError(
+        f"tensor {group.target} of shape {list(parameters[group.target].shape)} cannot be made of "
+        f"{len(group.names)} checkpoint tensors ({group.names[0]} and others): {reason.splitlines()[0]}.",
+        "The checkpoint does not belong to this config.",
+    )
+
+
+def _missing_member(group: _Group) -> str | None:
+    """Return the first name that the others call for: an expert that one pattern has and another has not, or a gap."""
+    numbered = {
+        pattern: {number: name for name, _ in members if (number := _number(pattern, name)) is not None}
+        for pattern, members in group.members.items()
+    }
+    every = {number for members in numbered.values() for number in members}
+    for number in range(max(every, default=-1) + 1):
+        for members in numbered.values():
+            if members and number not in members:
+                known, example = next(iter(members.items()))
+                return re.sub(rf"(?<=\.){known}(?=\.(?!.*\.{known}\.))", str(number), example)
+    for pattern in group.converter.source_patterns:
+        if pattern not in group.members:
+            return pattern.replace("\\", "")
+    return None
+
+
+def _number(pattern: str, name: str) -> int | None:
+    """Return the number that stands for the `*` of a pattern; None for a pattern without."""
+    if "*" not in pattern:
+        return None
+    numbers = re.findall(r"\.(\d+)(?=\.)", name)
+    return int(numbers[-1]) if numbers else None

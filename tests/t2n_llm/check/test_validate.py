@@ -1,0 +1,116 @@
+"""The verdict itself: what counts as agreement, and that each kind of fault is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from generic_export.errors import OptionError
+from t2n_llm import export_llm
+from t2n_llm.check.causal_lm import Tolerance, compare_step, validate_archive
+from t2n_llm.check.reference import CheckPlan, ReferenceRun, run_reference
+from t2n_llm.check.runner import WheelRunner
+
+VOCAB = 20
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
+AGREED = dict.fromkeys(("prefill", "chunked prefill", "decode", "greedy"), True)
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceRun:
+    ids = (1, 300, 41, 52, 963, 74, 85, 96, 107, 218)
+    return run_reference(EXAMPLE, CheckPlan(ids, (3, 4, 10), 5, 6))
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WheelRunner]:
+    archive = export_llm(str(EXAMPLE), tmp_path_factory.mktemp("v") / "tiny", dtype="f32", check=False).archive
+    with WheelRunner(archive) as engine:
+        yield engine
+
+
+def verdicts(runner: WheelRunner, run: ReferenceRun, dtype: str = "f32") -> dict[str, bool]:
+    return {check.name: check.passed for check in validate_archive(runner, run, dtype).checks}
+
+
+def changed(logits: np.ndarray, row: int, column: int, by: float) -> np.ndarray:
+    copy = logits.copy()
+    copy[row, column] += by
+    return copy
+
+
+def test_an_honest_export_agrees(runner: WheelRunner, reference: ReferenceRun) -> None:
+    assert verdicts(runner, reference) == AGREED
+
+
+def test_a_difference_in_one_chunk_fails_only_that_check(runner: WheelRunner, reference: ReferenceRun) -> None:
+    run = replace(reference, text_logits=changed(reference.text_logits, 2, 7, 0.1))  # the end of the first chunk
+    assert verdicts(runner, run) == AGREED | {"chunked prefill": False}
+
+
+def test_a_difference_late_in_decoding_is_seen(runner: WheelRunner, reference: ReferenceRun) -> None:
+    run = replace(reference, greedy_logits=changed(reference.greedy_logits, 5, 3, 1.0))
+    assert verdicts(runner, run) == AGREED | {"decode": False, "greedy": False}
+
+
+def with_rival(reference: ReferenceRun, step: int, lead: float) -> ReferenceRun:
+    """PyTorch prefers the runner-up of a step by `lead` logits, where the engine prefers the first."""
+    row = reference.greedy_logits[step]
+    second, first = (int(i) for i in np.argsort(row)[-2:])
+    greedy = changed(reference.greedy_logits, step, second, float(row[first] - row[second]) + lead)
+    return replace(reference, greedy_logits=greedy)
+
+
+def test_another_token_is_forgiven_only_when_it_is_a_tie(runner: WheelRunner, reference: ReferenceRun) -> None:
+    gaps = np.diff(np.sort(reference.greedy_logits, axis=1)[:, -2:], axis=1)[:, 0]
+    step = int(gaps.argmin())
+    scale = max(1.0, float(np.abs(reference.greedy_logits[step]).max()))
+    close = with_rival(reference, step, 1e-3)
+    greedy = validate_archive(runner, close, "f16", tolerance=Tolerance(float(gaps[step] + 0.01) / scale, 1.0)).checks[
+        -1
+    ]
+    assert greedy.passed
+    assert "tie" in greedy.note
+    assert len(greedy.steps) == step + 1  # it stops where the texts part
+    strict = validate_archive(runner, close, "f32").checks[-1]
+    assert not strict.passed
+    assert "a real difference" in strict.note
+
+
+def test_values_that_are_no_numbers_never_agree() -> None:
+    expected = np.linspace(-1, 1, VOCAB)
+    for bad in (np.nan, np.inf, -np.inf):
+        answer = expected.copy()
+        answer[3] = bad
+        assert not compare_step(0, answer, expected).agrees(Tolerance(1e9, 1e9))
+
+
+@given(st.integers(0, 1000), st.floats(0, 3))
+def test_step_figures(seed: int, noise: float) -> None:
+    random = np.random.default_rng(seed)
+    expected = random.normal(size=VOCAB) * 3
+    answer = expected + random.uniform(-noise, noise, size=VOCAB)
+    step = compare_step(0, answer, expected)
+    assert step.kl_divergence >= 0
+    assert step.max_abs_error <= noise + 1e-9
+    assert step.same_top1 == (answer.argmax() == expected.argmax())
+    assert step.top1_gap >= 0
+    assert step.same_top1 or step.top1_gap <= 2 * step.max_abs_error + 1e-9
+
+
+def test_a_shift_of_all_logits_changes_no_probability_but_is_an_error() -> None:
+    expected = np.linspace(-1, 1, VOCAB)
+    step = compare_step(0, expected + 0.5, expected)
+    assert step.kl_divergence < 1e-9
+    assert not step.agrees(Tolerance.for_dtype("f16"))
+
+
+def test_unknown_element_types_have_no_tolerance() -> None:
+    with pytest.raises(OptionError, match="q4_0"):
+        Tolerance.for_dtype("q4_0")

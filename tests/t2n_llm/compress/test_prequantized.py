@@ -1,0 +1,215 @@
+"""Checkpoints that are quantised already, exported: exact values in the archive, four checks against the dequantised model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from generic_export.errors import NotEnoughMemoryError, SourceError, WeightError
+from generic_export.nnef.dat import HEADER_BYTES
+from quant.packing import dequantize_bytes
+from t2n_llm.compress.prequantized import load_dequantized
+from t2n_llm.export.revalidate import ValidateOptions, validate_folder
+from t2n_llm.tasks.text_generation import ExportResult, export_llm
+from t2n_llm.weights.archive_weights import stored_values
+from tests.families import save_tiny_model
+from tests.int4_checkpoints import awq_layer, compressed_layer, gptq_layer, values_of
+
+STEPS = 6
+LINEARS = 3 * 7
+Parts = dict[str, torch.Tensor]
+
+
+def grid(weight: torch.Tensor, group: int = 32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Levels, scales and zero points of a symmetric grid near a weight."""
+    groups = weight.unflatten(1, (-1, group))
+    scales = (groups.abs().amax(-1) / 7).half()
+    levels = (groups / scales.unsqueeze(-1).float()).round().clamp(-8, 7).to(torch.int64) + 8
+    return levels.flatten(1), scales, torch.full(scales.shape, 8)
+
+
+def gptq(weight: torch.Tensor) -> Parts:
+    return gptq_layer(*grid(weight))
+
+
+def gptq_scattered(weight: torch.Tensor) -> Parts:
+    levels, scales, zeros = grid(weight)
+    order = torch.arange(weight.shape[1], dtype=torch.int32) % scales.shape[1]
+    return gptq_layer(levels, scales, zeros, g_idx=order)
+
+
+def awq(weight: torch.Tensor) -> Parts:
+    return awq_layer(*grid(weight))
+
+
+def compressed(weight: torch.Tensor) -> Parts:
+    return compressed_layer(*grid(weight)[:2])
+
+
+def float8(weight: torch.Tensor) -> Parts:
+    scale = weight.abs().max() / 448
+    rows, columns = -(-weight.shape[0] // 128), -(-weight.shape[1] // 128)
+    stored = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": stored, "weight_scale_inv": scale.expand(rows, columns).contiguous()}
+
+
+def int8(weight: torch.Tensor) -> Parts:
+    scale = weight.abs().amax(1)
+    return {"weight": (weight / scale[:, None] * 127).round().to(torch.int8), "SCB": scale}
+
+
+CONFIGS: Mapping[str, tuple[dict[str, Any], Callable[[torch.Tensor], Parts]]] = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}, gptq),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}, awq),
+    "compressed-tensors": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}},
+        },
+        compressed,
+    ),
+    "scattered gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, gptq_scattered),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, float8),
+    "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, int8),
+}
+EXACT = ("gptq", "awq", "compressed-tensors")
+
+
+def quantized_model(folder: Path, name: str) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Write a tiny Llama in one of the formats; returns it, and its original linear weights by parameter."""
+    config, pack = CONFIGS[name]
+    save_tiny_model("llama", folder)
+    tensors = load_file(folder / "model.safetensors")
+    originals = {key: tensor for key, tensor in tensors.items() if ".layers." in key and tensor.dim() == 2}
+    made = {key: tensor for key, tensor in tensors.items() if key not in originals}
+    for key, tensor in originals.items():
+        made |= {f"{key.removesuffix('.weight')}.{part}": values for part, values in pack(tensor).items()}
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
+    described = json.loads((folder / "config.json").read_text()) | {"quantization_config": config}
+    (folder / "config.json").write_text(json.dumps(described))
+    return folder, originals
+
+
+def exported(model: Path, folder: Path, **options: object) -> ExportResult:
+    settings = {"archive": "dir", "decode_steps": STEPS, "require_tokenizer": False} | options
+    return export_llm(str(model), folder / "export", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_formats_keep_their_values(name: str, tmp_path: Path) -> None:
+    model, originals = quantized_model(tmp_path / "model", name)
+    result = exported(model, tmp_path)
+    assert result.validation is not None and result.validation.passed
+    assert result.validation.original is not None and result.validation.original.mean_kl_divergence < 1e-5
+    values = dict(stored_values(result.archive))
+    assert len(originals) == LINEARS
+    for key, weight in originals.items():
+        levels, scales, zeros = grid(weight)
+        groups = torch.arange(weight.shape[1]) // 32
+        assert torch.equal(values[key], values_of(levels, scales, zeros, groups)), key
+    schemes = [record["scheme"] for record in result.manifest["compression"]["tensors"]]
+    assert schemes.count("q4_0") == LINEARS and not result.manifest["notes"]
+    assert validate_folder(result.output_dir, str(model), options=ValidateOptions(decode_steps=STEPS)).passed
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in EXACT])
+def test_other_formats_are_dequantised_to_f16(name: str, tmp_path: Path) -> None:
+    model, originals = quantized_model(tmp_path / "model", name)
+    result = exported(model, tmp_path)
+    assert result.validation is not None and result.validation.passed
+    assert result.manifest["compression"] is None
+    assert any(f"{LINEARS} tensors" in note and "dequantised" in note for note in result.manifest["notes"])
+    dequantised = dict(load_dequantized(model).named_parameters())
+    for key, values in stored_values(result.archive):
+        if key in originals:
+            assert torch.equal(values, dequantised[key].half()), key
+
+
+def test_a_recipe_quantises_them_again_and_says_so(tmp_path: Path) -> None:
+    model, _ = quantized_model(tmp_path / "model", "fp8")
+    result = exported(model, tmp_path, compress="q4_0", low_memory=True)
+    assert result.validation is not None and result.validation.passed
+    assert any(
+        note.startswith(f"{LINEARS} tensors") and "error of its own" in note for note in result.manifest["notes"]
+    )
+
+
+def test_calibration_reads_the_dequantised_weights(tmp_path: Path) -> None:
+    model, _ = quantized_model(tmp_path / "model", "fp8")
+    (tmp_path / "text.txt").write_text("unused")
+    result = exported(model, tmp_path, compress="q4_0:imatrix", calibration="auto")
+    assert result.validation is not None and result.validation.passed
+    assert {record["algorithm"] for record in result.manifest["compression"]["tensors"]} >= {"imatrix"}
+
+
+def test_the_skeleton_knows_nothing_of_the_quantiser(tmp_path: Path) -> None:
+    from t2n_llm.source.hub import open_source
+
+    model, _ = quantized_model(tmp_path / "model", "gptq")
+    source = open_source(str(model), require_tokenizer=False)
+    assert source.is_quantized and not hasattr(source.config, "quantization_config")
+
+
+def test_methods_and_variants_that_cannot_be_read(tmp_path: Path) -> None:
+    model, _ = quantized_model(tmp_path / "model", "gptq")
+    described = json.loads((model / "config.json").read_text())
+    described["quantization_config"] = {"quant_method": "quip"}
+    (model / "config.json").write_text(json.dumps(described))
+    with pytest.raises(SourceError, match="quantised already \\(quip\\)"):
+        exported(model, tmp_path)
+    described["quantization_config"] = {"quant_method": "gptq", "bits": 3}
+    (model / "config.json").write_text(json.dumps(described))
+    with pytest.raises(WeightError, match="3-bit"):
+        exported(model, tmp_path)
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_check_that_would_leave_weights_on_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("t2n_llm.check.reference_model._ALWAYS_RESIDENT_BYTES", 0)
+    model, _ = quantized_model(tmp_path / "model", "fp8")
+    with pytest.raises(NotEnoughMemoryError, match="quantised already"):
+        exported(model, tmp_path, device_map="disk")
+    assert exported(model, tmp_path, device_map="disk", check=False).archive.exists()
+
+
+# --- lattices -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_dequantised_q4_0_checkpoint_gets_its_grid_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    """GGUF Q4_0 -> dequantised safetensors (as QAT releases are) -> `--compress q4_0` -> the values of the GGUF blocks."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize, quantize
+
+    save_tiny_model("llama", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    blocks = {}
+    for key, tensor in tensors.items():
+        if ".layers." in key and tensor.dim() == 2:
+            blocks[key] = quantize(tensor.float().numpy(), GGMLQuantizationType.Q4_0)
+            tensors[key] = torch.from_numpy(dequantize(blocks[key], GGMLQuantizationType.Q4_0)).to(dtype)
+    save_file(tensors, path, metadata={"format": "pt"})
+    result = exported(tmp_path / "model", tmp_path, compress="q4_0", check=False)
+    assert len(blocks) == LINEARS
+    same = total = 0
+    for key, original in blocks.items():
+        data = np.frombuffer((result.archive / f"{key}.dat").read_bytes()[HEADER_BYTES:], np.uint8).reshape(
+            original.shape
+        )
+        ours, theirs = (dequantize_bytes(torch.from_numpy(each.copy()), "q4_0") for each in (data, original))
+        if dtype is torch.float32:  # nothing was rounded away: the very same values
+            assert torch.equal(ours, theirs), key
+        # float16 and bfloat16 leave the scale uncertain in its last bits, never a level.
+        assert torch.allclose(ours, theirs, rtol=2.0**-8, atol=0), key
+        same += int((data == original).sum())
+        total += data.size
+    assert same / total > 0.9

@@ -1,0 +1,65 @@
+"""The tokens of a calibration: from a file, from the package, or written by the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from generic_export.errors import MissingTokenizerError, OptionError
+from t2n_llm.compress.text import builtin_text, calibration_ids, spread_ids
+from t2n_llm.source.hub import ModelSource, open_source
+from tests.t2n_llm.conftest import REAL_MODEL
+
+
+@pytest.fixture(scope="module")
+def source() -> ModelSource:
+    return open_source(str(REAL_MODEL))
+
+
+def test_the_builtin_text_is_long_varied_and_ships_with_the_package(source):
+    text = builtin_text()
+    assert 60_000 < len(text) < 150_000
+    assert all(sample in text for sample in ("#include", "User:", "Bibliothek", "shall"))
+    ids = calibration_ids("builtin", source, sequences=5, length=100)
+    assert ids.shape == (5, 100) and ids.dtype == torch.int64
+    assert torch.equal(ids, calibration_ids("builtin", source, sequences=5, length=100))
+
+
+def test_a_file(source, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    ids = calibration_ids(str(path), source, sequences=3, length=50)
+    assert ids.shape == (3, 50)
+    decoded = source.tokenizer().decode(ids[0])
+    assert decoded.startswith("The quick brown fox")
+
+
+def test_what_the_model_writes_depends_on_the_seed_alone(source):
+    first, again, other = (calibration_ids("auto", source, sequences=3, length=24, seed=s) for s in (0, 0, 1))
+    assert first.shape == (3, 24)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert int(first.min()) >= 0 and int(first.max()) < source.config.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("count", "sequences", "length", "shape"),
+    [(1000, 4, 100, (4, 100)), (350, 4, 100, (3, 100)), (70, 4, 100, (1, 70)), (400, 4, 100, (4, 100))],
+)
+def test_sequences_are_spread_without_overlap(count, sequences, length, shape):
+    ids = spread_ids(list(range(count)), sequences, length)
+    assert tuple(ids.shape) == shape
+    assert len(set(ids.flatten().tolist())) == ids.numel()
+
+
+def test_texts_that_cannot_be_used(source, tmp_path, tiny_llama):
+    short, binary = tmp_path / "short.txt", tmp_path / "binary.txt"
+    short.write_text("too short")
+    binary.write_bytes(b"\xff\xfe\x00\xd8")
+    with pytest.raises(OptionError, match="too few"):
+        calibration_ids(str(short), source)
+    with pytest.raises(OptionError, match="not UTF-8"):
+        calibration_ids(str(binary), source)
+    with pytest.raises(OptionError, match="No such file"):
+        calibration_ids(str(tmp_path / "absent.txt"), source)
+    with pytest.raises(MissingTokenizerError):
+        calibration_ids("builtin", open_source(str(tiny_llama), require_tokenizer=False))

@@ -1,0 +1,185 @@
+"""Verification: what is as written passes, and whatever is not is named, in every form of archive."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from generic_export.errors import ArchiveError
+from t2n_llm.export.verify import verify_export
+from tests.t2n_llm.command_line import call, refused, strict_json, unchanged
+
+ARCHIVES = {"dir": "model.nnef", "tar": "model.nnef.tar", "tgz": "model.nnef.tgz"}
+BAD = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def exports(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Exports of the random Llama, one for each form, made when they are asked for."""
+    from t2n_llm.tasks.text_generation import export_llm
+
+    made: dict[str, Path] = {}
+
+    def get(form: str) -> Path:
+        if form not in made:
+            folder = tmp_path_factory.mktemp("exported") / form
+            export_llm(str(tiny_llama), folder, archive=form, check=False, require_tokenizer=False)
+            made[form] = folder
+        return made[form]
+
+    return get
+
+
+@pytest.fixture(params=ARCHIVES)
+def export(request: pytest.FixtureRequest, exports: Callable[[str], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exports(request.param), tmp_path / request.param))
+
+
+def rewrite(export: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+    """Change what an archive holds, as somebody would who unpacks and packs it again."""
+    archive = export / ARCHIVES[export.name]
+    if archive.is_dir():
+        entries = {path.name: path.read_bytes() for path in archive.iterdir()}
+        change(entries)
+        shutil.rmtree(archive)
+        archive.mkdir()
+        for name, data in entries.items():
+            (archive / name).write_bytes(data)
+        return
+    with tarfile.open(archive) as tar:
+        entries = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    change(entries)
+    stream = BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, data in entries.items():
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            tar.addfile(header, BytesIO(data))
+    archive.write_bytes(gzip.compress(stream.getvalue()) if export.name == "tgz" else stream.getvalue())
+
+
+def problems(export: Path) -> dict[str, str]:
+    """Return name -> problem; the archive's own length is left out."""
+    return {
+        finding.name: finding.problem for finding in verify_export(export).findings if finding.detail[-8:] != " written"
+    }
+
+
+def test_an_export_is_as_written(export: Path) -> None:
+    manifest = json.loads((export / "export.json").read_text())
+    with unchanged(export):
+        for path in (export, export / ARCHIVES[export.name]):
+            report = verify_export(path)
+            assert report.passed, report.findings
+            assert report.tensors == len(manifest["tensors"]) > 20
+            assert report.bytes == sum(entry["bytes"] for entry in manifest["tensors"].values())
+
+
+def test_a_changed_tensor_is_named(export: Path) -> None:
+    def change(entries: dict[str, bytes]) -> None:
+        data = bytearray(entries[f"{BAD}.dat"])
+        data[-1] ^= 1
+        entries[f"{BAD}.dat"] = bytes(data)
+
+    rewrite(export, change)
+    found = {finding.name: finding.problem for finding in verify_export(export / ARCHIVES[export.name]).findings}
+    assert found.pop(BAD) == "damaged"
+    assert found in ({}, {ARCHIVES[export.name]: "damaged"})  # a .tgz has another length now
+
+
+def test_missing_and_extra_tensors_are_named(export: Path) -> None:
+    def change(entries: dict[str, bytes]) -> None:
+        entries["other.dat"] = entries.pop(f"{BAD}.dat")
+        entries["graph.nnef.dat"] = b"not a graph"
+
+    rewrite(export, change)
+    found = problems(export)
+    assert found == {BAD: "missing", "other.dat": "extra", "graph.nnef.dat": "extra"}
+
+
+def test_a_tensor_of_another_length_is_damaged(export: Path) -> None:
+    rewrite(export, lambda entries: entries.update({f"{BAD}.dat": entries[f"{BAD}.dat"] + b"x"}))
+    (finding,) = [finding for finding in verify_export(export).findings if finding.name == BAD]
+    assert finding.problem == "damaged"
+    assert "bytes" in finding.detail
+
+
+@pytest.mark.parametrize("form", ["tar", "tgz"])
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_archive_is_damaged_and_names_what_is_missing(
+    form: str, part: float, exports: Callable[[str], Path], tmp_path: Path
+) -> None:
+    export = Path(shutil.copytree(exports(form), tmp_path / form))
+    archive = export / ARCHIVES[form]
+    archive.write_bytes(archive.read_bytes()[: int(part * archive.stat().st_size)])
+    report = verify_export(export)
+    assert archive.name in {finding.name for finding in report.findings}
+    missing = [finding for finding in report.findings if finding.problem == "missing"]
+    assert missing or part > 0.99
+    assert report.tensors + len({finding.name for finding in report.findings} - {archive.name}) > 20
+    assert report.tensors > 0 or part < 0.5
+
+
+def test_every_flipped_byte_of_a_tgz_is_found(exports: Callable[[str], Path], tmp_path: Path) -> None:
+    export = Path(shutil.copytree(exports("tgz"), tmp_path / "tgz"))
+    archive = export / ARCHIVES["tgz"]
+    whole = archive.read_bytes()
+    for spot in range(10, len(whole), len(whole) // 40):
+        archive.write_bytes(whole[:spot] + bytes([whole[spot] ^ 0x55]) + whole[spot + 1 :])
+        assert not verify_export(archive).passed, spot
+
+
+def test_files_beside_the_archive(exports: Callable[[str], Path], tmp_path: Path) -> None:
+    export = Path(shutil.copytree(exports("tar"), tmp_path / "tar"))
+    (export / "config.json").write_text("{}")
+    (export / "generation_config.json").unlink()
+    assert problems(export) == {"config.json": "damaged", "generation_config.json": "missing"}
+    assert verify_export(export / ARCHIVES["tar"]).passed
+
+
+def test_an_archive_that_is_gone(exports: Callable[[str], Path], tmp_path: Path) -> None:
+    export = Path(shutil.copytree(exports("tar"), tmp_path / "tar"))
+    (export / ARCHIVES["tar"]).unlink()
+    assert problems(export) == {ARCHIVES["tar"]: "missing"}
+
+
+def test_exit_codes(export: Path, tmp_path: Path) -> None:
+    good = call("verify", export)
+    assert (good.code, good.err) == (0, "")
+    assert "as written" in good.out
+    assert strict_json(call("verify", export, "--json").out)["passed"] is True
+    quiet = call("verify", export, "--quiet")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+    rewrite(export, lambda entries: entries.pop(f"{BAD}.dat") and None)
+    bad = call("verify", export)
+    assert bad.code == 1
+    assert f"missing: {BAD}" in bad.err
+    in_json = call("verify", export, "--json")
+    assert (in_json.code, in_json.err) == (1, "")
+    assert {"name": BAD, "problem": "missing", "detail": ""} in strict_json(in_json.out)["findings"]
+
+
+def test_what_is_no_export_is_bad_input(tmp_path: Path) -> None:
+    refused(call("verify", tmp_path / "nowhere"), "export.json")
+    refused(call("verify", tmp_path), "export.json")
+    (tmp_path / "alone.tar").write_bytes(b"")
+    with pytest.raises(ArchiveError, match=r"export\.json"):
+        verify_export(tmp_path / "alone.tar")
+
+
+@pytest.mark.parametrize("tensors", [None, {}, {"w": 1}, {"w": {"bytes": "x", "sha256": ""}}])
+def test_a_manifest_without_digests_is_bad_input(
+    tensors: object, exports: Callable[[str], Path], tmp_path: Path
+) -> None:
+    export = Path(shutil.copytree(exports("tar"), tmp_path / "tar"))
+    manifest = json.loads((export / "export.json").read_text())
+    (export / "export.json").write_text(json.dumps(manifest | {"tensors": tensors}))
+    with pytest.raises(ArchiveError, match="records no digests"):
+        verify_export(export)

@@ -1,0 +1,200 @@
+"""The document of a language model: interface, operators before and after the engine's detection, sizes, memory."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.nnef.text import graph_text
+from t2n_llm import export_llm
+from t2n_llm.check.runner import STATEFUL_TRANSFORM, WheelRunner
+from t2n_llm.graph.document import GraphOptions, build_graph
+from tests.families import FAMILIES, save_tiny_model
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
+
+
+def example_config():
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(EXAMPLE)
+
+
+def text_of(options: GraphOptions, config: object | None = None) -> str:
+    return graph_text(build_graph(config or example_config(), options, name="example")[1])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "tiny"
+    return export_llm(str(EXAMPLE), folder, dtype="f16", check=False).archive
+
+
+def test_interface_names_symbols_and_properties() -> None:
+    _, graph = build_graph(example_config(), GraphOptions(), name="example", revision="abc")
+    assert graph.inputs[:3] == ("input_ids", "in_cache_key_0", "in_cache_value_0")
+    assert graph.outputs[:3] == ("outputs", "out_cache_key_0", "out_cache_value_0")
+    assert len(graph.inputs) == len(graph.outputs) == 1 + 2 * 6
+    assert graph.symbols == ("S", "P")
+    properties = dict(graph.properties)
+    assert properties["source_model"] == "example"
+    assert properties["source_revision"] == "abc"
+    assert {"producer", "producer_version", "torch_version", "transformers_version", "architecture"} <= set(properties)
+
+
+def test_no_example_size_reaches_the_graph() -> None:
+    text = text_of(GraphOptions())
+    for line in text.partition("\ngraph ")[2].splitlines():
+        if " = " in line and "external" not in line and "variable" not in line:
+            assert not re.search(r"\b(5|7|12)\b(?!\])", re.sub(r"_\d+|layers_\d+", "", line.split("#")[0])), line
+
+
+def test_the_engine_sees_one_input_and_its_own_operators(exported: Path) -> None:
+    with TractWheel().load(exported, transforms=[STATEFUL_TRANSFORM]) as model:
+        assert [fact.name for fact in model.inputs] == ["input_ids"]
+        operators = model.operators()
+    layers = 6
+    assert operators["ApplyRope"] == 2 * layers
+    assert operators["RmsNorm"] == 2 * layers + 1
+    assert operators["InPlaceKvSdpa"] == layers
+    assert operators["Silu"] == layers
+    for spelled_out in ("Softmax", "Rsqrt", "Sigmoid", "MultiBroadcastTo", "RotateHalf", "Square"):
+        assert operators[spelled_out] == 0, spelled_out
+
+
+def test_without_the_transform_attention_is_flash_and_caches_are_concatenated(exported: Path) -> None:
+    with TractWheel().load(exported) as model:
+        operators = model.operators()
+    assert operators["FlashSDPA"] == 6
+    assert operators["Concat"] >= 12
+
+
+def test_grouped_query_heads_are_not_repeated() -> None:
+    text = text_of(GraphOptions())
+    assert "tile(" not in text
+    assert re.search(r"tract_transformers_sdpa\(\w+, out_cache_key_0, out_cache_value_0", text)
+
+
+def test_rotary_tables_are_computed_in_f32_and_rounded_last() -> None:
+    text = text_of(GraphOptions(dtype=torch.float16))
+    for function in ("cos", "sin"):
+        (line,) = [line for line in text.splitlines() if f"= {function}(" in line]
+        assert "# f32 " in line
+
+
+def test_tied_embeddings_reach_the_gather_as_a_constant_of_their_own(exported: Path) -> None:
+    text = text_of(GraphOptions())
+    assert text.count('label="model.embed_tokens.weight"') == 1
+    table = re.search(r"tract_core_gather\((\w+), input_ids", text)
+    assert table is not None
+    assert re.search(rf"{table.group(1)} = reshape\(", text)
+
+
+def test_one_commented_block_per_module() -> None:
+    titles = re.findall(r"^  # (\S+): \w+$", text_of(GraphOptions()), flags=re.MULTILINE)
+    leaves = [title for title in titles if title.endswith(("_proj", "layernorm", "self_attn"))]
+    assert len(leaves) == len(set(leaves)) == 6 * (7 + 2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        (GraphOptions(f32_linear_accumulation=True), r'expr="abk,nk->abn", acc="f32"'),
+        (GraphOptions(f32_attention=True), r'tract_transformers_sdpa\(.*, datum_type="f32"'),
+        (GraphOptions(f32_norm=True), r"input_layernorm_rms_norm = tract_core_rms_norm\(.*# f32"),
+    ],
+)
+def test_numerics_switches_show(options: GraphOptions, pattern: str) -> None:
+    assert re.search(pattern, text_of(options))
+    assert not re.search(pattern, text_of(GraphOptions()))
+
+
+@pytest.mark.parametrize("switch", ["f32_linear_accumulation", "f32_attention", "f32_norm"])
+def test_numerics_switches_run(switch: str, tmp_path: Path) -> None:
+    result = export_llm(str(EXAMPLE), tmp_path / "export", dtype="f16", decode_steps=8, **{switch: True})
+    assert result.validation is not None
+    assert result.validation.passed
+
+
+@pytest.mark.parametrize("keep", [0, 3])
+def test_more_logits(keep: int, tmp_path: Path) -> None:
+    """0 keeps all positions; N keeps the last N, or all of a shorter call (a decode step)."""
+    result = export_llm(str(EXAMPLE), tmp_path / "export", dtype="f32", decode_steps=8, num_logits_to_keep=keep)
+    assert result.validation is not None
+    assert result.validation.passed
+    prefill = result.validation.checks[0]
+    assert len(prefill.steps) == (keep or 29)
+    with WheelRunner(result.archive) as runner:
+        rows = [len(logits) for logits in runner.run_turns([[1, 2], [3], [4, 5, 6, 7]], stateful=True)]
+    assert rows == ([2, 1, 4] if keep == 0 else [2, 1, 3])
+
+
+@pytest.mark.parametrize("compress", [None, "q4_0"])
+def test_batch_symbol(compress: str | None, tmp_path: Path) -> None:
+    result = export_llm(str(EXAMPLE), tmp_path / "export", dtype="f32", decode_steps=8, batch=True, compress=compress)
+    assert result.validation is not None
+    assert result.validation.passed
+    assert result.manifest["graph"]["symbols"] == ["B", "S", "P"]
+    ids = np.array([[5, 6, 7], [8, 9, 10], [11, 12, 13]], np.int64)
+    with TractWheel().load(result.archive) as model:
+        empty = [np.zeros((3, 4, 0, 32), np.float32)] * 12
+        singles = [model.run([ids[row : row + 1], *[cache[:1] for cache in empty]])[0] for row in range(3)]
+        for batch in (2, 3):
+            together = model.run([ids[:batch], *[cache[:batch] for cache in empty]])[0]
+            np.testing.assert_allclose(together, np.concatenate(singles[:batch]), atol=1e-4)
+
+
+def test_f16_agrees_on_every_greedy_token_of_64(tmp_path: Path) -> None:
+    result = export_llm(str(EXAMPLE), tmp_path / "export", dtype="f16", decode_steps=64)
+    assert result.validation is not None
+    for name in ("decode", "greedy"):
+        check = next(check for check in result.validation.checks if check.name == name)
+        assert (check.same_top1, len(check.steps)) == (64, 64)
+
+
+def test_caches_fold_where_attention_is_spelled_out(tmp_path: Path) -> None:
+    """The greedy check of test_families needs one input; here attention is spelled out, and caches still fold."""
+    source = save_tiny_model("gemma2", tmp_path / "model")
+    archive = export_llm(str(source), tmp_path / "export", check=False, require_tokenizer=False).archive
+    with TractWheel().load(archive, transforms=[STATEFUL_TRANSFORM]) as model:
+        assert len(model.inputs) == 1
+        assert model.operators()["DynamicKeyValueCache"] == 2 * FAMILIES["gemma2"]().num_hidden_layers
+
+
+SKELETON = """
+    import resource, sys
+    import torch, transformers
+    from transformers import LlamaConfig
+    from t2n_llm.graph.document import GraphOptions, build_graph
+    from generic_export.nnef.text import graph_text
+    def peak():
+        return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) // 1024
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131072, rope_parameters=rope)
+    before = peak()
+    _, graph = build_graph(config, GraphOptions(), name="Llama-3.1-8B")
+    text = graph_text(graph)
+    print(peak() - before, len(text.splitlines()), sum(len(v.shape) > 1 for v in graph.variables))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to read the peak memory")
+def test_an_8b_skeleton_never_holds_a_weight() -> None:
+    """Config to text of a 32-layer Llama-3.1-8B; its smallest projection alone would be 8 MiB, the model 16 GB."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SKELETON)], check=True, capture_output=True, text=True
+    )
+    growth_mib, lines, matrices = map(int, run.stdout.split())
+    assert matrices == 32 * 7 + 2
+    assert lines > 1000
+    assert growth_mib < 400

@@ -1,0 +1,267 @@
+"""`t2n-llm bench` and `profile`: figures that move with what is measured, both engines, charts, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from generic_export.errors import MissingExtraError, OptionError
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.inference_target.tract.releases.install import find_tract_cli
+from t2n_llm import export_llm
+from t2n_llm.cli.bench_plot import plot_bench
+from t2n_llm.export.located import locate_archive
+from t2n_llm.measure.benchmark import ArchiveFigures, BenchPlan, BenchReport, Samples, bench_archives
+from tests.t2n_llm.command_line import call, refused, run_python, strict_json
+
+NEEDS_CLI = pytest.mark.skipif(
+    find_tract_cli() is None, reason="tract command not installed: run scripts/install_tract_cli"
+)
+QUICK = ("--pp", 16, "--tg", 4, "--repeat", 3)
+
+
+@pytest.fixture(scope="module")
+def batch_export(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random Llama with the batch as a symbol."""
+    folder = tmp_path_factory.mktemp("batch") / "tiny-batch"
+    export_llm(str(tiny_llama), folder, dtype="f32", batch=True, check=False, require_tokenizer=False)
+    return folder
+
+
+# --- bench ------------------------------------------------------------------------------------
+
+
+def test_two_archives_side_by_side(real_export: Path, tiny_export: Path) -> None:
+    outcome = call("bench", real_export, tiny_export, *QUICK, "--json")
+    assert outcome.code == 0, outcome.err
+    report = strict_json(outcome.out)
+    assert (report["engine"], report["device"]) == ("wheel", "cpu")
+    assert report["plan"] == {"prefill": 16, "decode": 4, "depth": 0, "repeats": 3, "warmup": 1}
+    first, second = report["archives"]
+    assert (first["name"], second["name"]) == ("tiny-llama-real", "tiny-llama")
+    for entry in (first, second):
+        for figure in ("prefill_tokens_per_second", "decode_tokens_per_second"):
+            values = entry[figure]["values"]
+            assert len(values) == 3
+            assert entry[figure]["median"] == sorted(values)[1] > 0
+            assert entry[figure]["spread"] == pytest.approx((max(values) - min(values)) / 2 / sorted(values)[1])
+        assert entry["load_seconds"]["median"] > 0 < entry["optimise_seconds"]["median"]
+        assert entry["peak_rss_bytes"] > entry["archive_bytes"] > 0
+    assert set(first["ratio_to_first"].values()) == {1.0}
+    ratio = second["decode_tokens_per_second"]["median"] / first["decode_tokens_per_second"]["median"]
+    assert second["ratio_to_first"]["decode"] == pytest.approx(ratio)
+    assert ratio > 1  # 64 wide and 2 layers against 256 and 6
+    assert (first["bits_per_weight"], second["bits_per_weight"]) == (pytest.approx(16, abs=0.1), pytest.approx(32))
+
+
+def test_decoding_after_many_tokens_is_slower(real_export: Path) -> None:
+    archive = locate_archive(real_export)
+    speed = {}
+    for depth in (0, 900):
+        report = bench_archives([archive], TractWheel(), BenchPlan(1, 8, depth, 3, 1), lambda _: None)
+        speed[depth] = report.archives[0].decode.median
+    assert speed[900] < speed[0]
+
+
+def test_the_table_names_sizes_and_ratios(real_export: Path) -> None:
+    outcome = call("bench", real_export, real_export / "model.nnef.tar", "--pp", 8, "--tg", 2, "--depth", 3, "-r", 2)
+    assert outcome.code == 0, outcome.err
+    assert "pp8 t/s" in outcome.out and "tg2@3 t/s" in outcome.out
+    assert "tiny-llama-real (1)" in outcome.out and "tiny-llama-real (2)" in outcome.out
+    assert "1.00x" in outcome.out  # the two archives are one file
+    assert "Measuring tiny-llama-real (2)" in outcome.err
+
+
+def test_a_batch_symbol_is_bound(batch_export: Path) -> None:
+    report = bench_archives([locate_archive(batch_export)], TractWheel(), BenchPlan(8, 2, 0, 1, 0), lambda _: None)
+    assert report.archives[0].decode.median > 0
+
+
+@NEEDS_CLI
+def test_llm_bench_of_the_command_gives_the_same_report(real_export: Path) -> None:
+    outcome = call("bench", real_export, "--engine", "cli", "--repeat", 2, "--warmup", 0, "--json")
+    assert outcome.code == 0, outcome.err
+    report = strict_json(outcome.out)
+    assert report["engine"] == "cli"
+    (figures,) = report["archives"]
+    assert len(figures["prefill_tokens_per_second"]["values"]) == 2
+    assert figures["decode_tokens_per_second"]["median"] > 1
+    assert len(figures["load_seconds"]["values"]) == 2
+    # Not the peak of this process, PyTorch included, which a child starts with.
+    assert figures["archive_bytes"] < figures["peak_rss_bytes"] < 200e6
+
+
+@NEEDS_CLI
+@pytest.mark.parametrize("sizes", [("--pp", 64), ("--tg", 4), ("--depth", 1)])
+def test_sizes_that_llm_bench_would_ignore_are_refused(tiny_export: Path, sizes: tuple[object, ...]) -> None:
+    refused(call("bench", tiny_export, "--engine", "cli", *sizes), "measures 512 and 128")
+
+
+def test_what_cannot_be_measured_is_refused_before_the_first_run(real_export: Path, tmp_path: Path) -> None:
+    refused(call("bench", real_export, "--pp", 2000), "tiny-llama-real has 1024 positions, the bench needs 2000")
+    refused(call("bench", real_export, "--depth", 1000, "--tg", 100), "the bench needs 1100")
+    refused(call("bench", real_export, tmp_path / "nowhere"), "no such archive")
+    refused(call("bench", real_export, "--engine", "gpu"), "engine 'gpu' is unknown")
+    refused(call("bench", real_export, "--device", "tpu"), "device 'tpu' is unknown")
+    refused(call("bench", real_export, "--repeat", 0), "--repeat")
+
+
+def test_an_archive_that_is_no_language_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "graph.nnef").write_text(
+        "version 1.0;\nextension tract_registry tract_core;\n"
+        'graph net(x) -> (y) { x = tract_core_external(shape=[4], datum_type="f32"); y = tanh(x); }\n'
+    )
+    refused(call("bench", tmp_path), "its inputs are x: [4] f32")
+    refused(call("profile", tmp_path), "no symbol S")
+
+
+@pytest.mark.parametrize("engine", ["wheel", pytest.param("cli", marks=NEEDS_CLI)])
+@pytest.mark.parametrize("command", [("bench",), ("profile", "--prefill", 4)])
+def test_a_device_that_is_not_here_is_told(real_export: Path, engine: str, command: tuple[object, ...]) -> None:
+    outcome = call(*command, real_export, "--engine", engine, "--device", "metal")
+    if sys.platform != "darwin":
+        refused(outcome, "cannot compute on metal here")
+
+
+def test_generation_on_a_device_that_is_not_here_is_told(real_export: Path) -> None:
+    outcome = call("generate", real_export, "Once", "--max-new-tokens", 1, "--device", "metal")
+    if sys.platform != "darwin":
+        refused(outcome, "cannot compute on metal here")
+    refused(call("generate", real_export, "Once", "--device", "tpu"), "device 'tpu' is unknown")
+
+
+@pytest.mark.parametrize("plan", [{"prefill": 0}, {"decode": 0}, {"depth": -1}, {"repeats": 0}, {"warmup": -1}])
+def test_a_plan_of_nothing_is_refused(plan: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match=next(iter(plan))):
+        BenchPlan(**plan)
+
+
+# --- charts -----------------------------------------------------------------------------------
+
+
+def report_of(*speeds: tuple[float, ...]) -> BenchReport:
+    archives = tuple(
+        ArchiveFigures(
+            f"model-{index}",
+            Path("model.nnef.tar"),
+            10_000_000,
+            16.0,
+            Samples(speed),
+            Samples(speed),
+            Samples((0.5,)),
+            Samples((0.25,)),
+            50_000_000,
+        )
+        for index, speed in enumerate(speeds)
+    )
+    return BenchReport("wheel", "0.23.9", "cpu", BenchPlan(), archives)
+
+
+def test_a_chart_is_drawn(real_export: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="charts need t2n-llm[plot]")
+    picture = tmp_path / "bench.png"
+    assert call("bench", real_export, "--pp", 4, "--tg", 2, "-r", 2, "--plot", picture).code == 0
+    data = picture.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    assert width > 800 and height > 200
+
+
+def test_a_chart_shows_the_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="charts need t2n-llm[plot]")
+    pictures = []
+    for index, speeds in enumerate(([(100.0,)], [(100.0,), (200.0, 300.0)], [(100.0,), (250.0, 250.0)])):
+        plot_bench(report_of(*speeds), tmp_path / f"{index}.svg")
+        pictures.append((tmp_path / f"{index}.svg").read_text())
+    assert "model-1" in pictures[1] and "model-1" not in pictures[0]
+    assert pictures[1] != pictures[2]  # the same medians, without a spread
+
+
+def test_without_matplotlib_the_extra_is_named_before_anything_is_measured(
+    real_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    outcome = call("bench", real_export, "--plot", tmp_path / "bench.png")
+    refused(outcome, "matplotlib")
+    assert "t2n-llm[plot]" in outcome.line("hint")
+    assert "Measuring" not in outcome.err
+    with pytest.raises(MissingExtraError):
+        plot_bench(report_of((1.0,)), tmp_path / "bench.png")
+
+
+def test_names_that_are_no_pictures_are_refused(real_export: Path, tmp_path: Path) -> None:
+    refused(call("bench", real_export, "--plot", tmp_path / "bench.txt"), "not the name of a picture")
+    refused(call("bench", real_export, "--plot", tmp_path / "no" / "bench.png"), "does not exist")
+
+
+# --- profile ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["wheel", pytest.param("cli", marks=NEEDS_CLI)])
+def test_time_is_told_by_operator_and_by_module(real_export: Path, engine: str) -> None:
+    outcome = call("profile", real_export, "--prefill", 32, "--past", 64, "--engine", engine, "--json")
+    assert outcome.code == 0, outcome.err
+    report = strict_json(outcome.out)
+    assert report["engine"] == engine
+    prefill, decode = report["phases"]
+    assert (prefill["new_tokens"], prefill["past_tokens"], prefill["caches_as_inputs"]) == (32, 0, False)
+    assert (decode["new_tokens"], decode["past_tokens"], decode["caches_as_inputs"]) == (1, 64, True)
+    assert prefill["seconds"] > decode["seconds"] > 0
+    for phase, attention in ((prefill, "InPlaceKvSdpa"), (decode, "FlashSDPA")):
+        for groups in (phase["operators"], phase["modules"]):
+            assert sum(group["share"] for group in groups) == pytest.approx(1)
+            assert [group["seconds"] for group in groups] == sorted((g["seconds"] for g in groups), reverse=True)
+            assert sum(group["seconds"] for group in groups) <= phase["seconds"] * 1.05
+        operators = {group["name"]: group for group in phase["operators"]}
+        modules = {group["name"]: group for group in phase["modules"]}
+        assert operators[attention]["nodes"] == 6
+        assert operators["OptMatMul"]["nodes"] == 43
+        assert modules["model.layers.*.mlp.down_proj"]["kind"] == "Linear"
+        assert modules["model.layers.*.self_attn"]["seconds"] >= operators[attention]["seconds"] * 0.99
+        assert modules.get("(not from one module)", {"share": 0})["share"] < 0.1
+
+
+def test_without_a_past_the_engine_keeps_the_caches(real_export: Path) -> None:
+    outcome = call("profile", real_export, "--prefill", 8, "--past", 0, "--rows", 2)
+    assert outcome.code == 0, outcome.err
+    assert "InPlaceKvSdpa" in outcome.out and "Caches came in as inputs" not in outcome.out
+    assert "... " in outcome.out  # the rows that are left out are summed up
+
+
+@pytest.mark.parametrize("engine", ["wheel", pytest.param("cli", marks=NEEDS_CLI)])
+def test_a_batch_symbol_is_bound_for_a_profile(batch_export: Path, engine: str) -> None:
+    outcome = call("profile", batch_export, "--prefill", 4, "--engine", engine, "--json")
+    assert outcome.code == 0, outcome.err
+    assert [phase["past_tokens"] for phase in strict_json(outcome.out)["phases"]] == [0, 4]
+
+
+def test_an_archive_of_tracts_own_has_operators_but_no_modules(real_export: Path, tmp_path: Path) -> None:
+    written = tmp_path / "stateful.nnef.tgz"
+    run_python(
+        "import sys, tract; n = tract.nnef().with_tract_transformers().with_tract_extra(); m = n.load(sys.argv[1]); "
+        "m.transform('transformers_detect_all'); n.write_model_to_tar_gz(m, sys.argv[2])",
+        real_export / "model.nnef.tar",
+        written,
+    )
+    refused(call("profile", written, "--prefill", 4), "keeps its caches itself")
+    outcome = call("profile", written, "--prefill", 4, "--past", 0)
+    assert outcome.code == 0, outcome.err
+    assert "OptMatMul" in outcome.out and "module" not in outcome.out
+
+
+def test_sizes_beyond_the_model_are_refused(real_export: Path) -> None:
+    refused(call("profile", real_export, "--prefill", 2000), "has 1024 positions")
+    refused(call("profile", real_export, "--prefill", 4, "--past", 1024), "the profile needs 1025")
+
+
+def test_samples_say_their_middle_and_their_spread() -> None:
+    samples: Callable[..., Samples] = lambda *values: Samples(tuple(values))  # noqa: E731
+    assert samples(3.0, 1.0, 2.0).median == 2.0
+    assert samples(3.0, 1.0, 2.0).spread == 0.5
+    assert samples(4.0).spread == 0.0
+    assert samples(0.0, 0.0).spread == 0.0

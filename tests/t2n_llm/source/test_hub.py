@@ -1,0 +1,308 @@
+"""Where a model comes from: hub ids through huggingface-hub's own cache, variables and answers, and local folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from t2n_llm.source.hub import open_source
+from tests.t2n_llm.command_line import Outcome, call, refused, run_python, small_disk, unchanged
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_test"
+
+# huggingface-hub reads its variables when it is imported: a process of its own for each set of them, many calls in each.
+_CALLS = """
+import json, sys
+from dataclasses import asdict
+from tests.t2n_llm.command_line import call
+print(json.dumps([asdict(call(*arguments)) for arguments in json.loads(sys.argv[1])]))
+"""
+
+
+def calls(commands: Sequence[Sequence[object]], **variables: object) -> list[Outcome]:
+    """Run commands one after another in one process with these environment variables."""
+    text = json.dumps([[str(word) for word in command] for command in commands])
+    answer = run_python(_CALLS, text, env={name: str(value) for name, value in variables.items()})
+    return [Outcome(**outcome) for outcome in json.loads(answer.splitlines()[-1])]
+
+
+@pytest.fixture
+def cache(tiny_llama: Path, tmp_path: Path) -> Path:
+    """A hub cache that holds `org/tiny` at `main`, and `org/broken` without its weights."""
+    for name in ("tiny", "broken"):
+        repository = tmp_path / "hub" / f"models--org--{name}"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text(COMMIT)
+        shutil.copytree(tiny_llama, repository / "snapshots" / COMMIT)
+    weights = tmp_path / "hub" / "models--org--broken" / "snapshots" / COMMIT / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to("../../blobs/gone")
+    return tmp_path / "hub"
+
+
+def export(source: str, parent: Path, *options: object) -> list[object]:
+    return ["export", source, "-o", parent / "x", "--no-tokenizer", "--no-check", *options]
+
+
+def test_offline(cache: Path, parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without -o, the folder is named after the model, in the current folder."""
+    monkeypatch.chdir(parent)
+    by_branch, by_commit, absent, revision, dangling, commit = calls(
+        [
+            ["export", "org/tiny", "--no-tokenizer", "--no-check", "--json"],
+            export("org/tiny", parent, "--revision", COMMIT),
+            export("org/absent", parent, "--force"),
+            export("org/tiny", parent, "--force", "--revision", "dev"),
+            export("org/broken", parent, "--force"),
+            export("org/tiny", parent, "--force", "--revision", "f" * 40),
+        ],
+        HF_HUB_OFFLINE=1,
+        HF_HUB_CACHE=cache,
+    )
+    assert (by_branch.code, by_commit.code) == (0, 0), (by_branch, by_commit)
+    assert sorted(path.name for path in parent.iterdir()) == ["tiny", "x"]
+    assert json.loads(by_branch.out)["output_dir"] == "tiny"
+    manifest = json.loads((parent / "tiny" / "export.json").read_text())
+    assert manifest["source"] == {
+        "name": "org/tiny",
+        "revision": COMMIT,
+        "architecture": "LlamaForCausalLM",
+        "model_type": "llama",
+    }
+    assert str(cache) not in (parent / "tiny" / "export.json").read_text()
+    refused(absent, "org/absent", "cache", "HF_HUB_OFFLINE")
+    refused(revision, "org/tiny", "'dev'")
+    refused(dangling, "model.safetensors")
+    refused(commit, "org/tiny", "f" * 40)
+
+
+def test_unreachable_hub(cache: Path, parent: Path) -> None:
+    endpoint = "http://127.0.0.1:9"
+    absent, cached = calls(
+        [export("org/absent", parent), export("org/tiny", parent)], HF_ENDPOINT=endpoint, HF_HUB_CACHE=cache
+    )
+    refused(absent, "org/absent", endpoint, "refused")
+    assert cached.code == 0, cached
+
+
+# --- a hub that answers -----------------------------------------------------------------------
+
+
+class Hub(ThreadingHTTPServer):
+    """As much of the hub's protocol as a download needs: repository, tree and files."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), _HubHandler)
+        self.files = files
+        self.asked: list[str] = []
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _HubHandler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        repository, _, rest = path.removeprefix("/api/models/").lstrip("/").partition("/revision/")
+        owner_and_name = "/".join(repository.split("/")[:2])
+        if owner_and_name == "org/gated":
+            self._answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        elif owner_and_name == "org/private" and self.headers["Authorization"] != f"Bearer {TOKEN}":
+            self._answer(401, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif owner_and_name not in ("org/private", "org/short"):
+            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif rest and rest not in ("main", COMMIT):
+            self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        elif "/resolve/" in path:
+            self._send_file(path.partition(f"/resolve/{COMMIT}/")[2], cut=owner_and_name == "org/short")
+        elif "/tree/" in path:
+            tree = [
+                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for name, data in self.server.files.items()
+            ]
+            self._answer(200, json.dumps(tree).encode(), {})
+        else:
+            siblings = [{"rfilename": name} for name in self.server.files]
+            about = {"id": owner_and_name, "sha": COMMIT, "siblings": siblings}
+            self._answer(200, json.dumps(about).encode(), {})
+
+    def _send_file(self, name: str, *, cut: bool) -> None:
+        data = self.server.files[name]
+        if self.command == "GET":
+            self.server.asked.append(name)
+        headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        self._answer(200, data, headers, cut=cut and name.endswith(".safetensors"))
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str], *, cut: bool = False) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[: len(body) // 2] if cut else body)
+        self.close_connection = cut
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def hub(tiny_llama: Path) -> Iterator[Hub]:
+    files = {path.name: path.read_bytes() for path in tiny_llama.iterdir()}
+    files["pytorch_model.bin"] = files["original/consolidated.safetensors"] = b"not wanted"
+    files["consolidated.safetensors"] = files["model.gguf"] = b"not wanted"
+    server = Hub(files)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_what_the_hub_refuses_and_what_it_gives(hub: Hub, parent: Path, tmp_path: Path) -> None:
+    absent, gated, private, revision, given = calls(
+        [
+            export("org/absent", parent),
+            export("org/gated", parent),
+            export("org/private", parent, "--token", "hf_wrong"),
+            export("org/private", parent, "--token", TOKEN, "--revision", "dev"),
+            export("org/private", parent, "--token", TOKEN, "--json"),
+        ],
+        HF_ENDPOINT=hub.endpoint,
+        HF_HUB_CACHE=tmp_path / "hub",
+    )
+    refused(absent, "org/absent", "no such model")
+    refused(gated, "org/gated", "granted")
+    assert "--token" in gated.line("hint")
+    refused(private, "org/private", "private")
+    assert "--token" in private.line("hint")
+    refused(revision, "org/private", "'dev'")
+    assert (given.code, given.err) == (0, ""), given
+    assert json.loads(given.out)["source"]["revision"] == COMMIT
+    assert set(hub.asked) == {"config.json", "generation_config.json", "model.safetensors"}
+    assert TOKEN not in (parent / "x" / "export.json").read_text()
+
+
+def test_a_repository_without_safetensors_gives_its_pytorch_file(
+    tiny_llama: Path, parent: Path, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    torch.save(load_file(tiny_llama / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    files = {path.name: path.read_bytes() for path in tiny_llama.glob("*.json")}
+    files |= {"pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes(), "training_args.bin": b"not wanted"}
+    server = Hub(files)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        (given,) = calls(
+            [export("org/private", parent, "--token", TOKEN)],
+            HF_ENDPOINT=server.endpoint,
+            HF_HUB_CACHE=tmp_path / "hub",
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert given.code == 0, given
+    assert set(server.asked) == {"config.json", "generation_config.json", "pytorch_model.bin"}
+
+
+def test_a_download_that_breaks_off_or_does_not_fit(hub: Hub, parent: Path, tmp_path: Path) -> None:
+    """The token comes from the environment here."""
+    with small_disk(tmp_path / "hub", "128k") as disk, unchanged(parent):
+        if disk is None:
+            pytest.skip("needs the right to mount a tmpfs")
+        broken, full = calls(
+            [export("org/short", parent), export("org/private", parent)],
+            HF_ENDPOINT=hub.endpoint,
+            HF_HUB_CACHE=tmp_path / "hub",
+            HF_TOKEN=TOKEN,
+        )
+    refused(broken, "org/short", hub.endpoint)
+    refused(full, "org/private", "full", str(tmp_path / "hub"))
+
+
+# --- names ------------------------------------------------------------------------------------
+
+NAMES = {
+    "/does/not/exist": "no such folder",
+    "./nowhere": "no such folder",
+    "~nobody-of-that-name/model": "no such folder",
+    "a/b/c": "no such folder",
+    "two words": "hub id",
+    "x" * 5000: "hub id",
+    "-": "hub id",
+    "": "model",
+}
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:10] or "empty")
+def test_names_that_are_neither_folder_nor_hub_id(name: str, parent: Path) -> None:
+    with unchanged(parent):
+        refused(call("export", "-o", parent / "x", "--", name), NAMES[name])
+
+
+def test_a_file_is_not_a_folder(tiny_llama: Path, parent: Path) -> None:
+    refused(call("export", tiny_llama / "model.safetensors", "-o", parent / "x"), "model.safetensors", "file")
+
+
+def test_a_folder_with_odd_characters_is_named_as_it_is(tiny_llama: Path, tmp_path: Path, parent: Path) -> None:
+    odd = tmp_path / "[bold]a[/nothing] b\\"
+    shutil.copytree(tiny_llama, odd)
+    refused(call("export", odd, "-o", parent / "x"), str(odd))
+    assert call("export", odd, "-o", parent / "[/x]", "--no-tokenizer", "--no-check").code == 0
+
+
+def test_the_name_of_an_export_says_nothing_about_this_machine(tiny_llama: Path) -> None:
+    source = open_source(f"{tiny_llama}/../{tiny_llama.name}/", require_tokenizer=False)
+    assert source.short_name == source.public_name == "tiny-llama"
+    assert source.revision is None
+
+
+# --- code that comes with the model -----------------------------------------------------------
+
+
+@pytest.fixture
+def homemade(model: Path) -> Path:
+    """A Llama under another name, whose config and model classes come as code beside the weights."""
+    (model / "homemade.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        f"Path({str(model / 'ran')!r}).touch()\n"
+        "class HomemadeConfig(LlamaConfig):\n"
+        "    model_type = 'homemade'\n"
+        "class HomemadeForCausalLM(LlamaForCausalLM):\n"
+        "    config_class = HomemadeConfig\n"
+    )
+    config = json.loads((model / "config.json").read_text()) | {
+        "model_type": "homemade",
+        "auto_map": {"AutoConfig": "homemade.HomemadeConfig", "AutoModelForCausalLM": "homemade.HomemadeForCausalLM"},
+    }
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def test_code_is_run_only_when_asked_for(homemade: Path, parent: Path, tmp_path: Path) -> None:
+    commands = [export(str(homemade), parent), export(str(homemade), parent, "--trust-remote-code")]
+    refusal, trusted = calls(commands, HF_HOME=tmp_path / "home")
+    refused(refusal, str(homemade), "Python code")
+    assert "--trust-remote-code" in refusal.line("hint")
+    assert trusted.code == 0, trusted
+
+
+def test_refused_code_does_not_run(homemade: Path, parent: Path) -> None:
+    refused(call(*export(str(homemade), parent)), "Python code")
+    assert not (homemade / "ran").exists()

@@ -1,0 +1,370 @@
+"""`export --task image-text-to-text`: three archives that say together what transformers' model says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from generic_export.errors import OptionError, UnknownArchitectureError
+from t2n_llm.check.answers import open_answerer
+from t2n_llm.export.folder import read_manifest
+from t2n_llm.export.manifest import recorded_states
+from t2n_llm.export.options import parse_options
+from t2n_llm.export.revalidate import ValidateOptions
+from t2n_llm.export.verify import verify_export
+from t2n_llm.tasks.multimodal import MultimodalResult, export_multimodal, validate_multimodal_folder
+from t2n_llm.tasks.multimodal.check import Pipeline, plan_prompts
+from t2n_llm.tasks.multimodal.families import family_of
+from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
+from tests.families import COMMON, WINDOW, leave_neutral_start
+from tests.t2n_llm.command_line import call
+
+_TEXT: dict[str, Any] = COMMON | {"num_hidden_layers": 2}
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+    "num_channels": 3,
+    "initializer_range": 0.12,
+}
+_IDEFICS: dict[str, Any] = {
+    "vision_config": _VISION,
+    "text_config": {"model_type": "llama", **_TEXT},
+    "image_token_id": 150,
+    "scale_factor": 2,
+}
+_GEMMA_TEXT = {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
+
+
+def _qwen(vision: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 64,
+            "initializer_range": 0.12,
+            **vision,
+        },
+        "text_config": {**_TEXT, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}, **text},
+        "image_token_id": 150,
+        "video_token_id": 151,
+        "vision_start_token_id": 152,
+        "vision_end_token_id": 153,
+    }
+
+
+_DEEPSTACK = {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 25}  # a table of 5 x 5 positions
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "smolvlm": _IDEFICS | {"tie_word_embeddings": False},
+    "idefics3": _IDEFICS | {"tie_word_embeddings": True},
+    "gemma3": {
+        "vision_config": {"model_type": "siglip_vision_model", **_VISION},
+        "text_config": {**_TEXT, **_GEMMA_TEXT, "num_hidden_layers": 7},
+        "image_token_index": 160,  # beyond the table of embeddings
+        "mm_tokens_per_image": 4,
+    },
+    "voxtral": {
+        "audio_config": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_mel_bins": 8,
+            "max_source_positions": 12,
+            "initializer_range": 0.12,
+        },
+        "text_config": {"model_type": "llama", **_TEXT, "head_dim": 24},
+        "audio_token_id": 150,
+    },
+    "qwen2_audio": {
+        "audio_config": {
+            "d_model": 32,
+            "encoder_ffn_dim": 48,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "num_mel_bins": 8,
+            "max_source_positions": 12,
+            "initializer_range": 0.12,
+        },
+        "text_config": {"model_type": "qwen2", **_TEXT},
+        "audio_token_id": 150,
+    },
+    "qwen2_5_vl": _qwen({"window_size": 16, "fullatt_block_indexes": [1]}, {}),
+    "qwen3_vl": _qwen(_DEEPSTACK, {"head_dim": 24, "num_hidden_layers": 3}),
+    "qwen3_vl_moe": _qwen(
+        _DEEPSTACK,
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder of a random checkpoint of a family; each is made once."""
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in made:
+            made[family] = _save(family, tmp_path_factory.mktemp("vlm") / family)
+        return made[family]
+
+    return make
+
+
+def _save(family: str, folder: Path) -> Path:
+    from transformers import AutoConfig, AutoModelForMultimodalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **CONFIGS[family])
+    model = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32)
+    leave_neutral_start(model, "mm_input_projection")
+    model.save_pretrained(folder)
+    return folder
+
+
+def exported(source: Path, target: Path, **options: Any) -> MultimodalResult:
+    defaults = {"task": IMAGE_TEXT_TO_TEXT, "require_tokenizer": False, "dtype": "f32"}
+    chosen = parse_options(**(defaults | options))
+    return export_multimodal(str(source), target, options=chosen)
+
+
+HEARS = ("voxtral", "qwen2_audio")
+ANY_SIZE = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+# 24 pixels: windows of 2 x 2, the last ones narrower, and positions between those of the table.
+SIZES = [(family, size) for family in CONFIGS for size in ((24, 16) if family in ANY_SIZE else (None,))]
+
+
+@pytest.mark.parametrize(("family", "image_size"), SIZES)
+def test_images_text_and_decoding_agree_with_transformers(
+    family: str, image_size: int | None, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    task, noun = (AUDIO_TEXT_TO_TEXT, "segment") if family in HEARS else (IMAGE_TEXT_TO_TEXT, "image")
+    result = exported(checkpoint(family), tmp_path / "out", image_size=image_size, task=task)
+    assert result.validation is not None
+    checks = {check.name: check for check in result.validation.checks}
+    assert list(checks) == [f"one {noun}", f"two {noun}s, in chunks", "text alone"]
+    for check in checks.values():
+        assert check.passed
+        assert len(check.steps) == check.same_top1 == 9
+        assert check.max_abs_error <= 1e-4
+        assert min(step.scale for step in check.steps) > 1
+
+
+@pytest.mark.parametrize(("family", "task"), [("smolvlm", IMAGE_TEXT_TO_TEXT), ("voxtral", AUDIO_TEXT_TO_TEXT)])
+def test_f16_archives(family: str, task: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    result = exported(checkpoint(family), tmp_path / "out", dtype="f16", task=task)
+    assert result.validation is not None
+    assert result.validation.passed
+    assert all(check.max_abs_error > 0 for check in result.validation.checks)
+
+
+@pytest.fixture(scope="module")
+def gemma(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of Gemma 3, unchecked."""
+    return exported(checkpoint("gemma3"), tmp_path_factory.mktemp("vlm-out") / "gemma", check=False).output_dir
+
+
+def test_what_is_seen_and_in_which_order_matters(
+    gemma: Path, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from transformers import AutoConfig
+
+    config, manifest = AutoConfig.from_pretrained(checkpoint("gemma3")), read_manifest(gemma)
+    family = family_of(config)
+    _, both, _ = plan_prompts(config, family)
+    files = {role: gemma / part["archive"] for role, part in manifest["parts"].items()}
+    with (
+        open_answerer(files["embed"]) as embed,
+        open_answerer(files["vision"]) as vision,
+        open_answerer(files["decoder"]) as decoder,
+    ):
+        parts = {"embed": embed, "vision": vision, "decoder": decoder}
+        pipeline = Pipeline(parts, family, config, recorded_states(manifest))
+        (cut,) = pipeline.answer(both, ())
+        (whole,) = pipeline.answer(replace(both, cut=0), ())
+        (swapped,) = pipeline.answer(replace(both, pixels=both.pixels[::-1].copy()), ())
+    np.testing.assert_allclose(cut, whole, atol=1e-4)
+    assert np.abs(cut - swapped).max() > 1e-2
+
+
+def test_image_rows_enter_the_first_layers(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = exported(checkpoint("qwen3_vl"), tmp_path / "out", image_size=16, check=False).output_dir
+    manifest = read_manifest(folder)
+    further = ["deepstack_embeds_0", "deepstack_embeds_1"]
+    assert manifest["parts"]["vision"]["graph"]["outputs"] == ["image_embeds", *further]
+    assert manifest["graph"]["inputs"][:4] == ["inputs_embeds", *further, "position_ids"]
+    assert "zero everywhere else" in manifest["multimodal"]["deepstack"]
+    pixels = np.random.default_rng(1).standard_normal((16, 96)).astype(np.float32)
+    with open_answerer(folder / "vision.nnef.tar") as vision, open_answerer(folder / "decoder.nnef.tar") as decoder:
+        rows = [table[None] for table in vision.answer([pixels])]
+        states = [state.at_start(1) for state in recorded_states(manifest)]
+        positions = np.broadcast_to(np.arange(4), (3, 1, 4))
+        everything = decoder.answer([*rows, positions, *states])[0]
+        for left_out in (1, 2):
+            given = [np.zeros_like(table) if index == left_out else table for index, table in enumerate(rows)]
+            assert np.abs(decoder.answer([*given, positions, *states])[0] - everything).max() > 1e-2
+
+
+def test_the_manifest_says_how_the_archives_connect(gemma: Path, checkpoint: Callable[[str], Path]) -> None:
+    manifest = read_manifest(gemma)
+    assert manifest["task"] == IMAGE_TEXT_TO_TEXT
+    assert [part["archive"] for part in manifest["parts"].values()] == [
+        "embed.nnef.tar",
+        "vision.nnef.tar",
+        "decoder.nnef.tar",
+    ]
+    assert manifest["parts"]["embed"]["graph"]["inputs"] == ["input_ids"]
+    assert manifest["parts"]["vision"]["graph"]["inputs"] == ["pixel_values"]
+    assert manifest["graph"]["inputs"][:3] == ["inputs_embeds", "token_type_ids", "in_cache_key_0"]
+    connection = manifest["multimodal"]
+    assert connection["image_token_id"] == 160
+    assert connection["rows_per_image"] == 4
+    assert connection["pixel_values"]["shape"] == ["N", 3, 16, 16]
+    assert connection["order"] == ["embed", "vision", "decoder"]
+
+
+def test_the_folder_is_verified_and_validated_as_others(
+    gemma: Path, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    report = verify_export(gemma)
+    assert report.passed
+    parts = read_manifest(gemma)["parts"]
+    assert report.tensors == sum(len(part["tensors"]) for part in parts.values())
+    assert verify_export(gemma / "vision.nnef.tar").tensors == len(parts["vision"]["tensors"])
+    assert validate_multimodal_folder(gemma, str(checkpoint("gemma3"))).passed
+
+
+def test_damage_to_any_archive_is_found(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = exported(checkpoint("idefics3"), tmp_path / "out", check=False).output_dir
+    for role in ("embed", "vision", "decoder"):
+        archive = folder / f"{role}.nnef.tar"
+        whole = archive.read_bytes()
+        middle = len(whole) // 2
+        archive.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        assert not verify_export(folder).passed
+        archive.write_bytes(whole)
+    assert verify_export(folder).passed
+
+
+def test_the_command_line(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    done = call(
+        "export", checkpoint("smolvlm"), "-o", target, "--task", IMAGE_TEXT_TO_TEXT, "--dtype", "f32", "--no-tokenizer"
+    )
+    assert done.code == 0, done.err
+    assert "one image" in done.out
+    assert "vision" in done.out
+    again = call("validate", target, "--reference", checkpoint("smolvlm"))
+    assert again.code == 0, again.err
+    assert call("validate", target, "--reference", checkpoint("smolvlm"), "--atol", "1e-12").code == 1
+    assert call("verify", target).code == 0
+    assert "has no meaning for it" in call("generate", target, "Hello").line("error")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"compress": "q4_0"}, "does not compress"),
+        ({"batch": True}, "a batch of 1"),
+        ({"num_logits_to_keep": 0}, "the last position's logits"),
+        ({"image_size": 32}, "images have 16 pixels"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(
+    options: dict[str, Any], words: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        exported(checkpoint("smolvlm"), tmp_path / "out", **options)
+
+
+def test_what_is_heard_has_names_of_its_own(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    source = checkpoint("voxtral")
+    command = ("export", source, "-o", target, "--dtype", "f32", "--no-tokenizer")
+    assert "are for audio-text-to-text" in call(*command, "--task", IMAGE_TEXT_TO_TEXT).line("error")
+    assert "takes no images" in call(*command, "--task", AUDIO_TEXT_TO_TEXT, "--image-size", "24").line("error")
+    done = call(*command, "--task", AUDIO_TEXT_TO_TEXT)
+    assert done.code == 0, done.err
+    assert "one segment" in done.out
+    manifest = read_manifest(target)
+    assert list(manifest["parts"]) == ["embed", "audio", "decoder"]
+    assert manifest["parts"]["audio"]["graph"]["outputs"] == ["audio_embeds"]
+    connection = manifest["multimodal"]
+    assert (connection["audio_token_id"], connection["rows_per_segment"]) == (150, 6)
+    assert connection["input_features"]["shape"] == ["N", 8, 24]
+    assert call("validate", target, "--reference", source).code == 0
+    assert call("verify", target).code == 0
+
+
+def test_what_is_after_the_end_of_a_recording_is_not_heard(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = exported(checkpoint("qwen2_audio"), tmp_path / "out", task=AUDIO_TEXT_TO_TEXT, check=False).output_dir
+    manifest = read_manifest(folder)
+    assert manifest["parts"]["audio"]["graph"]["inputs"] == ["input_features", "feature_attention_mask"]
+    assert "1 before the end" in manifest["multimodal"]["feature_attention_mask"]
+    features = np.random.default_rng(2).standard_normal((1, 8, 24)).astype(np.float32)
+    other = features.copy()
+    other[..., 17:] = 9  # a position reaches two frames further than its own
+    half, whole = (np.arange(24)[None] < end for end in (15, 24))
+    with open_answerer(folder / "audio.nnef.tar") as audio:
+
+        def heard(sound: np.ndarray, mask: np.ndarray) -> np.ndarray:
+            return audio.answer([sound, mask.astype(np.int64)])[0][0, :4]
+
+        np.testing.assert_allclose(heard(features, half), heard(other, half), atol=1e-5)
+        assert np.abs(heard(features, whole) - heard(other, whole)).max() > 1e-2
+        assert np.abs(heard(features, half) - heard(features, whole)).max() > 1e-2
+
+
+def test_a_model_without_images_is_explained(tiny_llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownArchitectureError, match="of type 'llama' have no export yet"):
+        exported(tiny_llama, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sizes_that_do_not_divide_into_patches_are_refused(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="--image-size 20: this model takes multiples of 8 pixels"):
+        exported(checkpoint("qwen2_5_vl"), tmp_path / "out", image_size=20)
+
+
+@pytest.mark.parametrize("name", ANY_SIZE)
+def test_positions_are_those_of_transformers(name: str, checkpoint: Callable[[str], Path]) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(checkpoint(name)).model
+    family = family_of(model.config, 24)
+    image = family.image_token_id(model.config)
+    ids = torch.tensor([[5, 6, *[image] * 9, 7, *[image] * 9, 8, 9, 10]])
+    is_image = ids == image
+    expected, delta = model.get_rope_index(ids, is_image.int(), torch.tensor([[1, 6, 6]] * 2))
+    places = family.positions(model.config, is_image[0].numpy())
+    np.testing.assert_array_equal(places, expected.numpy())
+    assert places.max() + 1 == ids.shape[1] + int(delta)
+
+
+def test_the_command_line_engine_agrees_too(gemma: Path, checkpoint: Callable[[str], Path]) -> None:
+    from generic_export.inference_target.tract.releases.install import find_tract_cli
+
+    if find_tract_cli() is None:
+        pytest.skip("the tract command is not installed")
+    assert validate_multimodal_folder(gemma, str(checkpoint("gemma3")), options=ValidateOptions(engine="cli")).passed

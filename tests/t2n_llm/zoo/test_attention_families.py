@@ -1,0 +1,69 @@
+"""Attention of every kind, through all four checks: what each family of the table has that a Llama has not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from t2n_llm.zoo.configs import WINDOW
+from t2n_llm.zoo.tiny_model import build_tiny_model
+from tests.t2n_llm.zoo.attention_families import export_family
+
+FAMILIES = {
+    "gptj": "interleaved rotary, spelled-out attention with a concatenated query",
+    "bloom": "ALiBi, fused projections, spelled-out attention",
+    "mpt": "ALiBi out of a table",
+    "falcon": "one key head, spelled-out attention",
+    "opt": "learned positions with an offset",
+    "biogpt": "a padding mask of its own making",
+    "xglm": "sinusoidal positions, attention that calls itself not causal",
+    "diffllama": "differential attention: values in halves",
+    "minicpm3": "latent attention in a dense model",
+    "granite_swa": "sinks and windows",
+    "glm4": "partial interleaved rotary",
+    "bart": "a decoder out of an encoder-decoder",
+    "bert": "an encoder as a decoder",
+    "youtu": "interleaved latent attention, a padding row that its own initialiser would clear",
+    "moshi": "a window in the cache alone",
+    "minimax_m3_vl_text": "the best blocks of keys, counted at any length",
+    "qwen4_exp_text": "the best blocks of keys, n-grams of token ids kept between calls",
+    "deepseek_v4": "entries for several tokens, made of states that have a row for each",
+    "xmod": "the adapter of one language",
+    "gemma3n_text": "keys shared between layers, a cut-off computed from constants",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family_in_f32(family: str, tmp_path: Path) -> None:
+    export_family(family, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["gptj", "bloom"])
+def test_family_in_f16(family: str, tmp_path: Path) -> None:
+    export_family(family, tmp_path, dtype="f16")
+
+
+def test_moshi_in_transformers_depends_on_how_a_text_is_cut() -> None:
+    """Why its reference keeps all positions (kvcache.forms.cache): if this fails, transformers has put the window in the mask."""
+    from transformers import DynamicCache
+
+    model = build_tiny_model("moshi")
+    ids = torch.arange(10, 10 + 3 * WINDOW)[None]
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits
+        windowed, growing = (
+            _one_by_one(model, ids, cache) for cache in (DynamicCache(config=model.config), DynamicCache())
+        )
+    difference = (windowed - whole).abs().amax(-1)[0]
+    assert difference[:WINDOW].max() < 1e-4
+    assert difference[WINDOW:].min() > 1e-2
+    assert (growing - whole).abs().max() < 1e-4
+
+
+def _one_by_one(model: torch.nn.Module, ids: torch.Tensor, cache: object) -> torch.Tensor:
+    steps = [
+        model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True).logits for i in range(ids.shape[1])
+    ]
+    return torch.cat(steps, dim=1)
