@@ -19,6 +19,7 @@ import torch
 from generic_export.errors import OptionError, ReferenceDiedError
 from kvcache.forms import state_form
 from kvcache.states import Slot
+from t2n_llm.check.options import DEFAULT_DECODE_STEPS
 from t2n_llm.check.reference_model import Residency, reference_model
 from t2n_llm.weights.archive_weights import ArchiveWeights
 
@@ -35,7 +36,6 @@ CHECK_TEXT = (
 )
 
 PROMPT_LENGTH = 12
-DEFAULT_DECODE_STEPS = 64
 OFFLOADED_GREEDY_STEPS = 4  # each one reads every weight that is on disk
 _SHORTEST_TEXT = 29  # longer than the traced length, not a multiple of the chunk sizes
 _LONGEST_WINDOW = 256  # sliding windows up to this size are crossed by the check

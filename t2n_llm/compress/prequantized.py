@@ -25,6 +25,7 @@ from t2n_llm.compress.apply import Compression, compress
 from t2n_llm.compress.plan import plan_compression
 from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import GGUF_SUFFIX, ModelSource, open_source
+from t2n_llm.source.reference import SourceRef
 
 AS_STORED = "as stored"
 """Name of the recipe of an export that was asked for none and whose checkpoint holds Q4_0's values."""
@@ -106,7 +107,7 @@ def load_dequantized(weights: Path, *, trust_remote_code: bool = False) -> Any |
     from t2n_llm.check.reference_model import refuse_invented
     from t2n_llm.source.empty_model import meta_model
 
-    source = open_source(str(weights), trust_remote_code=trust_remote_code, require_tokenizer=False)
+    source = open_source(SourceRef(str(weights), trust_remote_code=trust_remote_code), require_tokenizer=False)
     if source.quantization is None:
         return None
     model_class = type(meta_model(source.config, trust_remote_code=source.trust_remote_code))
