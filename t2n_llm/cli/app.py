@@ -300,9 +300,9 @@ def validate(
     """
     with _sink(as_json, quiet) as sink:
         _quiet_libraries(sink.mode)
-        from t2n_llm.check.reference_model import Placement
         from t2n_llm.export.folder import read_manifest
         from t2n_llm.export.revalidate import ValidateOptions, validate_folder
+        from t2n_llm.weights.placement import Placement
 
         options = ValidateOptions(
             revision=revision,

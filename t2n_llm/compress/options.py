@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 from generic_export.errors import OptionError
 from generic_export.nnef.graph import NnefGraph
+from generic_export.sizes import parse_size
 from generic_export.weights.source import TensorSource
 from quant.algorithms import BUILT_IN, load_algorithms
 from quant.protocol import InputStatistics, Quantizer
-from quant.recipe import Recipe, named_recipe, parse_size, read_recipe
+from quant.recipe import Recipe, named_recipe, read_recipe
 from quant.stream import PackedBlocks
 from quant.weighted_search import prepare_search
 from t2n_llm.compress.apply import Compression, compress
@@ -88,7 +89,7 @@ class CompressionOptions:
             OptionError: it is unknown, unreadable or wrong.
         """
         known = (*self.algorithms(), *CALIBRATED_ALGORITHMS)
-        size = parse_size(self.target_size) if self.target_size is not None else None
+        size = parse_size(self.target_size, positive=True) if self.target_size is not None else None
         if self.name is not None:
             return named_recipe(self.name, known, size)
         return read_recipe(self.file, known, size) if self.file is not None else None

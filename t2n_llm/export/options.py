@@ -13,11 +13,11 @@ import torch
 from generic_export.errors import OptionError
 from generic_export.write.archive import DEFAULT_TGZ_LEVEL, WriteProgress
 from t2n_llm.check.reference import DEFAULT_DECODE_STEPS
-from t2n_llm.check.reference_model import Placement
 from t2n_llm.check.runner import ENGINES
 from t2n_llm.compress.options import DEFAULT_CALIBRATION, CompressionOptions
 from t2n_llm.graph.document import GraphOptions
 from t2n_llm.tasks.names import TASKS, TEXT_GENERATION
+from t2n_llm.weights.placement import Placement
 
 logger = logging.getLogger(__name__)
 

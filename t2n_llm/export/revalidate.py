@@ -11,9 +11,7 @@ from typing import Any
 from generic_export.errors import OptionError, SourceError
 from t2n_llm.check.causal_lm import Tolerance, ValidationReport, validate_archive
 from t2n_llm.check.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
-from t2n_llm.check.reference_model import Placement, plan_residency
 from t2n_llm.check.runner import open_runner
-from t2n_llm.compress.prequantized import require_resident
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.export.manifest import recorded_states
 from t2n_llm.export.options import LogReporter, Reporter
@@ -21,6 +19,8 @@ from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.weights.archive_weights import ArchiveWeights
+from t2n_llm.weights.f32_model import require_resident
+from t2n_llm.weights.placement import Placement, plan_residency
 
 logger = logging.getLogger(__name__)
 

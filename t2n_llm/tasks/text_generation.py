@@ -16,10 +16,8 @@ from generic_export.weights.checkpoint import Checkpoint
 from t2n_llm.check.bundles import bundles_size, make_bundles
 from t2n_llm.check.causal_lm import Tolerance, ValidationReport, validate_archive
 from t2n_llm.check.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
-from t2n_llm.check.reference_model import Residency, plan_residency
 from t2n_llm.check.runner import open_runner
 from t2n_llm.compress.options import DEFAULT_CALIBRATION
-from t2n_llm.compress.prequantized import require_resident
 from t2n_llm.compress.stored_form import StoredForm, stored_form
 from t2n_llm.explain.next_step import suggested_diagnosis
 from t2n_llm.export.folder import TESTS_FOLDER
@@ -30,7 +28,9 @@ from t2n_llm.export.plan import ExportPlan
 from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.skeleton import Skeleton
 from t2n_llm.source.adapter import Adapter, open_adapter
+from t2n_llm.weights.f32_model import require_resident
 from t2n_llm.weights.names import graph_sources
+from t2n_llm.weights.placement import Residency, plan_residency
 
 
 def export_llm(
