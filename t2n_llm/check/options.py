@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from t2n_llm.option import Panel, option, refuse_invalid
 
 if TYPE_CHECKING:
-    from t2n_llm.check.reference_model import Placement
+    from t2n_llm.weights.placement import Placement
 
 ENGINES = ("wheel", "cli", "auto")
 DEFAULT_DECODE_STEPS = 64
@@ -67,7 +67,7 @@ class PlacementOptions:
     @property
     def placement(self) -> Placement:
         """What the user allows."""
-        from t2n_llm.check.reference_model import Placement
+        from t2n_llm.weights.placement import Placement
 
         return Placement.parse(self.device_map, self.max_memory)
 

@@ -93,11 +93,12 @@ class CompressionOptions:
         """
         if self.name is None and self.file is None and self.quantizers is None:
             return None
-        from quant.recipe import named_recipe, parse_size, read_recipe
+        from generic_export.sizes import parse_size
+        from quant.recipe import named_recipe, read_recipe
         from t2n_llm.compress.plan import CALIBRATED_ALGORITHMS
 
         known = (*self.algorithms(), *CALIBRATED_ALGORITHMS)
-        size = parse_size(self.target_size) if self.target_size is not None else None
+        size = parse_size(self.target_size, positive=True) if self.target_size is not None else None
         if self.name is not None:
             return named_recipe(self.name, known, size)
         return read_recipe(self.file, known, size) if self.file is not None else None

@@ -18,10 +18,11 @@ from torch import nn
 
 from generic_export.errors import CaptureError, CorruptCheckpointError, MissingTensorError
 from generic_export.weights.source import TensorSource
-from t2n_llm.check.reference_model import Placement, load_f32, plan_residency
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.names import match_parameters
+from t2n_llm.weights.placement import Placement, plan_residency
 
 
 @dataclass(frozen=True)

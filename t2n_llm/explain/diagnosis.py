@@ -23,7 +23,6 @@ from generic_export.inference_target import TractNNEF
 from kvcache import explicit_operators, fuse_rotary_embedding, state_form
 from kvcache.operators import OperatorNames
 from kvcache.state_adapters import register_cache_adapters
-from t2n_llm.check.reference_model import available_memory, load_f32
 from t2n_llm.explain.call_sets import ModelCalls, calls_of
 from t2n_llm.explain.tiny_twin import tiny_twin
 from t2n_llm.graph.options import DTYPES, torch_dtype
@@ -32,6 +31,8 @@ from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import open_config, open_source
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.weights.f32_model import load_f32
+from t2n_llm.weights.placement import available_memory
 
 _F32_BYTES = 4
 _HEADROOM = 1.6  # the model, and the piece that is being tried once more in the engine
@@ -273,7 +274,7 @@ def _require_memory(config: Any, trust_remote_code: bool) -> None:
     model = meta_model(config, trust_remote_code=trust_remote_code)
     needed = int(_F32_BYTES * _HEADROOM * sum(parameter.numel() for parameter in model.parameters()))
     free = available_memory()
-    if free is not None and needed > free:
+    if needed > free:
         raise NotEnoughMemoryError(
             f"a diagnosis with weights needs about {needed / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free.",
             "Diagnose without weights (leave --weights out), or the tiny twin (--tiny).",

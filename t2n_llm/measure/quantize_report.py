@@ -20,7 +20,6 @@ import torch
 
 from generic_export.errors import OptionError
 from t2n_llm.check.options import EngineOptions
-from t2n_llm.check.reference_model import Placement, plan_residency, reference_model
 from t2n_llm.check.runner import Turn, open_runner
 from t2n_llm.compress.plan import FOLDING_ALGORITHMS
 from t2n_llm.compress.text import evaluation_text
@@ -42,6 +41,8 @@ from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.names import require_language_model
 from t2n_llm.weights.archive_weights import stored_values
+from t2n_llm.weights.f32_model import reference_model
+from t2n_llm.weights.placement import Placement, plan_residency
 
 DEFAULT_TOKENS = 2048
 DEFAULT_WINDOW = 256

@@ -13,10 +13,8 @@ from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.bundles import bundles_size, make_bundles
 from t2n_llm.check.options import CheckOptions
 from t2n_llm.check.reference import plan_check, run_reference, run_reference_apart
-from t2n_llm.check.reference_model import Residency, plan_residency
 from t2n_llm.check.runner import open_runner
 from t2n_llm.check.turns import validate_archive
-from t2n_llm.compress.prequantized import require_resident
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.interface import interface, text_model
@@ -25,6 +23,8 @@ from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.tasks.protocol import Subject, Task, TaskGraph
+from t2n_llm.weights.f32_model import require_resident
+from t2n_llm.weights.placement import Residency, plan_residency
 
 
 class TextGeneration(Task):

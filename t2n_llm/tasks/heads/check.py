@@ -17,11 +17,11 @@ from generic_export.inference_target.tract.engines.cli import write_bundle
 from t2n_llm.check.agreement import CheckResult, StepResult, Tolerance, ValidationReport
 from t2n_llm.check.answers import Answerer
 from t2n_llm.check.reference import plan_check
-from t2n_llm.check.reference_model import Placement, eager_model, refuse_invented, require_memory
-from t2n_llm.compress.prequantized import dequantized
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.heads.model import INPUT_NAMES, Head
 from t2n_llm.weights.archive_weights import ArchiveWeights
+from t2n_llm.weights.f32_model import dequantized, eager_model, refuse_invented
+from t2n_llm.weights.placement import Placement, require_memory
 
 
 @dataclass(frozen=True)

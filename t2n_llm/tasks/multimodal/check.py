@@ -19,11 +19,12 @@ from kvcache.states import StateTensor
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_step
 from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.check.options import EngineOptions
-from t2n_llm.check.reference_model import Placement, eager_model, refuse_invented, require_memory
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
+from t2n_llm.weights.f32_model import eager_model, refuse_invented
+from t2n_llm.weights.placement import Placement, require_memory
 
 _STEPS = 8  # tokens decoded after each prompt
 

@@ -80,7 +80,7 @@ def test_the_blocks_of_the_archive_are_those_of_the_file(
 def test_loading_the_reference_prints_nothing(
     q4_file: tuple[Path, dict[str, np.ndarray]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from t2n_llm.compress.prequantized import load_dequantized
+    from t2n_llm.weights.f32_model import load_dequantized
 
     assert load_dequantized(q4_file[0]) is not None
     printed = capfd.readouterr()
