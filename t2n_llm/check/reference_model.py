@@ -13,17 +13,17 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import nn
 
 from generic_export.errors import CorruptCheckpointError, DiskFullError, NotEnoughMemoryError, OptionError
+from t2n_llm.compat import around_initialisers, is_loaded, unsplit_classes
 from t2n_llm.source.empty_model import CAUSAL_LM, ModelKind
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class _Block:
 
 
 def _blocks(model: nn.Module) -> list[_Block]:
-    whole_classes = set(getattr(model, "_no_split_modules", None) or ())
+    whole_classes = unsplit_classes(model)
     owners: dict[int, str] = {}
     blocks = []
     for path, module in _units(model, "", whole_classes):
@@ -170,7 +170,7 @@ def _blocks(model: nn.Module) -> list[_Block]:
     return blocks
 
 
-def _units(module: nn.Module, path: str, whole_classes: set[str]) -> Iterator[tuple[str, nn.Module]]:
+def _units(module: nn.Module, path: str, whole_classes: frozenset[str]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the smallest modules that may be placed on their own: layers, and what stands beside them."""
     children = list(module.named_children())
     owns = next(module.parameters(recurse=False), None) is not None
@@ -372,20 +372,17 @@ def _padding_rows_kept() -> Iterator[None]:
     transformers marks loaded parameters, and its initialisers leave marked tensors alone; a view of one (`weight.data[row]`,
     Youtu) has no mark, so `from_pretrained` sets the row to zero, and with tied embeddings the token's logit.
     """
-    from transformers import PreTrainedModel
 
-    initialise = PreTrainedModel._initialize_weights
-
-    def keeping_the_row(self: Any, module: Any, *options: Any, **named: Any) -> None:
-        loaded = isinstance(module, nn.Embedding) and getattr(module.weight, "_is_hf_initialized", False)
+    def keeping_the_row(module: Any, initialise: Callable[[], None]) -> None:
+        loaded = isinstance(module, nn.Embedding) and is_loaded(module.weight)
         row = module.padding_idx if loaded else None
         kept = module.weight[row].detach().clone() if row is not None else None
-        initialise(self, module, *options, **named)
+        initialise()
         if kept is not None:
             with torch.no_grad():
                 module.weight[row] = kept
 
-    with mock.patch.object(PreTrainedModel, "_initialize_weights", keeping_the_row):
+    with around_initialisers(keeping_the_row):
         yield
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from generic_export.compat import writes_to
 from generic_export.errors import OptionError
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -105,7 +106,7 @@ def checksum(tensor: torch.Tensor) -> str:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often a tensor was written to; -1 for one that does not count (made in inference mode)."""
-    return -1 if tensor.is_inference() else int(tensor._version)
+    return -1 if tensor.is_inference() else writes_to(tensor)
 
 
 __all__ = ["Held", "TensorStore", "checksum", "parse_bytes", "snapshot", "version_of"]
