@@ -96,6 +96,11 @@ def kernels_replaced(kernels: dict[OpOverload, Callable[..., Any]]) -> Iterator[
             op._dispatch_cache.clear()
 
 
+def forget_operators(library: torch.library.Library) -> None:
+    """Take the operators of a library back now, not when nobody refers to it any more."""
+    library._destroy()
+
+
 # --- tensors -----------------------------------------------------------------------------------------
 
 
@@ -240,6 +245,7 @@ __all__ = [
     "children_of",
     "detect_fake_mode",
     "fixed_sizes_seen",
+    "forget_operators",
     "inline_calls",
     "is_compiled",
     "kernels_replaced",
