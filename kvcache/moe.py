@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from generic_export.compat import without_modes
 from generic_export.torch_graph.asides import aside
 from kvcache.attention_families import registered
+from kvcache.compat import after_experts, experts_table, gated_activation
 
 EXPERTS_NAME = "t2n_explicit"
 """The name under which transformers knows our experts while `explicit_experts()` is entered."""
@@ -185,13 +186,9 @@ def all_experts(
 @contextmanager
 def explicit_experts() -> Iterator[str]:
     """Register our experts with transformers for the length of the block, and yield their name."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
     from kvcache.moe_families import explicit_families
 
-    # The class-wide table: models are told which names exist from there.
-    table = type(ALL_EXPERTS_FUNCTIONS)._global_mapping
-    with registered(table, EXPERTS_NAME, _experts_forward), explicit_families():
+    with registered(experts_table(), EXPERTS_NAME, _experts_forward), explicit_families():
         yield EXPERTS_NAME
 
 
@@ -204,7 +201,8 @@ def _experts_forward(
         first, second = first.transpose(1, 2), second.transpose(1, 2)
     inner_bias = (module.gate_up_proj_bias if module.has_gate else module.up_proj_bias) if module.has_bias else None
     down_bias = module.down_proj_bias if module.has_bias else None
-    activation = None if module.has_post_expert_norm else recognised_activation(module)
+    norm = after_experts(module)
+    activation = None if norm else recognised_activation(module)
     if activation is None or (inner_bias is not None and not module.has_gate):
         return all_experts(
             hidden_states,
@@ -212,8 +210,8 @@ def _experts_forward(
             top_k_weights,
             inner=first,
             down=second,
-            between=module._apply_gate if module.has_gate else module.act_fn,
-            after=module.post_expert_norm if module.has_post_expert_norm else lambda values: values,
+            between=gated_activation(module) if module.has_gate else module.act_fn,
+            after=norm or (lambda values: values),
             biases=(inner_bias, down_bias),
         )
     gate, up = _halves(first, concatenated=module.is_concatenated) if module.has_gate else (first, None)
@@ -244,10 +242,10 @@ def recognised_activation(module: Any) -> Activation | None:
     Found by trying: code that subclasses override is what decides, whatever it is called.
     """
     # Values are wanted, also while shapes are being captured or a model is being recorded.
-    with _disable_current_modes(), torch.no_grad(), aside():
+    with without_modes(), torch.no_grad(), aside():
         # Wide enough that every clamp and every tail shows; its mirror image tells code that asks for the values' sign.
         wide = torch.linspace(-40.0, 40.0, 162, device="cpu").reshape(3, 54)
-        apply = module._apply_gate if module.has_gate else module.act_fn
+        apply = gated_activation(module) if module.has_gate else module.act_fn
         try:
             trials = [(probe, apply(probe)) for probe in (wide, -wide)]
         except Exception:  # an activation with parameters has no values here

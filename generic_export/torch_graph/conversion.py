@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import sympy
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
+from generic_export.compat import HigherOrderOperator, OpOverload, pytree, schema_of
 from generic_export.errors import CaptureError, OptionError, SpecializedAxisError
 from generic_export.torch_graph.dims import Dim as Size
 from generic_export.torch_graph.dims import dim_symbol, plain_size, simplify_dim
@@ -60,7 +59,7 @@ SCALAR_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 def is_annotation(overload: OpOverload) -> bool:
-    return overload._schema.name.split("::")[-1] in _IGNORED_OVERLOAD_PACKETS
+    return schema_of(overload).name.split("::")[-1] in _IGNORED_OVERLOAD_PACKETS
 
 
 def symbol_name(symbol: object) -> str:

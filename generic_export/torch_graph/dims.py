@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import TypeAlias
 
 import sympy
-from torch.utils._sympy import functions as torch_sympy
 
+from generic_export.compat import torch_sympy
 from generic_export.errors import DimensionError, OptionError
 from generic_export.torch_graph.size_proofs import (
     REMAINDERS,

@@ -15,6 +15,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch.fx import Node
 
+from generic_export.compat import schema_of
 from generic_export.errors import OptionError
 from generic_export.torch_graph.ir import Argument, FixedTensorList, TensorVariable, TorchModuleIRGraph
 
@@ -111,7 +112,7 @@ def _result_names(graph: TorchModuleIRGraph) -> dict[str, str]:
     names: dict[str, str] = {}
     for op in graph.ops:
         outputs = [output for output in op.outputs if output is not None]
-        short = op.target._schema.name.split("::")[-1].strip("_")
+        short = schema_of(op.target).name.split("::")[-1].strip("_")
         for index, output in enumerate(outputs):
             suffix = f".{index}" if len(outputs) > 1 else ""
             is_module_result = module_results.get(op.module_path) == output.name

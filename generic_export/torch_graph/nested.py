@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from generic_export.compat import pytree
 from generic_export.errors import CaptureError, OptionError
 from generic_export.torchscript.schema import forward_signature
 

@@ -20,12 +20,10 @@ import sympy
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import nn
-from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from generic_export.compat import OpOverload, fixed_sizes_seen, oblivious_to_sizes
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.torch_graph.conversion import Conversion, DynamicAxes, check_symbolic, symbol_name
 from generic_export.torch_graph.decomposition import decomposed, functional
@@ -165,7 +163,7 @@ class TorchModuleTracer:
     def _export_once(
         self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...], strategy: _Strategy
     ) -> ExportedProgram:
-        oblivious = fx_config.patch(backed_size_oblivious=strategy.oblivious)  # type: ignore[attr-defined]
+        oblivious = oblivious_to_sizes(strategy.oblivious)
         # Interpreted scripts note their own source lines; other modules' are in the stack of Python.
         noted = fx_traceback.preserve_node_meta(any(isinstance(m, Scripted) for m in self.module.modules()))
         with torch.no_grad(), oblivious, noted, warnings.catch_warnings():
@@ -218,27 +216,23 @@ def _flat_forward(module: nn.Module, call: FlatCall) -> Iterator[list[str]]:
 def _recorded_freezes() -> Iterator[list[str]]:
     """Note the source line at which PyTorch first fixes a symbolic size to a number."""
     lines: list[str] = []
-    replace_symbol, guard_int = ShapeEnv._set_replacement, SymNode.guard_int
+    guard_int = SymNode.guard_int
 
     def note_line() -> None:
         source = current_source() or user_source("".join(traceback.format_stack()))
         if source:
             lines.append(source)
 
-    def recorded_replacement(env: ShapeEnv, symbol: sympy.Symbol, target: sympy.Expr, message: str) -> None:
+    def fixed(target: sympy.Expr) -> None:
         if getattr(target, "is_number", False):
             note_line()
-        replace_symbol(env, symbol, target, message)
 
     def recorded_int(node: SymNode, file: str, line: int) -> int:
         if node.expr.free_symbols:  # `int(0.5 * size)`, `range(size)`
             note_line()
         return guard_int(node, file, line)
 
-    with (
-        mock.patch.object(ShapeEnv, "_set_replacement", recorded_replacement),
-        mock.patch.object(SymNode, "guard_int", recorded_int),
-    ):
+    with fixed_sizes_seen(fixed), mock.patch.object(SymNode, "guard_int", recorded_int):
         yield lines
 
 

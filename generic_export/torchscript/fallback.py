@@ -15,8 +15,8 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.jit._trace import TracerWarning
 
+from generic_export.compat import TracerWarning
 from generic_export.errors import CaptureError, SpecializedAxisError
 from generic_export.torch_graph.conversion import DynamicAxes, symbol_name
 from generic_export.torch_graph.nested import FlatCall, named_outputs

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true as is_sure
-from torch.utils import _pytree as pytree
 
+from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue, pytree, script_function
 from generic_export.errors import CaptureError, SpecializedAxisError
 from generic_export.torchscript.scalars import NOT_HERE, NUMBERS, as_declared, evaluate
 from generic_export.torchscript.schema import as_dtype, overload_named, parsed_schema, place_of, spelled_call
@@ -34,10 +34,10 @@ class Home(Protocol):
     def attribute(self, path: str, name: str) -> Any:
         """Return an attribute of the module at a path: a ModuleRef, tensor, number, list, ..."""
 
-    def constant(self, value: torch._C.Value) -> tuple[Any, Any]:
+    def constant(self, value: JitValue) -> tuple[Any, Any]:
         """Return a constant of the graph, and the number that it is when it is a tensor of no axes (else None)."""
 
-    def placed(self, node: torch._C.Node, call: Callable[[], Any]) -> Any:
+    def placed(self, node: JitNode, call: Callable[[], Any]) -> Any:
         """Call a function as if the module that a node belongs to did."""
 
     def method(self, path: str, name: str) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ class Interpreter:
     # Tensors of the graph that are constant numbers, such as the 2 that a trace has for `2 * x`.
     numbers: dict[int, Any] = field(default_factory=dict)
 
-    def run(self, graph: torch._C.Graph, arguments: Sequence[Any]) -> Any:
+    def run(self, graph: JitGraph, arguments: Sequence[Any]) -> Any:
         """Run a graph.
 
         Raises:
@@ -76,7 +76,7 @@ class Interpreter:
         results = [self._value(value) for value in graph.outputs()]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _run_nodes(self, nodes: Iterator[torch._C.Node]) -> None:
+    def _run_nodes(self, nodes: Iterator[JitNode]) -> None:
         for node in nodes:
             try:
                 results = self._results(node)
@@ -88,10 +88,10 @@ class Interpreter:
                 if value.unique() in self.watched:
                     self.watched[value.unique()].append(result)
 
-    def _value(self, value: torch._C.Value) -> Any:
+    def _value(self, value: JitValue) -> Any:
         return self.values[value.unique()]
 
-    def _results(self, node: torch._C.Node) -> Sequence[Any]:
+    def _results(self, node: JitNode) -> Sequence[Any]:
         """Run one node; returns a value per output."""
         kind = node.kind()
         special = _SPECIAL.get(kind)
@@ -101,7 +101,7 @@ class Interpreter:
         result = self._plain(node, kind, arguments)
         return _per_output(result, node.outputsSize())
 
-    def _plain(self, node: torch._C.Node, kind: str, arguments: list[Any]) -> Any:
+    def _plain(self, node: JitNode, kind: str, arguments: list[Any]) -> Any:
         name = kind.partition("::")[2]
         if name in ON_TENSORS and arguments and isinstance(arguments[0], torch.Tensor):
             return ON_TENSORS[name](self, node, *arguments)
@@ -113,7 +113,7 @@ class Interpreter:
                 return as_declared(node.output().type().kind(), result) if node.outputsSize() == 1 else result
         return self.operator(node, kind, arguments)
 
-    def operator(self, node: torch._C.Node, kind: str, arguments: list[Any]) -> Any:
+    def operator(self, node: JitNode, kind: str, arguments: list[Any]) -> Any:
         """Call an ATen operator on tensors, as Python code would."""
         schema = parsed_schema(node.schema())
         overload = overload_named(kind, schema.overload_name) if schema is not None else None
@@ -143,13 +143,13 @@ def _per_output(result: Any, count: int) -> Sequence[Any]:
     return (result,) if count == 1 else tuple(result)
 
 
-def _at(node: torch._C.Node) -> str:
+def _at(node: JitNode) -> str:
     place = place_of(node)
     where = " in " + place.path if place.path else ""
     return f"{where} at {place.source}" if place.source else where
 
 
-def _tell_place(error: Exception, node: torch._C.Node) -> None:
+def _tell_place(error: Exception, node: JitNode) -> None:
     """Note where in the model an error comes from, once, for whoever reports it."""
     if not getattr(error, "t2n_source", None):
         error.t2n_source = place_of(node).source  # type: ignore[attr-defined]
@@ -168,14 +168,14 @@ _LIST_CALLS = frozenset(
 # --- prim nodes --------------------------------------------------------------------------------
 
 
-def _constant(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _constant(run: Interpreter, node: JitNode) -> Sequence[Any]:
     value, number = run.home.constant(node.output())
     if number is not None:
         run.numbers[id(value)] = number
     return (value,)
 
 
-def _get_attribute(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _get_attribute(run: Interpreter, node: JitNode) -> Sequence[Any]:
     owner, name = run._value(node.input()), node.s("name")
     if isinstance(owner, dict):
         return (owner[name],)
@@ -183,7 +183,7 @@ def _get_attribute(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
     return (run.home.attribute(owner.path, name) if written is NOT_HERE else written,)
 
 
-def _set_attribute(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _set_attribute(run: Interpreter, node: JitNode) -> Sequence[Any]:
     owner, value = (run._value(value) for value in node.inputs())
     if isinstance(owner, dict):
         owner[node.s("name")] = value
@@ -192,22 +192,22 @@ def _set_attribute(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
     return ()
 
 
-def _call_method(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _call_method(run: Interpreter, node: JitNode) -> Sequence[Any]:
     owner, *arguments = (run._value(value) for value in node.inputs())
     result = run.home.method(owner.path, node.s("name"))(*arguments)
     return _per_output(result, node.outputsSize())
 
 
-def _call_function(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _call_function(run: Interpreter, node: JitNode) -> Sequence[Any]:
     callee, *arguments = node.inputs()
     kind: Any = callee.type()
-    function = torch.jit._state._python_cu.find_function(kind.str())
+    function = script_function(kind.str())
     if function is None:
         raise CaptureError(f"function {kind.str()}{_at(node)} cannot be called from outside of its graph.")
     return _per_output(function(*(run._value(value) for value in arguments)), node.outputsSize())
 
 
-def _branch(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _branch(run: Interpreter, node: JitNode) -> Sequence[Any]:
     condition = run._value(node.input())
     if_true, if_false = node.blocks()
     if isinstance(condition, torch.Tensor):
@@ -222,13 +222,13 @@ def _branch(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
     return run_block(run, if_true if condition else if_false)
 
 
-def run_block(run: Interpreter, block: torch._C.Block) -> list[Any]:
+def run_block(run: Interpreter, block: JitBlock) -> list[Any]:
     """Run a block; returns its results."""
     run._run_nodes(block.nodes())
     return [run._value(value) for value in block.outputs()]
 
 
-def _select(run: Interpreter, node: torch._C.Node, condition: torch.Tensor) -> Sequence[Any]:
+def _select(run: Interpreter, node: JitNode, condition: torch.Tensor) -> Sequence[Any]:
     """Compute both branches and select: the condition is on data."""
     blocks = list(node.blocks())
     for index, block in enumerate(blocks):
@@ -242,7 +242,7 @@ def _select(run: Interpreter, node: torch._C.Node, condition: torch.Tensor) -> S
     ]
 
 
-def _selected(node: torch._C.Node, condition: torch.Tensor, left: Any, right: Any) -> Any:
+def _selected(node: JitNode, condition: torch.Tensor, left: Any, right: Any) -> Any:
     if left is right or isinstance(right, _Unset):
         return left
     if isinstance(left, _Unset):
@@ -270,7 +270,7 @@ def _said(value: Any) -> str:
 _EFFECTS = frozenset({"aten::append", "aten::extend", "aten::insert", "aten::pop", "aten::clear", "aten::_set_item"})
 
 
-def _refuse_effects(block: torch._C.Block) -> None:
+def _refuse_effects(block: JitBlock) -> None:
     """Refuse a branch that changes what exists outside of it: both branches are computed."""
     inside = {value.unique() for inner in block.nodes() for value in inner.outputs()}
     for inner in block.nodes():
@@ -285,7 +285,7 @@ def _refuse_effects(block: torch._C.Block) -> None:
             _refuse_effects(nested)
 
 
-def _loop(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _loop(run: Interpreter, node: JitNode) -> Sequence[Any]:
     trips, condition, *carried = (run._value(value) for value in node.inputs())
     body = next(iter(node.blocks()))
     index_value, *carried_values = body.inputs()
@@ -312,58 +312,58 @@ def _loop(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
     return carried
 
 
-def _number_as_tensor(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _number_as_tensor(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return (run._value(node.input()),)  # stays a number: sizes remain symbolic
 
 
-def _raise(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _raise(run: Interpreter, node: JitNode) -> Sequence[Any]:
     message = run._value(next(node.inputs()))
     raise CaptureError(f"the model raises{_at(node)}: {message}")
 
 
-def _list(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _list(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return ([run._value(value) for value in node.inputs()],)
 
 
-def _dict(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _dict(run: Interpreter, node: JitNode) -> Sequence[Any]:
     values = [run._value(value) for value in node.inputs()]
     return (dict(zip(values[::2], values[1::2], strict=True)),)
 
 
-def _tuple(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _tuple(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return (tuple(run._value(value) for value in node.inputs()),)
 
 
-def _unpacked(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _unpacked(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return list(run._value(node.input()))
 
 
-def _tuple_item(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _tuple_item(run: Interpreter, node: JitNode) -> Sequence[Any]:
     container, index = (run._value(value) for value in node.inputs())
     return (container[index],)
 
 
-def _tuple_piece(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _tuple_piece(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return (run._value(node.input())[node.i("beg") : node.i("end")],)
 
 
-def _first(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _first(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return (run._value(next(node.inputs())),)
 
 
-def _nothing(_run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _nothing(_run: Interpreter, node: JitNode) -> Sequence[Any]:
     return (None,) * node.outputsSize()
 
 
-def _unset(_run: Interpreter, _node: torch._C.Node) -> Sequence[Any]:
+def _unset(_run: Interpreter, _node: JitNode) -> Sequence[Any]:
     return (_Unset(),)
 
 
-def _object(_run: Interpreter, _node: torch._C.Node) -> Sequence[Any]:
+def _object(_run: Interpreter, _node: JitNode) -> Sequence[Any]:
     return ({},)
 
 
-def _tensor_of(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _tensor_of(run: Interpreter, node: JitNode) -> Sequence[Any]:
     data, *rest = (run._value(value) for value in node.inputs())
     dtype = as_dtype(rest[0]) if rest and rest[0] is not None else None
 
@@ -383,7 +383,7 @@ def _tensor_of(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
     return (run.home.placed(node, made),)
 
 
-_SPECIAL: dict[str, Callable[[Interpreter, torch._C.Node], Sequence[Any]]] = {
+_SPECIAL: dict[str, Callable[[Interpreter, JitNode], Sequence[Any]]] = {
     "prim::Constant": _constant,
     "prim::GetAttr": _get_attribute,
     "prim::SetAttr": _set_attribute,

@@ -14,7 +14,8 @@ from pathlib import PurePath
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+from generic_export.compat import FunctionSchema, JitNode, OpOverload, parse_schema, schema_of
 
 # c10/core/ScalarType.h: TorchScript writes element types as these numbers.
 _DTYPES = (
@@ -56,18 +57,18 @@ class Place:
     source: str
 
 
-def place_of(node: torch._C.Node) -> Place:
+def place_of(node: JitNode) -> Place:
     """Return the module and the source line that a node (also an inlined one) comes from."""
     return Place(".".join(name for name, _ in steps_of(node)), source_of(node))
 
 
-def steps_of(node: torch._C.Node) -> tuple[tuple[str, str], ...]:
+def steps_of(node: JitNode) -> tuple[tuple[str, str], ...]:
     """Return name and class of the modules that were called on the way to a node, outermost first."""
     found = _HIERARCHY_STEP.findall(node.getModuleHierarchy())
     return tuple((name, kind) for name, kind in found if name not in _NO_STEP)
 
 
-def source_of(node: torch._C.Node) -> str:
+def source_of(node: JitNode) -> str:
     """Return `file:line` of a node: the user's line where the range has several, "" where it has none."""
     found = [(a or c, b or d) for a, b, c, d in _FILE_LINE.findall(str(node.sourceRange()))]
     if not found:
@@ -97,9 +98,9 @@ def overload_named(name: str, overload: str) -> OpOverload | None:
 
 
 @cache
-def parsed_schema(text: str) -> torch._C.FunctionSchema | None:
+def parsed_schema(text: str) -> FunctionSchema | None:
     """Return a node's schema; None for nodes that have none (most `prim` ones)."""
-    return None if text == "(no schema)" else torch._C.parse_schema(text)
+    return None if text == "(no schema)" else parse_schema(text)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def spelled_call(overload: OpOverload, values: Sequence[Any]) -> Call:
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     numbers, tensors = [], []
-    for parameter, given in zip(overload._schema.arguments, values, strict=False):
+    for parameter, given in zip(schema_of(overload).arguments, values, strict=False):
         kind = str(parameter.real_type).removeprefix("Optional[").removesuffix("]")
         value = _spelled(kind, given)
         if kind == "Tensor" and isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from generic_export.compat import JitNode
 from generic_export.torchscript.schema import as_dtype, as_number, parsed_schema
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def _capturing() -> bool:
     return bool(torch.compiler.is_exporting())
 
 
-def _number_of(run: Interpreter, _node: torch._C.Node, tensor: torch.Tensor, kind: str) -> Any:
+def _number_of(run: Interpreter, _node: JitNode, tensor: torch.Tensor, kind: str) -> Any:
     """Return the number in a tensor; while a graph is captured it stays a tensor of no axes."""
     known = run.numbers.get(id(tensor))
     if known is not None:
@@ -35,15 +36,15 @@ def _number_of(run: Interpreter, _node: torch._C.Node, tensor: torch.Tensor, kin
     return scalar if kind != "Float" or scalar.is_floating_point() else scalar.to(torch.float32)
 
 
-def _length(_run: Interpreter, _node: torch._C.Node, tensor: torch.Tensor) -> Any:
+def _length(_run: Interpreter, _node: JitNode, tensor: torch.Tensor) -> Any:
     return tensor.shape[0]
 
 
-def _size(_run: Interpreter, _node: torch._C.Node, tensor: torch.Tensor, axis: int | None = None) -> Any:
+def _size(_run: Interpreter, _node: JitNode, tensor: torch.Tensor, axis: int | None = None) -> Any:
     return list(tensor.shape) if axis is None else tensor.shape[axis]
 
 
-def _cast(run: Interpreter, node: torch._C.Node, tensor: torch.Tensor, *rest: Any) -> Any:
+def _cast(run: Interpreter, node: JitNode, tensor: torch.Tensor, *rest: Any) -> Any:
     """`aten::to` in the forms that TorchScript alone has, and the others."""
     schema = parsed_schema(node.schema())
     if schema is None or not schema.overload_name.startswith("prim_"):
@@ -56,7 +57,7 @@ def _cast(run: Interpreter, node: torch._C.Node, tensor: torch.Tensor, *rest: An
     return tensor if target is None else run.home.placed(node, lambda: tensor.to(target))
 
 
-def _convolution(run: Interpreter, node: torch._C.Node, tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _convolution(run: Interpreter, node: JitNode, tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
     """The form that a trace has of every convolution, as the function that the user called."""
     weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_ = rest
     axes = len(stride)
@@ -71,7 +72,7 @@ def _convolution(run: Interpreter, node: torch._C.Node, tensor: torch.Tensor, *r
     return result
 
 
-def _negated(_run: Interpreter, _node: torch._C.Node, tensor: torch.Tensor) -> torch.Tensor:
+def _negated(_run: Interpreter, _node: JitNode, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.logical_not()
 
 

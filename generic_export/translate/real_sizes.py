@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import sympy
 import torch
-from torch.utils._sympy import functions as torch_sympy
 
+from generic_export.compat import torch_sympy
 from generic_export.errors import DimensionError
 from generic_export.nnef.graph import DimLiteral
 from generic_export.torch_graph.dims import dim_text

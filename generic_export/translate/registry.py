@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch._ops import OpOverload
-
+from generic_export.compat import OpOverload, schema_of
 from generic_export.errors import RegistrationError, UnsupportedOperatorError
 from generic_export.torch_graph.ir import TorchOp
 from generic_export.translate.builder import NnefBuilder, Value
@@ -53,11 +52,11 @@ def translates(*overloads: OpOverload) -> Callable[[F], F]:
                 raise RegistrationError(
                     f"{overload} has a translation already: {_TRANSLATIONS[overload].function.__name__}."
                 )
-            known = {argument.name for argument in overload._schema.arguments}
+            known = {argument.name for argument in schema_of(overload).arguments}
             unknown = accepted - known
             if unknown:
                 raise RegistrationError(
-                    f"{function.__name__}: parameters {sorted(unknown)} are not in the schema {overload._schema}."
+                    f"{function.__name__}: parameters {sorted(unknown)} are not in the schema {schema_of(overload)}."
                 )
             _TRANSLATIONS[overload] = Translation(function, accepted)
         return function
@@ -92,7 +91,7 @@ def translate_call(builder: NnefBuilder, op: TorchOp, arguments: Mapping[str, An
     translation = _TRANSLATIONS.get(op.target)
     if translation is None:
         raise unsupported(op, "no NNEF form is registered")
-    for argument in op.target._schema.arguments:
+    for argument in schema_of(op.target).arguments:
         name = argument.name
         if name not in arguments or name in translation.accepted or name in _PLACEMENT_ARGUMENTS:
             continue
@@ -105,7 +104,7 @@ def translate_call(builder: NnefBuilder, op: TorchOp, arguments: Mapping[str, An
 
 def bind_arguments(op: TorchOp) -> dict[str, Any]:
     """Return a call's arguments by schema name; those left out keep the schema's default by not being listed."""
-    schema = op.target._schema.arguments
+    schema = schema_of(op.target).arguments
     bound = {argument.name: value for argument, value in zip(schema, op.args, strict=False)}
     bound.update(op.kwargs)
     return bound

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import sympy
-from torch.utils._sympy import functions as torch_sympy
 
+from generic_export.compat import torch_sympy
 from generic_export.nnef.graph import Argument
 from generic_export.torch_graph.dims import Dim, same_dim, same_shape, simplify_dim
 

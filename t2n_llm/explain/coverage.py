@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from generic_export.compat import CAPTURE_LOGGERS
 from generic_export.errors import CaptureError, T2NError
 from generic_export.export import producer_version
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
@@ -241,7 +242,7 @@ def _twin_model(make: Any, operators: OperatorNames, trust_remote_code: bool) ->
 @contextmanager
 def _quiet_export() -> Iterator[None]:
     """Keep torch.export's warnings on failures, which are expected here, from the terminal."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._dynamo", "torch.fx")]
+    loggers = [logging.getLogger(name) for name in CAPTURE_LOGGERS]
     levels = [logger.level for logger in loggers]
     for each in loggers:
         each.setLevel(logging.CRITICAL)

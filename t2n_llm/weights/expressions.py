@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from generic_export.compat import pytree
 from generic_export.weights.source import CHUNK_BYTES, FileTensor, InMemoryTensor, TensorSource
 
 
@@ -273,7 +273,7 @@ class Computed(Expression):
         return self.meta.dtype
 
     def compute(self) -> torch.Tensor:
-        args, kwargs = tree_map(_values, (self.args, dict(self.kwargs)))
+        args, kwargs = pytree.tree_map(_values, (self.args, dict(self.kwargs)))
         result = self.operator(*args, **kwargs)
         return result if self.output is None else result[self.output]
 

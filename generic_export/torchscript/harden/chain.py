@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from generic_export.compat import become, wrapped_script
 from generic_export.errors import OptionError, first_line
 from generic_export.torchscript.harden.edits import Arguments, nodes_of
 from generic_export.torchscript.harden.fold_constant_ifs import fold_constant_ifs
@@ -60,9 +61,7 @@ def harden_jit_for_export(
         CaptureError: the model raises on the example inputs, or does what only TorchScript can.
     """
     hardened = hardened_copy(model, args, freeze=freeze, diagnostics=diagnostics)
-    # Traced modules, and subclasses of ScriptModule, keep what they are in a module inside of them.
-    inside = model.__dict__.get("_actual_script_module", model)
-    inside._reconstruct(hardened._c)
+    become(model, hardened)
     return model
 
 
@@ -147,8 +146,7 @@ def _frozen(model: torch.jit.ScriptModule) -> torch.jit.ScriptModule | None:
         )
         return None
     # freeze's own wrapper does not know the submodules that are left: those whose attributes are written to.
-    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(frozen._c)
-    return wrapped
+    return wrapped_script(frozen)
 
 
 def _copied(model: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
