@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
-
-if TYPE_CHECKING:
-    from generic_export.translate.builder import Value
+from generic_export.translate.value import Value
 
 COMPONENT_DTYPES = {
     torch.complex32: torch.float16,
@@ -104,7 +102,7 @@ def on_pairs(operator: str, inputs: Sequence[Any], attributes: Attributes) -> tu
 def _paired(item: Any) -> Any:
     if isinstance(item, tuple):
         return tuple(_paired(element) for element in item)
-    return as_pairs(item) if getattr(item, "dtype", None) in COMPONENT_DTYPES else item
+    return as_pairs(item) if isinstance(item, Value) and item.dtype in COMPONENT_DTYPES else item
 
 
 def holds_complex(inputs: Sequence[Any]) -> bool:
@@ -117,7 +115,7 @@ def _flat(inputs: Sequence[Any]) -> list[Value]:
     for item in inputs:
         if isinstance(item, tuple):
             found.extend(_flat(item))
-        elif hasattr(item, "dtype"):
+        elif isinstance(item, Value):
             found.append(item)
     return found
 

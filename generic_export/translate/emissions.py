@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from generic_export.nnef.dtypes import tract_dtype
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefOperation, Reference, TupleLiteral
 from generic_export.torch_graph.dims import dim_text
-from generic_export.translate.builder import Emission, Value, tract_dtype
+from generic_export.translate.value import Emission, Value
 
 _PREFIXES = ("tract_transformers_", "tract_core_")
 

@@ -8,14 +8,10 @@ with a plain number instead of B the load is refused. So the product is made of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from generic_export.nnef.graph import ArrayLiteral
 from generic_export.torch_graph.dims import same_dim
-
-if TYPE_CHECKING:
-    from generic_export.translate.builder import Emission, Value
-
+from generic_export.translate.value import Emission, Value
 
 # Operations that move rows and change none: what was repeated before them is so after them.
 _MOVES = frozenset({"tract_core_broadcast", "transpose", "squeeze", "unsqueeze", "tract_core_cast"})
@@ -111,8 +107,6 @@ def _origins(emission: Emission, source: Value, output: Value) -> list[int | Non
 
 
 def _values_in(inputs: Sequence[object]) -> Iterator[Value]:
-    from generic_export.translate.builder import Value
-
     for item in inputs:
         if isinstance(item, Value) and not item.literal:
             yield item

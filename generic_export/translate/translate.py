@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from generic_export.errors import GraphError, T2NError, TranslationError
+from generic_export.nnef.dtypes import tract_dtype
 from generic_export.nnef.graph import Block, NnefFragment, NnefGraph, NnefOperation, NnefVariable
 from generic_export.nnef.registries import registries_of
 from generic_export.torch_graph.dims import same_shape
@@ -24,10 +25,11 @@ from generic_export.torch_graph.ir import (
     TorchOp,
 )
 from generic_export.torch_graph.naming import IdentifierAllocator, identifier
-from generic_export.translate.builder import Emission, NnefBuilder, Value, tract_dtype
+from generic_export.translate.builder import NnefBuilder
 from generic_export.translate.choices import Numerics, Spelling
 from generic_export.translate.emissions import inner_name, operation_of, reachable, shape_text
 from generic_export.translate.registry import bind_arguments, translate_call
+from generic_export.translate.value import Emission, Value
 
 
 @dataclass(frozen=True)

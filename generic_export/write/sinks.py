@@ -36,7 +36,7 @@ class EntryStream(Protocol):
         """Leave the entry as it is: the archive will not be finished."""
 
 
-class Place(Protocol):
+class EntryPlace(Protocol):
     """Where one entry goes."""
 
     def open(self, staging: Staging) -> EntryStream:
@@ -56,7 +56,7 @@ class Sink(Protocol):
     def allocate(self, sizes: Mapping[str, int]) -> None:
         """Reserve room for entries that will be placed."""
 
-    def place(self, name: str, size: int) -> Place:
+    def place(self, name: str, size: int) -> EntryPlace:
         """Give the next entry its place."""
         ...
 
@@ -83,7 +83,7 @@ class DirectorySink:
     def allocate(self, sizes: Mapping[str, int]) -> None:
         del sizes  # each file is allocated when it is opened
 
-    def place(self, name: str, size: int) -> Place:
+    def place(self, name: str, size: int) -> EntryPlace:
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         self._files.append(path)
@@ -180,7 +180,7 @@ class TarSink:
     def allocate(self, sizes: Mapping[str, int]) -> None:
         self._file.allocate(tar_size(sizes))
 
-    def place(self, name: str, size: int) -> Place:
+    def place(self, name: str, size: int) -> EntryPlace:
         header = tar_header(name, size)
         self._file.write_at(self._position, header)
         offset = self._position + len(header)
@@ -251,7 +251,7 @@ class TgzSink:
     def allocate(self, sizes: Mapping[str, int]) -> None:
         del sizes  # how far they shrink is not known
 
-    def place(self, name: str, size: int) -> Place:
+    def place(self, name: str, size: int) -> EntryPlace:
         header = tar_header(name, size)
         begin = self._position
         self._position += len(header) + _padded(size, tarfile.BLOCKSIZE)

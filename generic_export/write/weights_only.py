@@ -6,7 +6,6 @@ all, or an iterator of named tensors.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 
 from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, WeightError, first_line
+from generic_export.files import is_disk_full
 from generic_export.nnef.dat import dat_size, header_bytes
 from generic_export.weights.checkpoint import open_checkpoint
 from generic_export.weights.safetensors_index import UnreadableTensor
@@ -27,7 +27,6 @@ NameFilter = Callable[[str], bool]
 NamesCheck = Callable[[Collection[str]], bool | None]
 
 _BFLOAT16_FORMS = (torch.float32, torch.float16, None)
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def iter_torch_tensors_from_disk(
@@ -198,7 +197,7 @@ def _write_all(
             _write_dat(file, source, dtypes[name], device)
         _move_all(staging, output_dir, [f"{name}.dat" for name in tensors])
     except OSError as error:
-        if error.errno in _DISK_FULL:
+        if is_disk_full(error):
             raise DiskFullError(
                 f"{output_dir}: the disk is full ({sum(sizes.values())} bytes are needed).",
                 "Nothing was left behind; free some space or choose another folder.",

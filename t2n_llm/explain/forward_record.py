@@ -18,8 +18,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from generic_export.coverage import OperatorUse
 from generic_export.errors import CaptureError, described
-from generic_export.translate.coverage import OperatorUse
 
 _STEPS = 5
 _TORCH = os.path.dirname(torch.__file__)

@@ -16,7 +16,7 @@ from torch import nn
 from generic_export.errors import CaptureError, described
 from generic_export.export import capture, producer_properties, translate_graph
 from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.tracer import DynamicAxes
+from generic_export.torch_graph.request import DynamicAxes
 from generic_export.translate.translate import TranslationOptions
 from kvcache import explicit_attention, explicit_experts, fuse_rotary_embedding
 from kvcache.attention import AttentionChoice

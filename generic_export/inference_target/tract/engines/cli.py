@@ -30,13 +30,11 @@ from generic_export.errors import (
     EngineTimeoutError,
     OptionError,
 )
-from generic_export.inference_target.tract.engines.engine import Array, condense_error, last_words
+from generic_export.inference_target.tract.engines.engine import Array, EngineNode, Profile, condense_error, last_words
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
     CPU,
-    EngineNode,
     LlmBench,
-    Profile,
     check_device,
     device_missing,
     read_llm_bench,

@@ -38,7 +38,7 @@ from generic_export.inference_target.tract.evidence.bisect import (
 )
 from generic_export.inference_target.tract.evidence.redaction import redacted, without_identity
 from generic_export.inference_target.tract.evidence.reseeding import SeededTensor, reseed
-from generic_export.inference_target.tract.evidence.second_opinion import (
+from generic_export.inference_target.tract.evidence.through_onnx import (
     SecondOpinion,
     debug_dumper_pytorch_to_onnx_to_nnef,
 )
