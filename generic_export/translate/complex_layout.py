@@ -14,7 +14,7 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
-from generic_export.translate.value import Value
+from generic_export.translate.value import Value, values_in
 
 COMPONENT_DTYPES = {
     torch.complex32: torch.float16,
@@ -95,7 +95,7 @@ def on_pairs(operator: str, inputs: Sequence[Any], attributes: Attributes) -> tu
             f"{operator} has no form for complex numbers (tract has no complex element type).",
             "Compute with torch.view_as_real, or with the real and imaginary parts.",
         )
-    rank = next(value.rank for value in _flat(inputs) if value.dtype in COMPONENT_DTYPES)
+    rank = next(value.rank for value in values_in(inputs) if value.dtype in COMPONENT_DTYPES)
     return tuple(_paired(item) for item in inputs), amend(attributes, rank)
 
 
@@ -107,17 +107,7 @@ def _paired(item: Any) -> Any:
 
 def holds_complex(inputs: Sequence[Any]) -> bool:
     """Say whether an operand is complex."""
-    return any(value.dtype in COMPONENT_DTYPES for value in _flat(inputs))
-
-
-def _flat(inputs: Sequence[Any]) -> list[Value]:
-    found: list[Value] = []
-    for item in inputs:
-        if isinstance(item, tuple):
-            found.extend(_flat(item))
-        elif isinstance(item, Value):
-            found.append(item)
-    return found
+    return any(value.dtype in COMPONENT_DTYPES for value in values_in(inputs))
 
 
 __all__ = ["COMPONENT_DTYPES", "as_complex", "as_pairs", "carried_fact", "holds_complex", "on_pairs"]

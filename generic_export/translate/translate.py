@@ -65,9 +65,7 @@ def translate(graph: TorchModuleIRGraph, options: TranslationOptions | None = No
         TranslationError: an operator was called in a way that has none.
     """
     options = options or TranslationOptions()
-    builder = NnefBuilder(
-        numerics=options.numerics, spelling=options.spelling, shared_parameters=_shared_parameters(graph)
-    )
+    builder = _builder(graph, options)
     values = _Values(graph, builder)
     for op in graph.ops:
         _translate_op(op, builder, values)
@@ -83,9 +81,7 @@ def refusals(
     The results of a refused call are taken as given, so that what reads them is judged on its own account.
     """
     options = options or TranslationOptions()
-    builder = NnefBuilder(
-        numerics=options.numerics, spelling=options.spelling, shared_parameters=_shared_parameters(graph)
-    )
+    builder = _builder(graph, options)
     values = _Values(graph, builder)
     found = []
     for op in graph.ops:
@@ -107,9 +103,10 @@ def translate_body(graph: TorchModuleIRGraph, builder: NnefBuilder, inputs: Sequ
     return [values.of(variable) for variable in graph.outputs]
 
 
-def _shared_parameters(graph: TorchModuleIRGraph) -> frozenset[str]:
+def _builder(graph: TorchModuleIRGraph, options: TranslationOptions) -> NnefBuilder:
     uses = Counter(name for op in graph.ops for name in {tensor.name for tensor in op.tensor_inputs()})
-    return frozenset(parameter.name for parameter in graph.parameters if uses[parameter.name] > 1)
+    shared = frozenset(parameter.name for parameter in graph.parameters if uses[parameter.name] > 1)
+    return NnefBuilder(numerics=options.numerics, spelling=options.spelling, shared_parameters=shared)
 
 
 class _Values:

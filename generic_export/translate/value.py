@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from generic_export.errors import GraphError
-from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral
+from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, TupleLiteral
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, simplify_dim
 
 Scalar = float | int | bool
@@ -73,6 +74,19 @@ class Emission:
     label: str = ""
 
 
+def values_in(arguments: Sequence[Any]) -> list[Value]:
+    """Return the values among arguments, however deep, in order."""
+    found: list[Value] = []
+    for item in arguments:
+        if isinstance(item, Value):
+            found.append(item)
+        elif isinstance(item, tuple):
+            found.extend(values_in(item))
+        elif isinstance(item, (ArrayLiteral, TupleLiteral)):
+            found.extend(values_in(item.elements))
+    return found
+
+
 def ints(values: Sequence[int]) -> ArrayLiteral:
     """Return an array literal of plain integers (axes, strides)."""
     return ArrayLiteral(tuple(int(value) for value in values))
@@ -104,4 +118,4 @@ def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
     return tuple(shape)
 
 
-__all__ = ["Emission", "QuantisedTensor", "Scalar", "Value", "broadcast_shape", "ints", "shape_argument"]
+__all__ = ["Emission", "QuantisedTensor", "Scalar", "Value", "broadcast_shape", "ints", "shape_argument", "values_in"]
