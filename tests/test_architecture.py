@@ -56,7 +56,9 @@ ORDER = {
         write
         nnef
         weights
-        errors files processes
+        pages
+        allocator figures files processes sizes
+        compat errors
     """,
     "quant": """
         .
@@ -76,7 +78,7 @@ ORDER = {
         explicit_cache moe_families
         attention_families compressed_layer recurrent windows
         attention_compressed moe
-        attention_blocks rotary rotary_scaling state_views states
+        attention_blocks compat rotary rotary_scaling state_views states
     """,
     "t2n_llm": """
         .
@@ -91,6 +93,8 @@ ORDER = {
         compress
         weights
         source
+        reporter
+        compat option
     """,
 }
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from generic_export.errors import EngineLoadError, OptionError
+from generic_export.errors import EngineLoadError
 from generic_export.inference_target.tract.engines.cli import CheckOptions, TractCli, write_bundle
 from generic_export.inference_target.tract.engines.engine import IoFact, Session
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel

@@ -15,8 +15,7 @@ from torch import nn
 
 from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.request import DynamicAxes
-from generic_export.translate.translate import TranslationOptions
-from kvcache import explicit_attention, explicit_experts, fuse_rotary_embedding
+from kvcache import explicit_attention, explicit_experts
 from kvcache.forms import state_form
 from kvcache.state_views import keep_states_whole
 from kvcache.states import Slot, StateTensor
