@@ -56,7 +56,10 @@ ORDER = {
         write
         nnef
         weights
-        errors files processes
+        pages
+        figures allocator processes
+        sizes
+        compat errors files
     """,
     "quant": """
         .
@@ -77,6 +80,7 @@ ORDER = {
         attention_families compressed_layer recurrent windows
         attention_compressed moe
         attention_blocks rotary rotary_scaling state_views states
+        compat
     """,
     "t2n_llm": """
         .
@@ -91,6 +95,8 @@ ORDER = {
         compress
         weights
         source
+        option reporter
+        compat
     """,
 }
 
