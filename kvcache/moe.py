@@ -15,6 +15,7 @@ from torch import nn
 
 from generic_export.compat import without_modes
 from generic_export.torch_graph.asides import aside
+from kvcache.compat import after_experts, gated_activation
 
 # --- the operators -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kvcache.attention_families import Forwards, registered, replaced_forwards
+from kvcache.compat import experts_table
 from kvcache.moe import Activation, all_experts, experts_forward, recognised_activation, routed_experts
 
 EXPERTS_NAME = "t2n_explicit"
@@ -21,11 +22,7 @@ EXPERTS_NAME = "t2n_explicit"
 @contextmanager
 def explicit_experts() -> Iterator[str]:
     """Register our experts with transformers, and with the families below, for the length of the block; yields their name."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    # The class-wide table: models are told which names exist from there.
-    table = type(ALL_EXPERTS_FUNCTIONS)._global_mapping
-    with registered(table, EXPERTS_NAME, experts_forward), replaced_forwards(_FORWARDS):
+    with registered(experts_table(), EXPERTS_NAME, experts_forward), replaced_forwards(_FORWARDS):
         yield EXPERTS_NAME
 
 

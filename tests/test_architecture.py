@@ -57,9 +57,8 @@ ORDER = {
         nnef
         weights
         pages
-        figures allocator processes
-        sizes
-        compat errors files
+        allocator figures files processes sizes
+        compat errors
     """,
     "quant": """
         .
@@ -79,8 +78,7 @@ ORDER = {
         explicit_cache moe_families
         attention_families compressed_layer recurrent windows
         attention_compressed moe
-        attention_blocks rotary rotary_scaling state_views states
-        compat
+        attention_blocks compat rotary rotary_scaling state_views states
     """,
     "t2n_llm": """
         .
@@ -95,8 +93,8 @@ ORDER = {
         compress
         weights
         source
-        option reporter
-        compat
+        reporter
+        compat option
     """,
 }
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
-from torch._ops import OpOverload
 from torch.export import Dim
 
+from generic_export.compat import OpOverload
 from generic_export.errors import OptionError
 
 DynamicAxes = Mapping[str, Mapping[int, str | Dim]]

@@ -23,7 +23,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
 
-from generic_export.compat import OpOverload, fixed_sizes_seen, oblivious_to_sizes
+from generic_export.compat import fixed_sizes_seen, oblivious_to_sizes
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.torch_graph.conversion import Conversion, check_symbolic
 from generic_export.torch_graph.decomposition import decomposed, functional

@@ -420,7 +420,7 @@ _SPECIAL: dict[str, Callable[[Interpreter, JitNode], Sequence[Any]]] = {
 # --- what a tensor is asked through the run -------------------------------------------------------
 
 
-def _number(run: Interpreter, _node: torch._C.Node, tensor: torch.Tensor, kind: type | None = None) -> Any:
+def _number(run: Interpreter, _node: JitNode, tensor: torch.Tensor, kind: type | None = None) -> Any:
     """Return the number in a tensor; while a graph is captured it stays a tensor of no axes."""
     known = run.numbers.get(id(tensor))
     if known is None and not torch.compiler.is_exporting():
@@ -435,7 +435,7 @@ def _number(run: Interpreter, _node: torch._C.Node, tensor: torch.Tensor, kind: 
     return scalar if kind is None or scalar.is_floating_point() else scalar.to(torch.float32)
 
 
-def _cast(run: Interpreter, node: torch._C.Node, tensor: torch.Tensor, *rest: Any) -> Any:
+def _cast(run: Interpreter, node: JitNode, tensor: torch.Tensor, *rest: Any) -> Any:
     """`aten::to` in the forms that TorchScript alone has, and the others."""
     schema = parsed_schema(node.schema())
     if schema is None or not schema.overload_name.startswith("prim_"):
@@ -448,7 +448,7 @@ def _cast(run: Interpreter, node: torch._C.Node, tensor: torch.Tensor, *rest: An
     return tensor if target is None else run.home.placed(node, lambda: tensor.to(target))
 
 
-def _convolution(run: Interpreter, node: torch._C.Node, tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _convolution(run: Interpreter, node: JitNode, tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
     """The form that a trace has of every convolution, as the function that the user called."""
     weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_ = rest
     axes = len(stride)

@@ -56,7 +56,7 @@ class NodePlace:
     source: str
 
 
-def place_of(node: torch._C.Node) -> NodePlace:
+def place_of(node: JitNode) -> NodePlace:
     """Return the module and the source line that a node (also an inlined one) comes from."""
     return NodePlace(".".join(name for name, _ in steps_of(node)), source_of(node))
 

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from generic_export.compat import children_of
 from generic_export.torch_graph.nested import FlatCall, forward_signature
 from generic_export.torchscript.harden.chain import hardened_copy
 from generic_export.torchscript.module import InterpretedModule, interpreted

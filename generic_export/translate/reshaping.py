@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import sympy
 
+from generic_export.compat import torch_sympy
 from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from generic_export.compat import CAPTURE_LOGGERS
 from generic_export.coverage import (
     ModuleCoverage,
     OperatorCoverage,

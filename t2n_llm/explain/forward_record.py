@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.compat import OpOverload, TorchDispatchMode, pytree
 from generic_export.coverage import OperatorUse
 from generic_export.errors import CaptureError, described
 

@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.request import DynamicAxes
-from generic_export.translate.translate import TranslationOptions
-from kvcache import explicit_attention, explicit_experts, fuse_rotary_embedding
+from kvcache import explicit_attention, explicit_experts
 from kvcache.engine_state import engine_held
 from kvcache.state_views import keep_states_whole
 from t2n_llm.graph.capture import document_of

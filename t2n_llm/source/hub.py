@@ -15,6 +15,7 @@ from generic_export.errors import DiskFullError, MissingTokenizerError, SourceEr
 from generic_export.files import is_disk_full
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from quant.prequantized import METHODS, decode_checkpoint
+from t2n_llm.source.reference import SourceRef
 
 # What an export reads of a repository; no .gguf, .onnx or image is ever downloaded.
 _REPOSITORY_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from generic_export.errors import EngineMissingError
+from generic_export.errors import EngineMissingError, ReferenceDiedError
 from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli
 from t2n_llm import export_llm
 from t2n_llm.check.reference import run_reference, run_reference_apart

@@ -23,6 +23,7 @@ from generic_export.weights.source import InMemoryTensor
 from generic_export.weights.values import read_tensor
 from t2n_llm.check.reference import plan_check, run_reference
 from t2n_llm.export.adapter_only import export_adapter
+from t2n_llm.export.pipeline import export_llm
 from t2n_llm.source import adapter_merge
 from t2n_llm.source.adapter import Adapter, LoraConfig, open_adapter
 from t2n_llm.source.adapter_merge import LoraModule, LowRankUpdate, MergedTensor
