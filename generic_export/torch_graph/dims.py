@@ -215,15 +215,12 @@ def _print_pow(expr: sympy.Expr) -> str:
 
 def _print_floor_div(expr: sympy.Expr) -> str:
     base, divisor = expr.args
-    if not divisor.is_Integer:
-        raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
-    return f"{_as_factor(base)}/{int(divisor)}"
+    return f"{_as_factor(base)}/{_constant(divisor, expr)}"
 
 
 def _print_mod(expr: sympy.Expr) -> str:
     base, divisor = expr.args
-    if not divisor.is_Integer:
-        raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
+    number = _constant(divisor, expr)
     # A term of a remainder that is one by the same divisor is what it is the remainder of: (4 - s % 4) % 4 == -s % 4.
     base = sympy.expand(sympy.Add(*(_without_remainder(term, divisor) for term in sympy.Add.make_args(base))))
     constant, rest = base.as_coeff_Add()
@@ -231,9 +228,9 @@ def _print_mod(expr: sympy.Expr) -> str:
     if base.could_extract_minus_sign():
         # tract's division truncates: -5 % 4 is written ((5+3)/4)*4 - 5.
         count = _as_factor(-base)
-        return f"(({count}+{int(divisor) - 1})/{int(divisor)})*{int(divisor)}-{count}"
+        return f"(({count}+{number - 1})/{number})*{number}-{count}"
     factor = _as_factor(base)
-    return f"{factor}-({factor}/{int(divisor)})*{int(divisor)}"
+    return f"{factor}-({factor}/{number})*{number}"
 
 
 def _without_remainder(term: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
@@ -245,9 +242,13 @@ def _without_remainder(term: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
 def _print_ceiling(expr: sympy.Expr) -> str:
     (ratio,) = expr.args
     numerator, denominator = ratio.as_numer_denom()
-    if not denominator.is_Integer:
-        raise DimensionError(f"size {expr} divides by {denominator}: tract divides sizes by constants only.")
-    return f"({_print(sympy.expand(numerator + denominator - 1))})/{int(denominator)}"
+    return f"({_print(sympy.expand(numerator + denominator - 1))})/{_constant(denominator, expr)}"
+
+
+def _constant(divisor: sympy.Expr, expr: sympy.Expr) -> int:
+    if not divisor.is_Integer:
+        raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
+    return int(divisor)
 
 
 def _print_extremum(name: str) -> Callable[[sympy.Expr], str]:

@@ -34,21 +34,10 @@ _OWN_ROOTS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.path.di
 # facts/tract.md §2.2: such identifiers break tract's expression parser.
 _RESERVED_PREFIXES = ("true", "false", "inf")
 _RESERVED_WORDS = frozenset(
-    {
-        "graph",
-        "fragment",
-        "version",
-        "extension",
-        "external",
-        "variable",
-        "if",
-        "else",
-        "for",
-        "in",
-        "yield",
-        "lengthof",
-    }
-    | {"shape_of", "range_of", "tensor", "integer", "scalar", "logical", "string"}
+    """
+    graph fragment version extension external variable if else for in yield lengthof shape_of range_of
+    tensor integer scalar logical string
+    """.split()  # noqa: SIM905
 )
 
 

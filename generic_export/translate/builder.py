@@ -134,7 +134,7 @@ class NnefBuilder:
         shape: Sequence[Dim],
         dtype: torch.dtype,
     ) -> Value:
-        """Call a fragment (one output), which the document will then hold: of `ops/fragments/<name>.nnef`, or your own."""
+        """Call a fragment (one output), which the document will then hold: of `translate/fragments/<name>.nnef`, or your own."""
         loaded = load_fragment(fragment) if isinstance(fragment, str) else fragment
         known = self.fragments.setdefault(loaded.name, loaded)
         if known != loaded:

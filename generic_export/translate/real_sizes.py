@@ -24,28 +24,14 @@ class Calculator(Protocol):
     def binary(self, operator: str, left: Value, right: Value) -> Value: ...
 
 
-_UNARY = {
-    "sqrt": "sqrt",
-    "exp": "exp",
-    "log": "log",
-    "log2": "log2",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "tanh": "tanh",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "asin": "asin",
-    "acos": "acos",
-    "atan": "atan",
-    "asinh": "asinh",
-}
+_UNARY = frozenset("sqrt exp log log2 sin cos tan tanh sinh cosh asin acos atan asinh".split())  # noqa: SIM905
 _QUOTIENTS = (torch_sympy.FloatTrueDiv, torch_sympy.IntTrueDiv)
 _POWERS = (torch_sympy.FloatPow, torch_sympy.PowByNatural, sympy.Pow)
 
 
 def _unary_operator(expr: sympy.Basic) -> str | None:
-    return _UNARY.get(type(expr).__name__.removeprefix("OpaqueUnaryFn_"))
+    name = type(expr).__name__.removeprefix("OpaqueUnaryFn_")
+    return name if name in _UNARY else None
 
 
 def is_real(expr: sympy.Expr) -> bool:

@@ -31,7 +31,15 @@ from generic_export.write.output_path import (
     check_target,
     put_in_place,
 )
-from generic_export.write.sinks import DirectorySink, EntryPlace, Sink, TarSink, TgzSink, resumable_state, sync_folder
+from generic_export.write.sinks import (
+    ArchiveSink,
+    DirectorySink,
+    EntryPlace,
+    TarSink,
+    TgzSink,
+    resumable_state,
+    sync_folder,
+)
 
 __all__ = [
     "DEFAULT_TGZ_LEVEL",
@@ -153,7 +161,7 @@ class ArchiveWriter:
         self._names: dict[str, bool] = {}
         self._damage: str | None = None
         self._journal: Journal | None = None
-        self._sink: Sink | None = None
+        self._sink: ArchiveSink | None = None
         self._staging: Staging | None = None
         check_target(self.path, overwrite)
 
@@ -291,7 +299,7 @@ class ArchiveWriter:
             os.rename(self._target, journal.partial)
         return os.path.lexists(journal.partial)
 
-    def _new_sink(self, journal: Journal, sizes: Mapping[str, int]) -> Sink:
+    def _new_sink(self, journal: Journal, sizes: Mapping[str, int]) -> ArchiveSink:
         """Open the container: a new one, or the partial of a journal, which will hold entries of these sizes."""
         path, existing = journal.partial, os.path.lexists(journal.partial)
         if self.format is ArchiveFormat.DIRECTORY:
@@ -334,7 +342,7 @@ class ArchiveWriter:
             raise ArchiveError(f"{self.path}: the archive is not open.", "Write inside `with ArchiveWriter(...)`.")
         return self._journal
 
-    def _open_sink(self, sizes: Mapping[str, int]) -> Sink:
+    def _open_sink(self, sizes: Mapping[str, int]) -> ArchiveSink:
         journal = self._open_writer()
         if self._damage is not None:
             raise ArchiveError(f"{self.path}: cannot go on, {self._damage}.", "Start the archive again.")

@@ -104,7 +104,7 @@ def write_document(
     """Write `graph.nnef` and one `.dat` per variable, streaming, and put the archive in place when it is whole.
 
     Args:
-        path: target, see `nnef.archive.archive_format_of` for suffixes.
+        path: target, see `write.output_path.archive_format_of` for suffixes.
         graph, sources: see `plan_document`. A source that several variables share is written for each of them.
         compression_level: None for a directory, 0 for `.tar`, 1-9 for `.tgz`.
         overwrite: replace an existing archive.

@@ -48,7 +48,7 @@ class EntryPlace(Protocol):
         ...
 
 
-class Sink(Protocol):
+class ArchiveSink(Protocol):
     """One container. `parallel` says whether its entries may be written at the same time."""
 
     parallel: bool

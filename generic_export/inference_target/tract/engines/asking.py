@@ -15,7 +15,7 @@ import numpy as np
 
 from generic_export.errors import EngineRunError
 from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance
-from generic_export.inference_target.tract.engines.cli import CheckOptions, TractCli
+from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.npz_bundle import write_bundle
 from generic_export.inference_target.tract.engines.wheel import TractWheel
@@ -44,7 +44,7 @@ def ask_cli(
     with tempfile.TemporaryDirectory(prefix="tract-inputs-") as folder:
         bundle = Path(folder) / "inputs.npz"
         write_bundle(bundle, [dict(zip(signature.inputs, inputs, strict=True))], {})
-        options = CheckOptions(llm=False, registries=registries, allow_float_casts=_any_half(inputs))
+        options = CommandOptions(llm=False, registries=registries, allow_float_casts=_any_half(inputs))
         answers = engine.run_bundle(archive, bundle, options)
     missing = [name for name in signature.outputs if name not in answers]
     if missing:
@@ -71,7 +71,7 @@ def assert_io_cmd_str(
         binary: the command.
         half: inputs or outputs are f16, which the npz holds as f32.
     """
-    options = CheckOptions(llm=False, allow_float_casts=half, registries=registries)
+    options = CommandOptions(llm=False, allow_float_casts=half, registries=registries)
     if isinstance(tolerance, ToleranceLimits):
         options = replace(options, atol=tolerance.absolute, rtol=tolerance.relative, outliers=tolerance.outliers)
     else:

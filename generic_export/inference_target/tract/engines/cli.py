@@ -89,7 +89,7 @@ class CliCheck:
 
 
 @dataclass(frozen=True)
-class CheckOptions:
+class CommandOptions:
     """How to run a bundle, and how to judge what comes out.
 
     Attributes:
@@ -182,7 +182,7 @@ class TractCli:
         """Version of the command, from its `--version`."""
         return self._version
 
-    def check_bundle(self, archive: Path, bundle: Path, options: CheckOptions | None = None) -> CliCheck:
+    def check_bundle(self, archive: Path, bundle: Path, options: CommandOptions | None = None) -> CliCheck:
         """Run an archive on a bundle's inputs and let tract compare its outputs with the bundle's.
 
         What tract does with a bundle (0.23.9, by running):
@@ -204,7 +204,7 @@ class TractCli:
             OptionError: tract would misread the bundle.
         """
         turns = read_turns(bundle)
-        command = self._check_command(archive, bundle, options or CheckOptions())
+        command = self._check_command(archive, bundle, options or CommandOptions())
         run = self._execute(command)
         errors, results = _errors(run.stderr), _results(run.stderr)
         compared = "Checking output" in errors or "Missing reference output" in errors
@@ -222,12 +222,12 @@ class TractCli:
             unchecked_outputs=tuple(_UNCHECKED.findall(run.stderr)),
         )
 
-    def assert_io_cmd_str(self, archive: Path, bundle: Path, options: CheckOptions | None = None) -> str:
+    def assert_io_cmd_str(self, archive: Path, bundle: Path, options: CommandOptions | None = None) -> str:
         """Return the shell line of `check_bundle` with the same arguments, without running it."""
-        return shlex.join(self._check_command(archive, bundle, options or CheckOptions()))
+        return shlex.join(self._check_command(archive, bundle, options or CommandOptions()))
 
     def run_bundle(
-        self, archive: Path, bundle: Path, options: CheckOptions | None = None, *, steps: bool = False
+        self, archive: Path, bundle: Path, options: CommandOptions | None = None, *, steps: bool = False
     ) -> dict[str, Array]:
         """Run an archive on a bundle's inputs and return its outputs.
 
@@ -247,7 +247,7 @@ class TractCli:
             saved = Path(folder) / "outputs.npz"
             save = ["--save-steps" if steps else "--save-outputs-npz", str(saved)]
             run = self._execute(
-                [*self._run_command(archive, bundle, options or CheckOptions(), optimise=not steps), *save]
+                [*self._run_command(archive, bundle, options or CommandOptions(), optimise=not steps), *save]
             )
             if run.returncode:
                 self._fail(run)
@@ -304,7 +304,7 @@ class TractCli:
         Raises:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no figures.
         """
-        options = CheckOptions(unfold_kv_cache=False)
+        options = CommandOptions(unfold_kv_cache=False)
         command = [str(self.binary), str(Path(archive).absolute()), *options.model_flags(), *self._run_flags(True)]
         limits = ["--warmup-loops", str(warmup_runs), "--max-time", str(round(seconds * 1000))]
         with tempfile.TemporaryDirectory(prefix="tract-bench-") as folder:
@@ -321,7 +321,7 @@ class TractCli:
     # --- command lines ---
 
     def _dump(self, archive: Path, transforms: Sequence[str], llm: bool, optimise: bool) -> list[str]:
-        options = CheckOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
+        options = CommandOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         return [*start, *self._run_flags(optimise), "dump"]
 
@@ -329,12 +329,12 @@ class TractCli:
         """Flags that say what computes: optimised code on the CPU, a device, or the graph as it was read."""
         return [f"--{self.device}"] if self.device != CPU else ["-O"] if optimise else []
 
-    def _run_command(self, archive: Path, bundle: Path, options: CheckOptions, *, optimise: bool) -> list[str]:
+    def _run_command(self, archive: Path, bundle: Path, options: CommandOptions, *, optimise: bool) -> list[str]:
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         inputs = ["--input-from-npz", str(Path(bundle).absolute())]
         return [*start, *self._run_flags(optimise), "run", *inputs, *options.run_flags()]
 
-    def _check_command(self, archive: Path, bundle: Path, options: CheckOptions) -> list[str]:
+    def _check_command(self, archive: Path, bundle: Path, options: CommandOptions) -> list[str]:
         expected = ["--assert-output-bundle", str(Path(bundle).absolute())]
         return [*self._run_command(archive, bundle, options, optimise=True), *expected, *options.judge_flags()]
 

@@ -91,7 +91,7 @@ class LoadTimes:
     optimise: float
 
 
-class Session(Protocol):
+class EngineSession(Protocol):
     """A running conversation with a model: caches and recurrent states persist between two `run`s."""
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
@@ -120,7 +120,7 @@ class LoadedModel(Protocol):
         """Run once on a fresh state."""
         ...
 
-    def spawn_state(self) -> Session:
+    def spawn_state(self) -> EngineSession:
         """Open a session whose state persists between runs."""
         ...
 

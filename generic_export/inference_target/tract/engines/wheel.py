@@ -291,7 +291,7 @@ class WheelModel:
 
 
 class WheelSession:
-    """A `Session` in the child process. Its state is freed on `close` or when the object is collected."""
+    """A `EngineSession` in the child process. Its state is freed on `close` or when the object is collected."""
 
     def __init__(self, worker: _WorkerProcess, session: int, inputs: tuple[IoFact, ...]) -> None:
         self._worker = worker
@@ -362,7 +362,7 @@ class _WorkerProcess:
         """Send one request and wait for its reply.
 
         Args:
-            method: a method of `wheel_worker.Worker`.
+            method: a method of `wheel_worker.EngineWorker`.
             arguments: its arguments.
             refusal: the exception to raise when the engine answers with an error.
         """
