@@ -9,7 +9,7 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral
-from generic_export.ops.conv import pairs, per_axis, window_count
+from generic_export.ops.conv import pairs, per_axis, surrounded, window_count
 from generic_export.ops.shape import volume
 from generic_export.torch_graph.dims import Dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value, ints, tract_dtype
@@ -35,7 +35,7 @@ def im2col(
         window_count(self.shape[2 + axis], (around[axis], around[axis]), kernel[axis], step[axis], hop[axis])
         for axis in range(2)
     ]
-    image = _surrounded(b, self, around)
+    image = surrounded(b, self, [(0, 0), (0, 0), *((pad, pad) for pad in around)]) if any(around) else self
     parts = []
     for row in range(kernel[0]):
         for column in range(kernel[1]):
@@ -48,14 +48,6 @@ def im2col(
     patches = b.concat(parts, 2)
     columns = simplify_dim(sympy.sympify(self.shape[1]) * kernel[0] * kernel[1])
     return b.reshape(patches, [self.shape[0], columns, volume(counts)])
-
-
-def _surrounded(b: NnefBuilder, image: Value, around: Sequence[int]) -> Value:
-    if not any(around):
-        return image
-    amounts = [(0, 0), (0, 0), *((pad, pad) for pad in around)]
-    shape = [simplify_dim(sympy.sympify(size) + sum(pad)) for size, pad in zip(image.shape, amounts, strict=True)]
-    return b.emit("pad", [image], shape=shape, dtype=image.dtype, attributes={"padding": pairs(amounts)})
 
 
 @translates(aten.col2im.default)

@@ -17,9 +17,9 @@ import torch
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral, TupleLiteral
 from generic_export.ops.indexing import gather
+from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value, ints, tract_dtype
-from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 
@@ -256,30 +256,42 @@ def _sizes_and_scales(
     return sizes, [float(scale) for scale in scale_factors]
 
 
-def _register_nearest(overload: torch._ops.OpOverload, count: int, *, centred: bool) -> None:
-    def upsample_nearest(
-        b: NnefBuilder, input: Value, output_size: Sequence[Dim] | None, scale_factors: Sequence[float] | None
-    ) -> Value:
-        sizes, scales = _sizes_and_scales(input, output_size, scale_factors, count)
-        return resampled(b, input, sizes, scales, Resampling("nearest", centred=centred))
+@variant(aten.upsample_nearest1d.vec, count=1, how=Resampling("nearest", centred=False))
+@variant(aten.upsample_nearest2d.vec, count=2, how=Resampling("nearest", centred=False))
+@variant(aten.upsample_nearest3d.vec, count=3, how=Resampling("nearest", centred=False))
+@variant(aten._upsample_nearest_exact1d.vec, count=1, how=Resampling("nearest"))
+@variant(aten._upsample_nearest_exact2d.vec, count=2, how=Resampling("nearest"))
+@variant(aten._upsample_nearest_exact3d.vec, count=3, how=Resampling("nearest"))
+def upsample_nearest(
+    b: NnefBuilder,
+    input: Value,
+    output_size: Sequence[Dim] | None,
+    scale_factors: Sequence[float] | None,
+    *,
+    count: int,
+    how: Resampling,
+) -> Value:
+    """upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"""
+    return resampled(b, input, *_sizes_and_scales(input, output_size, scale_factors, count), how)
 
-    upsample_nearest.__doc__ = str(overload._schema)
-    translates(overload)(upsample_nearest)
 
-
-def _register_smooth(overload: torch._ops.OpOverload, count: int, interpolator: str) -> None:
-    def upsample_smooth(
-        b: NnefBuilder,
-        input: Value,
-        output_size: Sequence[Dim] | None,
-        align_corners: bool,
-        scale_factors: Sequence[float] | None,
-    ) -> Value:
-        sizes, scales = _sizes_and_scales(input, output_size, scale_factors, count)
-        return resampled(b, input, sizes, scales, Resampling(interpolator, align_corners))
-
-    upsample_smooth.__doc__ = str(overload._schema)
-    translates(overload)(upsample_smooth)
+@variant(aten.upsample_linear1d.vec, count=1, interpolator="linear")
+@variant(aten.upsample_bilinear2d.vec, count=2, interpolator="linear")
+@variant(aten.upsample_trilinear3d.vec, count=3, interpolator="linear")
+@variant(aten.upsample_bicubic2d.vec, count=2, interpolator="cubic")
+def upsample_smooth(
+    b: NnefBuilder,
+    input: Value,
+    output_size: Sequence[Dim] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+    *,
+    count: int,
+    interpolator: str,
+) -> Value:
+    """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"""
+    sizes, scales = _sizes_and_scales(input, output_size, scale_factors, count)
+    return resampled(b, input, sizes, scales, Resampling(interpolator, align_corners))
 
 
 # --- antialiased: every position is a weighted sum over its whole axis --------------------------------
@@ -307,43 +319,32 @@ def _antialiased(
     return b.cast(result, value.dtype)
 
 
-def _register_antialiased(packet: torch._ops.OpOverloadPacket, mode: str) -> None:
-    def upsample_antialiased(
-        b: NnefBuilder,
-        self: Value,
-        output_size: Sequence[Dim],
-        align_corners: bool,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Value:
-        return _antialiased(b, self, output_size, [scales_h, scales_w], align_corners, mode)
-
-    def upsample_antialiased_vec(
-        b: NnefBuilder,
-        input: Value,
-        output_size: Sequence[Dim] | None,
-        align_corners: bool,
-        scale_factors: Sequence[float] | None,
-    ) -> Value:
-        sizes, scales = _sizes_and_scales(input, output_size, scale_factors, 2)
-        return _antialiased(b, input, sizes, scales, align_corners, mode)
-
-    upsample_antialiased.__doc__ = str(packet.default._schema)
-    upsample_antialiased_vec.__doc__ = str(packet.vec._schema)
-    translates(packet.default)(upsample_antialiased)
-    translates(packet.vec)(upsample_antialiased_vec)
+@variant(aten._upsample_bilinear2d_aa.default, mode="bilinear")
+@variant(aten._upsample_bicubic2d_aa.default, mode="bicubic")
+def upsample_antialiased(
+    b: NnefBuilder,
+    self: Value,
+    output_size: Sequence[Dim],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    mode: str,
+) -> Value:
+    """_upsample_bilinear2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, ...) -> Tensor"""
+    return _antialiased(b, self, output_size, [scales_h, scales_w], align_corners, mode)
 
 
-_register_antialiased(aten._upsample_bilinear2d_aa, "bilinear")
-_register_antialiased(aten._upsample_bicubic2d_aa, "bicubic")
-
-_register_nearest(aten.upsample_nearest1d.vec, 1, centred=False)
-_register_nearest(aten.upsample_nearest2d.vec, 2, centred=False)
-_register_nearest(aten.upsample_nearest3d.vec, 3, centred=False)
-_register_nearest(aten._upsample_nearest_exact1d.vec, 1, centred=True)
-_register_nearest(aten._upsample_nearest_exact2d.vec, 2, centred=True)
-_register_nearest(aten._upsample_nearest_exact3d.vec, 3, centred=True)
-_register_smooth(aten.upsample_linear1d.vec, 1, "linear")
-_register_smooth(aten.upsample_bilinear2d.vec, 2, "linear")
-_register_smooth(aten.upsample_trilinear3d.vec, 3, "linear")
-_register_smooth(aten.upsample_bicubic2d.vec, 2, "cubic")
+@variant(aten._upsample_bilinear2d_aa.vec, mode="bilinear")
+@variant(aten._upsample_bicubic2d_aa.vec, mode="bicubic")
+def upsample_antialiased_vec(
+    b: NnefBuilder,
+    input: Value,
+    output_size: Sequence[Dim] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+    *,
+    mode: str,
+) -> Value:
+    """_upsample_bilinear2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"""
+    return _antialiased(b, input, *_sizes_and_scales(input, output_size, scale_factors, 2), align_corners, mode)
