@@ -156,12 +156,6 @@ def conj(b: NnefBuilder, self: Value) -> Value:
     return complex_of(b, real_part, b.unary("neg", imaginary))
 
 
-@translates(aten.resolve_conj.default, aten.resolve_neg.default)
-def resolve(b: NnefBuilder, self: Value) -> Value:
-    """resolve_conj(Tensor(a) self) -> Tensor(a): conjugation is never lazy here"""
-    return self
-
-
 @rewrites(aten.angle.default)
 def angle(self: torch.Tensor) -> torch.Tensor:
     """The argument of a complex number; pi or 0 for a real one."""

@@ -81,7 +81,10 @@ def _emit(
     return b.cast(b.emit(operator, wide, shape=shape, dtype=computing, attributes=attributes), dtype)
 
 
-def _attributes(padding: Sequence[Pair], stride: list[int], dilation: list[int], groups: int) -> dict[str, Argument]:
+def window_attributes(
+    padding: Sequence[Pair], stride: list[int], dilation: list[int], groups: int
+) -> dict[str, Argument]:
+    """Return the arguments of `conv` and `deconv`."""
     # facts/tract.md §3.1: an empty padding means SAME_UPPER and any border but 'constant' aborts: say everything.
     return {
         "border": "constant",
@@ -113,7 +116,7 @@ def _plain(
         for axis in range(count)
     ]
     shape = [input.shape[0], kernel[0], *spatial]
-    attributes = _attributes(padding, strides, dilations, groups)
+    attributes = window_attributes(padding, strides, dilations, groups)
     in_integers = integer_convolution(b, input, weight, bias, shape, attributes)
     if in_integers is not None:
         return in_integers
@@ -168,7 +171,7 @@ def conv_transpose(
     late_bias = bias if any(missing) else None
     operands = [input, _output_first(b, weight, groups), None if late_bias is not None else bias]
     shape = [input.shape[0], kernel[1] * groups, *spatial]
-    result = _emit(b, "deconv", operands, shape, _attributes(cropped, strides, dilations, groups))
+    result = _emit(b, "deconv", operands, shape, window_attributes(cropped, strides, dilations, groups))
     if not any(missing):
         return result
     padded = surrounded(b, result, [(0, 0), (0, 0), *((0, m) for m in missing)])
@@ -236,4 +239,4 @@ def convolution(
     return conv(b, input, weight, bias, stride, padding, dilation, groups)
 
 
-__all__ = ["Pair", "pairs", "per_axis", "surrounded", "window_count"]
+__all__ = ["Pair", "pairs", "per_axis", "surrounded", "window_attributes", "window_count"]

@@ -12,6 +12,7 @@ import torch
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
 from generic_export.ops.conv import Pair, pairs, per_axis, surrounded, window_count
+from generic_export.ops.reduction import widened
 from generic_export.ops.scatter import scattered
 from generic_export.ops.shape import volume
 from generic_export.ops.variants import variant
@@ -95,11 +96,10 @@ def max_pool(b: NnefBuilder, value: Value, window: Window) -> tuple[Value, Value
 def sum_pool(b: NnefBuilder, value: Value, window: Window, *, mean: bool) -> Value:
     """Return the sums of the windows, or their means over what lies inside the image; f16 is summed in f32."""
     count = len(window.kernel)
-    computing = torch.float32 if value.dtype is torch.float16 else value.dtype
-    source = b.cast(batched(b, value, count), computing)
+    source = widened(b, batched(b, value, count))
     shape = [*source.shape[:2], *window.shape(source.shape[2:])]
     attributes = window.attributes() | {"normalize": mean}
-    pooled = b.emit("box", [source], shape=shape, dtype=computing, attributes=attributes)
+    pooled = b.emit("box", [source], shape=shape, dtype=source.dtype, attributes=attributes)
     return unbatched(b, b.cast(pooled, value.dtype), value.rank)
 
 

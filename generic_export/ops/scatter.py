@@ -170,7 +170,12 @@ def put_rows(
         return b.cast(put_rows(b, wide[0], coordinates, wide[1], accumulate=True), torch.bool)
     rank = coordinates[0].rank
     index = b.concat([b.unsqueeze(coordinate, [rank]) for coordinate in coordinates], rank)
-    attributes: dict[str, Argument] = {"reduction": "add" if accumulate else "none"}
+    return scatter_nd(b, base, index, updates, "add" if accumulate else "none")
+
+
+def scatter_nd(b: NnefBuilder, base: Value, index: Value, updates: Value, reduction: str) -> Value:
+    """Write `updates` at the coordinates that lie along the last axis of `index`."""
+    attributes = {"reduction": reduction}
     operands = [base, index, updates]
     return b.emit("tract_core_scatter_nd", operands, shape=base.shape, dtype=base.dtype, attributes=attributes)
 
@@ -273,4 +278,4 @@ def copy(b: NnefBuilder, self: Value, src: Value) -> Value:
     return new if same_shape(new.shape, self.shape) else b.broadcast(b.align_rank(new, self.rank), self.shape)
 
 
-__all__ = ["put_rows", "scattered"]
+__all__ = ["put_rows", "scatter_nd", "scattered"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -16,10 +16,11 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral, TupleLiteral
-from generic_export.ops.indexing import gather
+from generic_export.ops.indexing import gather, written_out
+from generic_export.ops.reduction import widened
 from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
-from generic_export.translate.builder import NnefBuilder, Value, ints, tract_dtype
+from generic_export.translate.builder import NnefBuilder, Value, ints
 
 aten = torch.ops.aten
 
@@ -51,6 +52,9 @@ class Resampling:
     def rounding(self) -> str:
         """Return tract's name of the way nearest positions are rounded."""
         return "round_prefer_ceil" if self.interpolator == "nearest" and self.centred else "floor"
+
+
+_NEAREST = Resampling("nearest", centred=False)
 
 
 def scaled_size(size: Dim, scale: float) -> Dim:
@@ -245,53 +249,40 @@ def _polynomial(b: NnefBuilder, t: Value, coefficients: Sequence[float]) -> Valu
 
 
 def _sizes_and_scales(
-    value: Value, output_size: Sequence[Dim] | None, scale_factors: Sequence[float] | None, count: int
+    value: Value, output_size: Sequence[Dim] | None, scale_factors: Sequence[float] | None
 ) -> tuple[list[Dim], list[float | None]]:
-    image = value.shape[value.rank - count :]
+    """Return the sizes of the result and the factors they were given as, for each axis behind batch and channels."""
+    image = value.shape[2:]
     if output_size is not None:
-        return list(output_size), [None] * count
+        return list(output_size), [None] * len(image)
     if scale_factors is None:
         raise TranslationError("interpolation with neither a size nor a scale factor.")
     sizes = [scaled_size(size, float(scale)) for size, scale in zip(image, scale_factors, strict=True)]
     return sizes, [float(scale) for scale in scale_factors]
 
 
-@variant(aten.upsample_nearest1d.vec, count=1, how=Resampling("nearest", centred=False))
-@variant(aten.upsample_nearest2d.vec, count=2, how=Resampling("nearest", centred=False))
-@variant(aten.upsample_nearest3d.vec, count=3, how=Resampling("nearest", centred=False))
-@variant(aten._upsample_nearest_exact1d.vec, count=1, how=Resampling("nearest"))
-@variant(aten._upsample_nearest_exact2d.vec, count=2, how=Resampling("nearest"))
-@variant(aten._upsample_nearest_exact3d.vec, count=3, how=Resampling("nearest"))
-def upsample_nearest(
-    b: NnefBuilder,
-    input: Value,
-    output_size: Sequence[Dim] | None,
-    scale_factors: Sequence[float] | None,
-    *,
-    count: int,
-    how: Resampling,
-) -> Value:
-    """upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"""
-    return resampled(b, input, *_sizes_and_scales(input, output_size, scale_factors, count), how)
-
-
-@variant(aten.upsample_linear1d.vec, count=1, interpolator="linear")
-@variant(aten.upsample_bilinear2d.vec, count=2, interpolator="linear")
-@variant(aten.upsample_trilinear3d.vec, count=3, interpolator="linear")
-@variant(aten.upsample_bicubic2d.vec, count=2, interpolator="cubic")
-def upsample_smooth(
+@variant(aten.upsample_nearest1d.vec, how=_NEAREST, align_corners=False)
+@variant(aten.upsample_nearest2d.vec, how=_NEAREST, align_corners=False)
+@variant(aten.upsample_nearest3d.vec, how=_NEAREST, align_corners=False)
+@variant(aten._upsample_nearest_exact1d.vec, how=Resampling("nearest"), align_corners=False)
+@variant(aten._upsample_nearest_exact2d.vec, how=Resampling("nearest"), align_corners=False)
+@variant(aten._upsample_nearest_exact3d.vec, how=Resampling("nearest"), align_corners=False)
+@variant(aten.upsample_linear1d.vec, how=Resampling("linear"))
+@variant(aten.upsample_bilinear2d.vec, how=Resampling("linear"))
+@variant(aten.upsample_trilinear3d.vec, how=Resampling("linear"))
+@variant(aten.upsample_bicubic2d.vec, how=Resampling("cubic"))
+def upsample(
     b: NnefBuilder,
     input: Value,
     output_size: Sequence[Dim] | None,
     align_corners: bool,
     scale_factors: Sequence[float] | None,
     *,
-    count: int,
-    interpolator: str,
+    how: Resampling,
 ) -> Value:
     """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"""
-    sizes, scales = _sizes_and_scales(input, output_size, scale_factors, count)
-    return resampled(b, input, sizes, scales, Resampling(interpolator, align_corners))
+    sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
+    return resampled(b, input, sizes, scales, replace(how, align_corners=align_corners))
 
 
 # --- antialiased: every position is a weighted sum over its whole axis --------------------------------
@@ -303,7 +294,7 @@ def _antialiased(
     """Resample with the weights that PyTorch itself gives to an image of single ones, written out in the graph."""
     if value.rank != 4 or not all(isinstance(dim, int) for dim in (*value.shape[2:], *sizes)):
         raise TranslationError("antialiased interpolation at a dynamic size: its weights are written out per size.")
-    result = b.cast(value, torch.float32) if value.dtype is torch.float16 else value
+    result = widened(b, value)
     for axis, (size, scale) in enumerate(zip(sizes, scales, strict=True), start=2):
         length = int(value.shape[axis])  # type: ignore[arg-type]
         if length * int(size) > _MAX_WRITTEN_WEIGHTS:  # type: ignore[arg-type]
@@ -311,11 +302,8 @@ def _antialiased(
         eye = torch.eye(length, dtype=torch.float64).reshape(1, 1, length, length)
         operator = getattr(aten, f"_upsample_{mode}2d_aa").default
         weights = operator(eye, [length, int(size)], align_corners, None, scale)[0, 0]  # type: ignore[arg-type]
-        rows = ArrayLiteral(tuple(ArrayLiteral(tuple(float(weight) for weight in row)) for row in weights))
-        attributes: dict[str, Argument] = {"to": tract_dtype(result.dtype)}
-        table = b.emit("tract_core_cast", [rows], shape=weights.shape, dtype=result.dtype, attributes=attributes)
         expression = "bchw,hk->bckw" if axis == 2 else "bchw,wk->bchk"
-        result = b.einsum(expression, [result, table], accumulator=result.dtype)
+        result = b.einsum(expression, [result, written_out(b, weights, result.dtype)], accumulator=result.dtype)
     return b.cast(result, value.dtype)
 
 
@@ -347,4 +335,4 @@ def upsample_antialiased_vec(
     mode: str,
 ) -> Value:
     """_upsample_bilinear2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"""
-    return _antialiased(b, input, *_sizes_and_scales(input, output_size, scale_factors, 2), align_corners, mode)
+    return _antialiased(b, input, *_sizes_and_scales(input, output_size, scale_factors), align_corners, mode)
