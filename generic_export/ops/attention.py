@@ -5,8 +5,6 @@ The emission functions are shared with `kvcache`, whose own attention operator d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import sympy
 import torch
 
@@ -232,6 +230,3 @@ def _grouped_mask(b: NnefBuilder, mask: Value, key_heads: Dim, groups: Dim) -> V
     if same_dim(mask.shape[1], 1):
         return b.unsqueeze(mask, [2])
     return b.reshape(mask, [mask.shape[0], key_heads, groups, *mask.shape[2:]])
-
-
-__all__: Sequence[str] = ["additive_mask", "causal_mask", "engine_attention", "spelled_out_attention"]

@@ -165,14 +165,3 @@ def angle(self: torch.Tensor) -> torch.Tensor:
     wide = self if self.is_floating_point() else self.to(torch.get_default_dtype())
     turned = torch.where(wide < 0, torch.pi, 0.0).to(wide.dtype)
     return torch.where(wide != wide, wide, turned)
-
-
-__all__ = [
-    "as_complex_dtype",
-    "complex_arithmetic",
-    "complex_equal",
-    "complex_exponential",
-    "complex_of",
-    "magnitude",
-    "real_and_imaginary",
-]

@@ -237,6 +237,3 @@ def convolution(
     if transposed:
         return conv_transpose(b, input, weight, bias, stride, padding, output_padding, groups, dilation)
     return conv(b, input, weight, bias, stride, padding, dilation, groups)
-
-
-__all__ = ["Pair", "pairs", "per_axis", "surrounded", "window_attributes", "window_count"]

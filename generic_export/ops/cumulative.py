@@ -108,6 +108,3 @@ def _seen(b: NnefBuilder, value: Value) -> Value:
     size = value.shape[-1]
     columns, rows = positions(b, size, 1, 2), positions(b, size, 0, 2)
     return b.align_rank(b.binary("le", columns, rows, dtype=torch.bool), value.rank + 1)
-
-
-__all__ = ["running_sum"]

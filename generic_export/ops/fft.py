@@ -202,6 +202,3 @@ for _packet, _coefficients in (
     (aten.blackman_window, (0.42, 0.5, 0.08)),
 ):
     rewrites(_packet.default, _packet.periodic)(given(_cosine_window, coefficients=_coefficients))
-
-
-__all__ = ["fft_c2c", "stft"]

@@ -321,17 +321,3 @@ def written_out(b: NnefBuilder, table: torch.Tensor, dtype: torch.dtype) -> Valu
 def scalar_tensor(b: NnefBuilder, s: Scalar, *, dtype: torch.dtype | None = None) -> Value:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, ...) -> Tensor"""
     return b.full((), s, dtype or torch.get_default_dtype())
-
-
-__all__ = [
-    "are_neighbours",
-    "gather",
-    "gather_elements",
-    "index_tensors",
-    "indexed_first",
-    "positions",
-    "slice_bounds",
-    "within",
-    "wrap",
-    "written_out",
-]

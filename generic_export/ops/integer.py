@@ -260,6 +260,3 @@ def shift(b: NnefBuilder, self: Operand, other: Operand, *, operator: str) -> Va
         return b.select(outside, zero, b.binary(operator, value, inside))
     # PyTorch: an amount out of range leaves the sign only.
     return b.binary(operator, value, b.select(outside, most, inside))
-
-
-__all__ = ["div_mode", "remainder"]

@@ -301,6 +301,3 @@ def minkowski(difference: torch.Tensor, p: float) -> torch.Tensor:
     if p == 2:
         return (size * size).sum(-1).sqrt()
     return size.pow(p).sum(-1).pow(1 / p)
-
-
-__all__ = ["minkowski", "product"]

@@ -175,6 +175,3 @@ def max_unpool(
     zeros = b.full((*outer, volume(output_size)), 0, self.dtype)
     filled = scattered(b, zeros, len(outer), b.reshape(indices, flat), b.reshape(self, flat), None)
     return b.reshape(filled, [*outer, *output_size])
-
-
-__all__ = ["Window", "batched", "max_pool", "sum_pool", "unbatched"]

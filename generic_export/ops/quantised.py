@@ -130,6 +130,3 @@ def _along(b: NnefBuilder, value: Value, axis: int, rank: int) -> Value:
 def _require_bytes(dtype: torch.dtype) -> None:
     if dtype not in _DTYPES:
         raise TranslationError(f"quantised to {dtype}: 8 bits only.", "Quantise to torch.int8 or torch.uint8.")
-
-
-__all__ = ["quantize_per_tensor"]

@@ -289,6 +289,3 @@ def softmax(b: NnefBuilder, self: Value, dim: int, dtype: torch.dtype | None = N
         return b.full((), 1.0, value.dtype)
     attributes = {"axes": ints([axis_of(dim, value.rank)])}  # facts/tract.md §3.1: the default axis is 1
     return b.emit("softmax", [value], shape=value.shape, dtype=value.dtype, attributes=attributes)
-
-
-__all__ = ["extremum", "limit_of", "reduce_axes", "reduced_axes", "sum_of", "truth", "widened", "without_axis"]

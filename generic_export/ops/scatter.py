@@ -276,6 +276,3 @@ def copy(b: NnefBuilder, self: Value, src: Value) -> Value:
     """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor: `src` in the shape and type of `self`"""
     new = b.cast(src, self.dtype)
     return new if same_shape(new.shape, self.shape) else b.broadcast(b.align_rank(new, self.rank), self.shape)
-
-
-__all__ = ["put_rows", "scatter_nd", "scattered"]

@@ -289,6 +289,3 @@ def _bounds(b: NnefBuilder, values: Value, given: tuple[float, float] | None, *,
         b.select(single, b.binary("sub", least, wider), least),
         b.select(single, b.binary("add", most, wider), most),
     )
-
-
-__all__ = ["ordered"]
