@@ -28,6 +28,13 @@ def real_and_imaginary(b: NnefBuilder, value: Operand | complex, dtype: torch.dt
     return b.scalar(value, dtype), None
 
 
+def both_parts(b: NnefBuilder, value: Value) -> tuple[Value, Value]:
+    """Return the real and the imaginary part of a complex value."""
+    real, imaginary = real_and_imaginary(b, value, COMPONENT_DTYPES[value.dtype])
+    assert imaginary is not None
+    return real, imaginary
+
+
 def complex_of(b: NnefBuilder, real: Value, imaginary: Value) -> Value:
     """Return the complex value of two parts, broadcast against each other."""
     shape = broadcast_shape(real.shape, imaginary.shape)
@@ -90,8 +97,7 @@ def magnitude(b: NnefBuilder, value: Value) -> Value:
 
 def complex_exponential(b: NnefBuilder, value: Value) -> Value:
     """Return exp of a complex value."""
-    real, imaginary = real_and_imaginary(b, value, COMPONENT_DTYPES[value.dtype])
-    assert imaginary is not None
+    real, imaginary = both_parts(b, value)
     turns = complex_of(b, b.unary("cos", imaginary), b.unary("sin", imaginary))
     return _scaled(b, "mul", turns, b.unary("exp", real))
 
@@ -135,15 +141,13 @@ def polar(b: NnefBuilder, abs: Value, angle: Value) -> Value:
 @translates(aten.real.default)
 def real(b: NnefBuilder, self: Value) -> Value:
     """real(Tensor(a) self) -> Tensor(a)"""
-    return real_and_imaginary(b, self, COMPONENT_DTYPES[self.dtype])[0] if self.dtype.is_complex else self
+    return both_parts(b, self)[0] if self.dtype.is_complex else self
 
 
 @translates(aten.imag.default)
 def imag(b: NnefBuilder, self: Value) -> Value:
     """imag(Tensor(a) self) -> Tensor(a)"""
-    imaginary = real_and_imaginary(b, self, COMPONENT_DTYPES[self.dtype])[1]
-    assert imaginary is not None
-    return imaginary
+    return both_parts(b, self)[1]
 
 
 @translates(aten._conj.default, aten.conj.default, aten.conj_physical.default, aten._conj_physical.default)
@@ -151,8 +155,7 @@ def conj(b: NnefBuilder, self: Value) -> Value:
     """conj(Tensor(a) self) -> Tensor(a)"""
     if not self.dtype.is_complex:
         return self
-    real_part, imaginary = real_and_imaginary(b, self, COMPONENT_DTYPES[self.dtype])
-    assert imaginary is not None
+    real_part, imaginary = both_parts(b, self)
     return complex_of(b, real_part, b.unary("neg", imaginary))
 
 

@@ -95,32 +95,50 @@ def window_attributes(
     }
 
 
-def _plain(
+@translates(
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+)
+def conv(
     b: NnefBuilder,
     input: Value,
     weight: Value,
-    bias: Value | None,
-    stride: Sequence[Dim] | Dim,
-    padding: Sequence[Pair],
-    dilation: Sequence[Dim] | Dim,
-    groups: int,
+    bias: Value | None = None,
+    stride: Sequence[Dim] | Dim = 1,
+    padding: Sequence[Dim] | Dim | str = 0,
+    dilation: Sequence[Dim] | Dim = 1,
+    groups: int = 1,
 ) -> Value:
+    """conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, ...) -> Tensor"""
     kernel = _static_kernel(weight)
     count = len(kernel) - 2
     if input.rank == count + 1:
-        batched = _plain(b, b.unsqueeze(input, [0]), weight, bias, stride, padding, dilation, groups)
+        batched = conv(b, b.unsqueeze(input, [0]), weight, bias, stride, padding, dilation, groups)
         return b.squeeze(batched, [0])
+    around = _around(weight, padding, dilation)
     strides, dilations = per_axis(stride, count), per_axis(dilation, count)
     spatial = [
-        window_count(input.shape[2 + axis], padding[axis], kernel[2 + axis], dilations[axis], strides[axis])
+        window_count(input.shape[2 + axis], around[axis], kernel[2 + axis], dilations[axis], strides[axis])
         for axis in range(count)
     ]
     shape = [input.shape[0], kernel[0], *spatial]
-    attributes = window_attributes(padding, strides, dilations, groups)
+    attributes = window_attributes(around, strides, dilations, groups)
     in_integers = integer_convolution(b, input, weight, bias, shape, attributes)
     if in_integers is not None:
         return in_integers
     return _emit(b, "conv", [input, _settled_kernel(b, weight, groups), bias], shape, attributes)
+
+
+def _around(weight: Value, padding: Sequence[Dim] | Dim | str, dilation: Sequence[Dim] | Dim) -> list[Pair]:
+    """Return the amounts before and after each axis; a name of PyTorch's is `valid` or `same`."""
+    count = weight.rank - 2
+    if not isinstance(padding, str):
+        return [(pad, pad) for pad in per_axis(padding, count)]
+    if padding != "same":
+        return [(0, 0)] * count
+    spans = zip(_static_kernel(weight)[2:], per_axis(dilation, count), strict=True)
+    totals = [(size - 1) * step for size, step in spans]
+    return [(total // 2, total - total // 2) for total in totals]
 
 
 def _settled_kernel(b: NnefBuilder, weight: Value, groups: int) -> Value:
@@ -188,36 +206,6 @@ def _output_first(b: NnefBuilder, weight: Value, groups: int) -> Value:
     split = b.reshape(weight, [groups, inputs // groups, outputs, *spatial])
     swapped = b.transpose(split, [0, 2, 1, *range(3, split.rank)])
     return b.reshape(swapped, [groups * outputs, inputs // groups, *spatial])
-
-
-@translates(
-    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
-    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
-)
-def conv(
-    b: NnefBuilder,
-    input: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Sequence[Dim] | Dim = 1,
-    padding: Sequence[Dim] | Dim | str = 0,
-    dilation: Sequence[Dim] | Dim = 1,
-    groups: int = 1,
-) -> Value:
-    """conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, ...) -> Tensor"""
-    return _plain(b, input, weight, bias, stride, _around(weight, padding, dilation), dilation, groups)
-
-
-def _around(weight: Value, padding: Sequence[Dim] | Dim | str, dilation: Sequence[Dim] | Dim) -> list[Pair]:
-    """Return the amounts before and after each axis; a name of PyTorch's is `valid` or `same`."""
-    count = weight.rank - 2
-    if not isinstance(padding, str):
-        return [(pad, pad) for pad in per_axis(padding, count)]
-    if padding != "same":
-        return [(0, 0)] * count
-    spans = zip(_static_kernel(weight)[2:], per_axis(dilation, count), strict=True)
-    totals = [(size - 1) * step for size, step in spans]
-    return [(total // 2, total - total // 2) for total in totals]
 
 
 @translates(aten.convolution.default)

@@ -45,16 +45,11 @@ def _scaled(b: NnefBuilder, value: Operand, alpha: Scalar) -> Operand:
     return value * alpha
 
 
-@translates(aten.add.Tensor, aten.add.Scalar)
-def add(b: NnefBuilder, self: Operand, other: Operand, *, alpha: Scalar = 1) -> Value:
+@variant(aten.add.Tensor, aten.add.Scalar, operator="add")
+@variant(aten.sub.Tensor, aten.sub.Scalar, operator="sub")
+def add(b: NnefBuilder, self: Operand, other: Operand, *, alpha: Scalar = 1, operator: str) -> Value:
     """add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return arithmetic(b, "add", self, _scaled(b, other, alpha))
-
-
-@translates(aten.sub.Tensor, aten.sub.Scalar)
-def sub(b: NnefBuilder, self: Operand, other: Operand, *, alpha: Scalar = 1) -> Value:
-    """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return arithmetic(b, "sub", self, _scaled(b, other, alpha))
+    return arithmetic(b, operator, self, _scaled(b, other, alpha))
 
 
 @translates(aten.rsub.Scalar, aten.rsub.Tensor)

@@ -10,7 +10,7 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, DimLiteral
-from generic_export.ops.complex import as_complex_dtype, real_and_imaginary
+from generic_export.ops.complex import as_complex_dtype, both_parts
 from generic_export.ops.shape import axis_of, volume
 from generic_export.ops.variants import given
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
@@ -81,7 +81,7 @@ def fft_c2r(b: NnefBuilder, self: Value, dim: Sequence[int], normalization: int,
     missing = simplify_dim(sympy.sympify(size) - sympy.sympify(bins))
     padded = b.concat([_doubled_inside(b, value, last, bins, size), _zeros(b, value, last, missing)], last)
     pairs = _transform(b, padded, [last], inverse=True)
-    real, _ = real_and_imaginary(b, pairs, COMPONENT_DTYPES[self.dtype])
+    real, _ = both_parts(b, pairs)
     lengths = [size if axis == last else self.shape[axis] for axis in axes]
     return _normalised(b, real, lengths, normalization)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 
 from generic_export.errors import TranslationError
 from generic_export.ops.complex import as_complex_dtype, complex_equal
@@ -198,27 +199,13 @@ def logical(b: NnefBuilder, self: Value, other: Value, *, operator: str) -> Valu
     return _logic(b, operator, b.cast(self, torch.bool), b.cast(other, torch.bool))
 
 
-@variant(
-    aten.bitwise_and.Tensor,
-    aten.bitwise_and.Scalar,
-    aten.bitwise_and.Scalar_Tensor,
-    on_bools="and",
-    on_bits="tract_core_bitand",
-)
-@variant(
-    aten.bitwise_or.Tensor,
-    aten.bitwise_or.Scalar,
-    aten.bitwise_or.Scalar_Tensor,
-    on_bools="or",
-    on_bits="tract_core_bitor",
-)
-@variant(
-    aten.bitwise_xor.Tensor,
-    aten.bitwise_xor.Scalar,
-    aten.bitwise_xor.Scalar_Tensor,
-    on_bools="tract_core_xor",
-    on_bits="tract_core_bitxor",
-)
+def _either_a_number(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
+    return packet.Tensor, packet.Scalar, packet.Scalar_Tensor
+
+
+@variant(*_either_a_number(aten.bitwise_and), on_bools="and", on_bits="tract_core_bitand")
+@variant(*_either_a_number(aten.bitwise_or), on_bools="or", on_bits="tract_core_bitor")
+@variant(*_either_a_number(aten.bitwise_xor), on_bools="tract_core_xor", on_bits="tract_core_bitxor")
 def bitwise(b: NnefBuilder, self: Operand, other: Operand, *, on_bools: str, on_bits: str) -> Value:
     """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor"""
     left, right = _promoted(b, self, other)

@@ -29,9 +29,7 @@ def rms_norm(
     epsilon = torch.finfo(input.dtype).eps if eps is None else eps
     source = b.cast(input, torch.float32) if b.numerics.f32_norm else input
     normed = _over_last_axes(b, source, len(normalized_shape), epsilon)
-    if weight is not None:
-        normed = b.binary("mul", normed, b.cast(weight, normed.dtype))
-    return b.cast(normed, input.dtype)
+    return b.cast(_affine(b, normed, weight, None), input.dtype)
 
 
 @translates(aten.layer_norm.default)
@@ -166,26 +164,6 @@ def _affine_channels(b: NnefBuilder, value: Value, weight: Value | None, bias: V
 # --- batch and instance norms: per channel ---------------------------------------------------------
 
 
-@translates(aten.batch_norm.default)
-def batch_norm(
-    b: NnefBuilder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Value:
-    """batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, ...) -> Tensor"""
-    del momentum, cudnn_enabled
-    if training or running_mean is None or running_var is None:
-        return _batch_statistics_norm(b, input, weight, bias, eps)[0]
-    return _running_norm(b, input, weight, bias, running_mean, running_var, eps)
-
-
 @translates(aten.instance_norm.default)
 def instance_norm(
     b: NnefBuilder,
@@ -220,12 +198,8 @@ def _running_norm(
 ) -> Value:
     """Normalise with stored statistics: one multiplication and one addition, whose constants tract folds at load."""
     mean, variance = widened(b, running_mean), widened(b, running_var)
-    scale = _inverse_deviation(b, variance, epsilon)
-    if weight is not None:
-        scale = b.binary("mul", scale, b.cast(weight, scale.dtype))
-    shift = b.unary("neg", b.binary("mul", mean, scale))
-    if bias is not None:
-        shift = b.binary("add", shift, b.cast(bias, shift.dtype))
+    scale = _affine(b, _inverse_deviation(b, variance, epsilon), weight, None)
+    shift = _affine(b, b.unary("neg", b.binary("mul", mean, scale)), None, bias)
     return b.cast(_affine_channels(b, b.cast(input, scale.dtype), scale, shift), input.dtype)
 
 
@@ -252,11 +226,12 @@ def _updated(b: NnefBuilder, input: Value, running: Value, batch: Value, momentu
     return b.binary("add", kept, b.binary("mul", b.cast(batch, running.dtype), b.scalar(momentum, running.dtype)))
 
 
-@variant(aten.native_batch_norm.default, results=3)
-@variant(aten._native_batch_norm_legit.no_stats, running_mean=None, running_var=None, results=5)
-@variant(aten._native_batch_norm_legit_no_training.default, training=False, results=3)
-@variant(aten._native_batch_norm_legit_functional.default, results=5)
-def native_batch_norm(
+@variant(aten.batch_norm.default, results=1)
+@variant(aten.native_batch_norm.default, cudnn_enabled=False, results=3)
+@variant(aten._native_batch_norm_legit.no_stats, running_mean=None, running_var=None, cudnn_enabled=False, results=3)
+@variant(aten._native_batch_norm_legit_no_training.default, training=False, cudnn_enabled=False, results=3)
+@variant(aten._native_batch_norm_legit_functional.default, cudnn_enabled=False, results=5)
+def batch_norm(
     b: NnefBuilder,
     input: Value,
     weight: Value | None,
@@ -266,6 +241,7 @@ def native_batch_norm(
     training: bool,
     momentum: float,
     eps: float,
+    cudnn_enabled: bool,
     *,
     results: int,
 ) -> list[Value]:
@@ -273,11 +249,14 @@ def native_batch_norm(
 
     The results are the normalised input, the saved mean and inverse deviation, then the running statistics after the call.
     """
+    del cudnn_enabled
     if not training and running_mean is not None and running_var is not None:
         normed = _running_norm(b, input, weight, bias, running_mean, running_var, eps)
-        nothing = b.full((0,), 0, input.dtype)
-        return [normed, nothing, nothing, running_mean, running_var][:results]
+        nothing = [] if results == 1 else [b.full((0,), 0, input.dtype)] * 2
+        return [normed, *nothing, running_mean, running_var][:results]
     normed, mean, variance = _batch_statistics_norm(b, input, weight, bias, eps)
+    if results == 1:
+        return [normed]
     made = [normed, mean, _inverse_deviation(b, variance, eps)]
     if running_mean is not None and running_var is not None:
         made.append(_updated(b, input, running_mean, mean, momentum, unbiased=False))
@@ -297,6 +276,6 @@ def batch_norm_with_update(
     eps: float,
 ) -> list[Value]:
     """_batch_norm_with_update_functional(...) -> (Tensor, Tensor, Tensor, Tensor reserve, Tensor, Tensor)"""
-    made = native_batch_norm(b, input, weight, bias, running_mean, running_var, True, momentum, eps, results=5)
+    made = batch_norm(b, input, weight, bias, running_mean, running_var, True, momentum, eps, False, results=5)
     reserve = b.full((0,), 0, torch.uint8)  # what a GPU library keeps for its backward pass: empty on CPU
     return [*made[:3], reserve, *made[3:]]

@@ -214,20 +214,8 @@ def any_or_all(
 # --- spread and length ---------------------------------------------------------------------------
 
 
-@translates(aten.var.correction)
-def var(
-    b: NnefBuilder,
-    self: Value,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Value:
-    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    return var_mean(b, self, dim, correction=correction, keepdim=keepdim)[0]
-
-
-@translates(aten.var_mean.correction)
+@variant(aten.var.correction, results=1)
+@variant(aten.var_mean.correction, results=2)
 def var_mean(
     b: NnefBuilder,
     self: Value,
@@ -235,7 +223,8 @@ def var_mean(
     *,
     correction: float | None = None,
     keepdim: bool = False,
-) -> tuple[Value, Value]:
+    results: int,
+) -> tuple[Value, ...]:
     """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> ..."""
     axes = reduced_axes(dim, self.rank)
     value = widened(b, self)
@@ -244,7 +233,7 @@ def var_mean(
     freedom = simplify_dim(sympy.sympify(volume([self.shape[axis] for axis in axes])))
     spread = b.binary("div", squares, _degrees(b, freedom, 1 if correction is None else correction, value.dtype))
     centre = average if keepdim else b.squeeze(average, axes)
-    return b.cast(spread, self.dtype), b.cast(centre, self.dtype)
+    return (b.cast(spread, self.dtype), b.cast(centre, self.dtype))[:results]
 
 
 def _degrees(b: NnefBuilder, count: Dim, correction: float, dtype: torch.dtype) -> Value:

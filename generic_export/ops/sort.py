@@ -6,7 +6,7 @@ tract orders with `tract_core_topk`, whose sort is stable (array/topk.rs): equal
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import sympy
 import torch
@@ -98,12 +98,6 @@ def median_dim(b: NnefBuilder, self: Value, dim: int, keepdim: bool = False) -> 
     return kthvalue(b, self, floor_div(simplify_dim(sympy.sympify(size) + 1), 2), dim, keepdim)
 
 
-@translates(aten.median.default)
-def median(b: NnefBuilder, self: Value) -> Value:
-    """median(Tensor self) -> Tensor"""
-    return median_dim(b, b.reshape(self, [volume(self.shape)]), 0)[0]
-
-
 @translates(aten.nanmedian.dim)
 def nanmedian_dim(b: NnefBuilder, self: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     """nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
@@ -121,10 +115,11 @@ def nanmedian_dim(b: NnefBuilder, self: Value, dim: int, keepdim: bool = False) 
     return without_axis(b, [value, place], axis, keepdim)
 
 
-@translates(aten.nanmedian.default)
-def nanmedian(b: NnefBuilder, self: Value) -> Value:
-    """nanmedian(Tensor self) -> Tensor"""
-    return nanmedian_dim(b, b.reshape(self, [volume(self.shape)]), 0)[0]
+@variant(aten.median.default, along=median_dim)
+@variant(aten.nanmedian.default, along=nanmedian_dim)
+def median(b: NnefBuilder, self: Value, *, along: Callable[..., tuple[Value, Value]]) -> Value:
+    """median(Tensor self) -> Tensor"""
+    return along(b, b.reshape(self, [volume(self.shape)]), 0)[0]
 
 
 @translates(aten.mode.default)
