@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._ops import OpOverload
 
+from generic_export.compat import OpOverload
 from generic_export.errors import TranslationError
 from generic_export.ops.complex import (
     as_complex_dtype,

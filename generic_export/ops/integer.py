@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 
+from generic_export.compat import OpOverload, OpOverloadPacket
 from generic_export.errors import TranslationError
 from generic_export.ops.complex import as_complex_dtype, complex_equal
 from generic_export.ops.elementwise import div

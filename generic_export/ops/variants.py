@@ -12,8 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch._ops import OpOverload
-
+from generic_export.compat import OpOverload
 from generic_export.translate.registry import translates
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import TypeAlias
 
 import sympy
-from torch.utils._sympy import functions as torch_sympy
 
+from generic_export.compat import torch_sympy
 from generic_export.errors import DimensionError, OptionError
 from generic_export.torch_graph.size_proofs import (
     REMAINDERS,
@@ -46,11 +46,6 @@ def dim_symbol(name: str) -> sympy.Symbol:
             "Use letters, digits and underscores, and do not start with true, false or inf.",
         )
     return sympy.Symbol(name, integer=True, nonnegative=True)
-
-
-def is_static(shape: Sequence[Dim]) -> bool:
-    """Say whether every size of `shape` is a plain number."""
-    return all(isinstance(simplify_dim(dim), int) for dim in shape)
 
 
 def simplify_dim(dim: Dim) -> Dim:

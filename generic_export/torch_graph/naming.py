@@ -15,12 +15,18 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch.fx import Node
 
+from generic_export.compat import schema_of
 from generic_export.errors import OptionError
 from generic_export.torch_graph.ir import Argument, FixedTensorList, TensorVariable, TorchModuleIRGraph
 
 _FRAME_PATTERN = re.compile(r'File "([^"]+)", line (\d+)')
 SOURCE_KEY = "t2n_source"
 """Under this key of `torch.fx.traceback.annotate` is the line of a script that is being interpreted."""
+
+
+class NotesSources:
+    """A module that notes the line of each of its operators itself, under `SOURCE_KEY`; others' are in the stack of Python."""
+
 
 _TORCH_ROOT = os.path.dirname(torch.__file__)
 _OWN_ROOTS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.path.dirname(__file__)), "torchscript"))
@@ -111,7 +117,7 @@ def _result_names(graph: TorchModuleIRGraph) -> dict[str, str]:
     names: dict[str, str] = {}
     for op in graph.ops:
         outputs = [output for output in op.outputs if output is not None]
-        short = op.target._schema.name.split("::")[-1].strip("_")
+        short = schema_of(op.target).name.split("::")[-1].strip("_")
         for index, output in enumerate(outputs):
             suffix = f".{index}" if len(outputs) > 1 else ""
             is_module_result = module_results.get(op.module_path) == output.name

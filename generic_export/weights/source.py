@@ -116,6 +116,7 @@ class LikeTensor:
         return self.tensor.numel() * self.tensor.dtype.itemsize
 
 
+@dataclass(frozen=True, eq=False)
 class InMemoryTensor(LikeTensor):
     """A torch tensor that is already in memory, of any dtype (bf16 included) and any strides.
 

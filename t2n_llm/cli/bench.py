@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from t2n_llm.cli.inspect import JsonOption, sink_for, size_text, table_of
+from generic_export.figures import size_text
+from t2n_llm.cli.inspect import JsonOption, sink_for, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -109,7 +110,7 @@ def _engine(name: str, binary: Path | None, device: str, timeout: float) -> Trac
     from generic_export.errors import OptionError
     from generic_export.inference_target.tract.engines.cli import TractCli
     from generic_export.inference_target.tract.engines.wheel import TractWheel
-    from t2n_llm.check.runner import ENGINES
+    from t2n_llm.check.options import ENGINES
 
     if name not in ENGINES:
         raise OptionError(f"engine {name!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")
