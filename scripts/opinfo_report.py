@@ -320,7 +320,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write one JSON line per operator")
     parser.add_argument("--markdown", type=Path, help="write the support table, such as docs/operators.md")
     parser.add_argument("--show-failures", action="store_true", help="list every operator that is not right")
-    parser.add_argument("--strict", action="store_true", help="exit 1 when an operator that tract can express is not right")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit 1 when an operator that tract can express is not right"
+    )
     options = parser.parse_args()
     positions = [i for i, info in enumerate(operators()) if re.search(options.ops, info.name)]
     started = time.monotonic()

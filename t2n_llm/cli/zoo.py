@@ -79,7 +79,7 @@ def run_command(
     --no-expect, or for real checkpoints without --expected, whatever is not right. 2: bad input.
     """
     with sink_for(as_json) as sink:
-        from quant.recipe import parse_size
+        from generic_export.sizes import parse_size
         from t2n_llm.zoo.run import RunOptions, local_hosts, parse_shard, read_models, run_zoo
         from t2n_llm.zoo.verdict import NOT_RUNNABLE, RIGHT
 
@@ -92,7 +92,7 @@ def run_command(
             engine=engine,
             ray_address=ray_address,
             timeout_seconds=timeout,
-            max_rss_bytes=parse_size(max_memory),
+            max_rss_bytes=parse_size(max_memory, positive=True),
             decode_steps=decode_steps,
             seed=seed,
             hosts=local_hosts(fresh),

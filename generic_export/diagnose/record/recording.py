@@ -32,9 +32,10 @@ from generic_export.diagnose.record.layout import (
     with_blank_slots,
 )
 from generic_export.diagnose.record.state import holds_tensors
-from generic_export.diagnose.record.store import Held, TensorStore, checksum, parse_bytes, version_of
+from generic_export.diagnose.record.store import Held, TensorStore, checksum, version_of
 from generic_export.diagnose.records import Call, Leaf, LeafKind
 from generic_export.errors import CaptureError, OptionError
+from generic_export.sizes import parse_size
 from generic_export.torch_graph.asides import is_aside
 
 logger = logging.getLogger(__name__)
@@ -198,7 +199,7 @@ def observe(
         raise OptionError(f"model is a {type(model).__name__}, not an nn.Module.")
     if max_calls < 1:
         raise OptionError(f"max_calls is {max_calls}.", "Record at least one call.")
-    recording = Recording(model, TensorStore(parse_bytes(budget)), paths=all_paths(model))
+    recording = Recording(model, TensorStore(parse_size(budget)), paths=all_paths(model))
     recording.skipped = tuple(kind.__name__ for kind in skip)
     recorder = Recorder(recording, max_calls=max_calls, skip=tuple(skip))
     if any(module.training for module in model.modules()):

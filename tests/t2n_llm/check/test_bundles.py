@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from generic_export.errors import EngineMissingError
+from generic_export.errors import EngineMissingError, ReferenceDiedError
 from generic_export.inference_target.tract.engines.cli import TractCli
 from t2n_llm import export_llm
 from t2n_llm.check.reference import run_reference, run_reference_apart
 from t2n_llm.export.folder import read_manifest
-from t2n_llm.export.revalidate import ValidateOptions, validate_folder
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.revalidate import validate_folder
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
 BUNDLES = ("prefill", "chunked_prefill", "decode_step", "generation")
@@ -98,8 +102,8 @@ def test_a_wrong_answer_is_noticed(cli: TractCli, exported: Path, tmp_path: Path
 
 
 def test_validation_with_the_command_is_the_wheels(cli: TractCli, exported: Path) -> None:
-    with_cli = validate_folder(exported, str(EXAMPLE), options=ValidateOptions(decode_steps=20, engine="cli"))
-    with_wheel = validate_folder(exported, str(EXAMPLE), options=ValidateOptions(decode_steps=20))
+    with_cli = validate_folder(exported, str(EXAMPLE), options=ValidateOptions.of(decode_steps=20, engine="cli"))
+    with_wheel = validate_folder(exported, str(EXAMPLE), options=ValidateOptions.of(decode_steps=20))
     assert with_cli.passed
     assert with_wheel.passed
     assert (with_cli.engine, with_wheel.engine) == ("cli", "wheel")
@@ -115,3 +119,16 @@ def test_the_reference_is_the_same_in_a_process_of_its_own() -> None:
     here, apart = run_reference(EXAMPLE, plan), run_reference_apart(EXAMPLE, plan)
     assert here.greedy_ids == apart.greedy_ids
     np.testing.assert_allclose(here.text_logits, apart.text_logits, atol=1e-4)
+
+
+def test_a_reference_process_that_is_killed_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from generic_export.processes import TaskProcess
+    from t2n_llm.check.reference import CheckPlan
+
+    def killed(process: Any) -> tuple[list[Any], Any]:
+        os.kill(process.pid, signal.SIGKILL)
+        return [], process.ending()
+
+    monkeypatch.setattr(TaskProcess, "news", killed)
+    with pytest.raises(ReferenceDiedError, match=r"the PyTorch process died \(SIGKILL\)"):
+        run_reference_apart(EXAMPLE, CheckPlan((1, 20, 30), (3,), 2, 1))

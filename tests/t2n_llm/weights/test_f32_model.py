@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from generic_export.errors import DiskFullError, NotEnoughMemoryError, OptionError
-from t2n_llm.check import reference_model as placing
 from t2n_llm.check.reference import (
     OFFLOADED_GREEDY_STEPS,
     CheckPlan,
@@ -25,9 +24,10 @@ from t2n_llm.check.reference import (
     run_reference,
     run_reference_apart,
 )
-from t2n_llm.check.reference_model import Placement, Residency, available_memory, plan_residency
+from t2n_llm.export.pipeline import export_llm
 from t2n_llm.source.empty_model import meta_model
-from t2n_llm.tasks.text_generation import export_llm
+from t2n_llm.weights import placement as placing
+from t2n_llm.weights.placement import Placement, Residency, available_memory, plan_residency
 from t2n_llm.zoo.tiny_model import build_tiny_model
 from tests.families import FAMILIES, save_tiny_model
 from tests.t2n_llm.command_line import call, refused, small_disk, strict_json
@@ -286,11 +286,12 @@ def test_the_bundles_of_a_short_generation_are_consistent(tiny_llama: Path, tmp_
     from transformers import AutoConfig
 
     from t2n_llm.check.bundles import make_bundles
-    from t2n_llm.graph.document import GraphOptions, build_graph
+    from t2n_llm.graph.document import build_graph
+    from t2n_llm.graph.options import GraphOptions
 
     config = AutoConfig.from_pretrained(tiny_llama)
     reference = run_reference(tiny_llama, plan_check(config, None, 20, teacher_forced=True))
-    skeleton, _ = build_graph(config, GraphOptions(dtype=torch.float32), name="x")
+    skeleton, _ = build_graph(config, GraphOptions(dtype="f32"), name="x")
     generation = next(one for one in make_bundles(reference, skeleton.states, 1) if one.name == "generation")
     assert len(generation.turns) == OFFLOADED_GREEDY_STEPS  # the prompt, and all tokens but the last
     assert np.array_equal(generation.expected["outputs"][0, 0], reference.greedy_logits[-1])
@@ -319,7 +320,7 @@ import re, sys, threading
 from pathlib import Path
 from transformers import AutoConfig
 from t2n_llm.check.reference import plan_check, run_reference
-from t2n_llm.check.reference_model import Placement, plan_residency
+from t2n_llm.weights.placement import Placement, plan_residency
 from t2n_llm.source.empty_model import meta_model
 
 def megabytes(field):
