@@ -1,13 +1,12 @@
 """Mixtures of experts as explicit operators: any router stays in the graph, the experts it chooses are one operator.
 
-`explicit_experts()` makes transformers call them, through its own experts interface, inside a `with` block; `moe_engine.py` writes
+`moe_families.py` makes transformers call them inside a `with` block, most through its own experts interface; `moe_engine.py` writes
 them as `tract_moe_ffn`, or as products over all experts where an activation is none of that operator's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +15,7 @@ from torch import nn
 
 from generic_export.compat import without_modes
 from generic_export.torch_graph.asides import aside
-from kvcache.attention_families import registered
-from kvcache.compat import after_experts, experts_table, gated_activation
-
-EXPERTS_NAME = "t2n_explicit"
-"""The name under which transformers knows our experts while `explicit_experts()` is entered."""
-
+from kvcache.compat import after_experts, gated_activation
 
 # --- the operators -------------------------------------------------------------------------------
 
@@ -183,16 +177,7 @@ def all_experts(
 # --- transformers' side --------------------------------------------------------------------------
 
 
-@contextmanager
-def explicit_experts() -> Iterator[str]:
-    """Register our experts with transformers for the length of the block, and yield their name."""
-    from kvcache.moe_families import explicit_families
-
-    with registered(experts_table(), EXPERTS_NAME, _experts_forward), explicit_families():
-        yield EXPERTS_NAME
-
-
-def _experts_forward(
+def experts_forward(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """transformers' ExpertsInterface signature: [T, D] and its [T, k] choices to [T, D]."""
@@ -275,4 +260,4 @@ def _candidates(module: Any) -> Iterator[Activation]:
             yield Activation("silu", float(alpha), float(limit))
 
 
-__all__ = ["EXPERTS_NAME", "Activation", "all_experts", "explicit_experts", "recognised_activation", "routed_experts"]
+__all__ = ["Activation", "all_experts", "experts_forward", "recognised_activation", "routed_experts"]

@@ -48,11 +48,6 @@ def dim_symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
-def is_static(shape: Sequence[Dim]) -> bool:
-    """Say whether every size of `shape` is a plain number."""
-    return all(isinstance(simplify_dim(dim), int) for dim in shape)
-
-
 def simplify_dim(dim: Dim) -> Dim:
     """Return `dim` as an `int` when it is one, else as an expanded sympy expression."""
     if isinstance(dim, int):

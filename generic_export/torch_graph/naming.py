@@ -23,6 +23,11 @@ _FRAME_PATTERN = re.compile(r'File "([^"]+)", line (\d+)')
 SOURCE_KEY = "t2n_source"
 """Under this key of `torch.fx.traceback.annotate` is the line of a script that is being interpreted."""
 
+
+class NotesSources:
+    """A module that notes the line of each of its operators itself, under `SOURCE_KEY`; others' are in the stack of Python."""
+
+
 _TORCH_ROOT = os.path.dirname(torch.__file__)
 _OWN_ROOTS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.path.dirname(__file__)), "torchscript"))
 

@@ -10,9 +10,9 @@ import re
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -23,17 +23,17 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
 
-from generic_export.compat import OpOverload, fixed_sizes_seen, oblivious_to_sizes
+from generic_export.compat import fixed_sizes_seen, oblivious_to_sizes
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
-from generic_export.torch_graph.conversion import Conversion, DynamicAxes, check_symbolic, symbol_name
+from generic_export.torch_graph.conversion import Conversion, check_symbolic
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.naming import current_source, user_source
+from generic_export.torch_graph.naming import NotesSources, current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, named_outputs
 from generic_export.torch_graph.patches import capture_patches
+from generic_export.torch_graph.request import CaptureRequest, symbol_name
 from generic_export.torch_graph.units import kept_whole
-from generic_export.torchscript.module import InterpretedModule as Scripted
 
 
 @dataclass(frozen=True)
@@ -63,30 +63,8 @@ _STRATEGIES = (
 
 
 @dataclass(frozen=True)
-class TorchModuleTracer:
-    """Capture a module with `torch.export`.
-
-    Attributes:
-        module: the module to capture, in eval mode; parameters may be on the meta device. It is not modified.
-        args: example positional arguments (tensors, or nests of tensors); only shapes and dtypes matter.
-        kwargs: example keyword arguments.
-        input_names: a name per input tensor, in flattened order; None takes those of `forward`, dotted (`batch.ids.0`).
-        output_names: a name per output tensor, in flattened order; None numbers them, or takes a dict's own.
-        dynamic_axes: the axes that stay symbolic.
-        strip_prefix: leading path removed from module paths and parameter names (a wrapper's attribute).
-        keep: says whether an operator can stay as it is; others go through PyTorch's own decompositions.
-        whole: classes of modules of which each instance is captured as one operator, see `units.py`.
-    """
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    input_names: Sequence[str] | None = None
-    output_names: Sequence[str] | None = None
-    dynamic_axes: DynamicAxes = field(default_factory=dict)
-    strip_prefix: str = ""
-    keep: Callable[[OpOverload], bool] | None = None
-    whole: Collection[type[nn.Module]] = ()
+class TorchModuleTracer(CaptureRequest):
+    """Captures a module with `torch.export`, as it was asked for."""
 
     def trace(self) -> TorchModuleIRGraph:
         """Run torch.export and convert its graph.
@@ -165,7 +143,7 @@ class TorchModuleTracer:
     ) -> ExportedProgram:
         oblivious = oblivious_to_sizes(strategy.oblivious)
         # Interpreted scripts note their own source lines; other modules' are in the stack of Python.
-        noted = fx_traceback.preserve_node_meta(any(isinstance(m, Scripted) for m in self.module.modules()))
+        noted = fx_traceback.preserve_node_meta(any(isinstance(m, NotesSources) for m in self.module.modules()))
         with torch.no_grad(), oblivious, noted, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own pytree code
             return torch.export.export(
@@ -288,4 +266,4 @@ def torch_version() -> str:
     return str(torch.__version__).split("+")[0]
 
 
-__all__ = ["DynamicAxes", "TorchModuleTracer", "torch_version"]
+__all__ = ["TorchModuleTracer", "torch_version"]

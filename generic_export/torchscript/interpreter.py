@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue, pytree,
 from generic_export.errors import CaptureError, SpecializedAxisError
 from generic_export.torchscript.scalars import NOT_HERE, NUMBERS, as_declared, evaluate
 from generic_export.torchscript.schema import as_dtype, overload_named, parsed_schema, place_of, spelled_call
-from generic_export.torchscript.tensors import ON_TENSORS
+from generic_export.torchscript.tensors import OF_TENSOR
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,11 @@ class Interpreter:
 
     def _plain(self, node: JitNode, kind: str, arguments: list[Any]) -> Any:
         name = kind.partition("::")[2]
-        if name in ON_TENSORS and arguments and isinstance(arguments[0], torch.Tensor):
-            return ON_TENSORS[name](self, node, *arguments)
+        if arguments and isinstance(arguments[0], torch.Tensor):
+            if name in OF_TENSOR:
+                return OF_TENSOR[name](*arguments)
+            if name in _ON_TENSOR:
+                return _ON_TENSOR[name](self, node, *arguments)
         plain = [self.numbers.get(id(value), value) for value in arguments]
         if not any(isinstance(value, torch.Tensor) for value in plain) or _is_list_call(name, arguments):
             chosen = arguments if _is_list_call(name, arguments) else plain
@@ -411,6 +415,61 @@ _SPECIAL: dict[str, Callable[[Interpreter, JitNode], Sequence[Any]]] = {
     "prim::Print": _nothing,
     "aten::tensor": _tensor_of,
     "aten::as_tensor": _tensor_of,
+}
+
+# --- what a tensor is asked through the run -------------------------------------------------------
+
+
+def _number(run: Interpreter, _node: JitNode, tensor: torch.Tensor, kind: type | None = None) -> Any:
+    """Return the number in a tensor; while a graph is captured it stays a tensor of no axes."""
+    known = run.numbers.get(id(tensor))
+    if known is None and not torch.compiler.is_exporting():
+        known = tensor.item()
+    if known is not None:
+        return known if kind is None else kind(known)
+    scalar = tensor.reshape(())
+    if kind is bool:
+        return scalar if scalar.dtype is torch.bool else scalar.ne(0)
+    if kind is int:
+        return scalar.to(torch.int64)
+    return scalar if kind is None or scalar.is_floating_point() else scalar.to(torch.float32)
+
+
+def _cast(run: Interpreter, node: JitNode, tensor: torch.Tensor, *rest: Any) -> Any:
+    """`aten::to` in the forms that TorchScript alone has, and the others."""
+    schema = parsed_schema(node.schema())
+    if schema is None or not schema.overload_name.startswith("prim_"):
+        return run.operator(node, "aten::to", [tensor, *rest])
+    if schema.overload_name == "prim_other":
+        target = rest[0].dtype
+    else:
+        dtypes = [value for value in rest[:2] if isinstance(value, int) and not isinstance(value, bool)]
+        target = as_dtype(dtypes[0]) if dtypes else None
+    return tensor if target is None else run.home.placed(node, lambda: tensor.to(target))
+
+
+def _convolution(run: Interpreter, node: JitNode, tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """The form that a trace has of every convolution, as the function that the user called."""
+    weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_ = rest
+    axes = len(stride)
+    options: tuple[Any, ...]
+    if transposed:
+        function = getattr(torch, f"conv_transpose{axes}d")
+        options = (bias, stride, padding, output_padding, groups, dilation)
+    else:
+        function = getattr(torch, f"conv{axes}d")
+        options = (bias, stride, padding, dilation, groups)
+    result: torch.Tensor = run.home.placed(node, lambda: function(tensor, weight, *options))
+    return result
+
+
+_ON_TENSOR: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("item", "ScalarImplicit"), _number),
+    **dict.fromkeys(("Int", "IntImplicit"), partial(_number, kind=int)),
+    **dict.fromkeys(("Float", "FloatImplicit"), partial(_number, kind=float)),
+    "Bool": partial(_number, kind=bool),
+    "to": _cast,
+    "_convolution": _convolution,
 }
 
 

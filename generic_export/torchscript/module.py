@@ -14,9 +14,10 @@ import torch.fx.traceback as fx_traceback
 from torch import nn
 
 from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue, buffers_of, children_of, parameters_of
-from generic_export.torch_graph.naming import SOURCE_KEY
+from generic_export.torch_graph.naming import SOURCE_KEY, NotesSources
+from generic_export.torch_graph.nested import forward_signature
 from generic_export.torchscript.interpreter import Interpreter, ModuleRef
-from generic_export.torchscript.schema import forward_signature, source_of
+from generic_export.torchscript.schema import source_of
 from generic_export.torchscript.scopes import scoped_paths
 
 _TensorKey = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -31,7 +32,7 @@ class Scope(nn.Module):
         return call()
 
 
-class InterpretedModule(nn.Module):
+class InterpretedModule(NotesSources, nn.Module):
     """A ScriptModule whose graph is run node by node; made by `interpreted`.
 
     Attributes:

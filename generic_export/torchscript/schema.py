@@ -1,11 +1,10 @@
-"""TorchScript's calling conventions: which operator a node calls, how its arguments are spelled, what a forward takes.
+"""TorchScript's calling conventions: which operator a node calls, how its arguments are spelled.
 
 In: nodes and schemas of a TorchScript graph. Out: Python objects; nothing is run here.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ _NO_STEP = frozenset({"SELF", "UNKNOWN_INSTANCE", "TOP"})
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """Where a node comes from.
 
     Attributes:
@@ -57,9 +56,9 @@ class Place:
     source: str
 
 
-def place_of(node: JitNode) -> Place:
+def place_of(node: JitNode) -> NodePlace:
     """Return the module and the source line that a node (also an inlined one) comes from."""
-    return Place(".".join(name for name, _ in steps_of(node)), source_of(node))
+    return NodePlace(".".join(name for name, _ in steps_of(node)), source_of(node))
 
 
 def steps_of(node: JitNode) -> tuple[tuple[str, str], ...]:
@@ -104,7 +103,7 @@ def parsed_schema(text: str) -> FunctionSchema | None:
 
 
 @dataclass(frozen=True)
-class Call:
+class SpelledCall:
     """The arguments of an operator, spelled as Python callers spell them.
 
     Attributes:
@@ -119,7 +118,7 @@ class Call:
     tensors: tuple[str, ...]
 
 
-def spelled_call(overload: OpOverload, values: Sequence[Any]) -> Call:
+def spelled_call(overload: OpOverload, values: Sequence[Any]) -> SpelledCall:
     """Arrange the inputs of a node as the arguments of an operator; trailing ones that are missing take their defaults."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -135,7 +134,7 @@ def spelled_call(overload: OpOverload, values: Sequence[Any]) -> Call:
             kwargs[parameter.name] = value
         else:
             args.append(value)
-    return Call(tuple(args), kwargs, tuple(numbers), tuple(tensors))
+    return SpelledCall(tuple(args), kwargs, tuple(numbers), tuple(tensors))
 
 
 def _spelled(kind: str, value: Any) -> Any:
@@ -149,28 +148,11 @@ def _spelled(kind: str, value: Any) -> Any:
     return torch.strided if kind == "Layout" else value
 
 
-def forward_signature(module: torch.jit.ScriptModule) -> inspect.Signature:
-    """Return the signature of a script module's forward, `self` included."""
-    parameters = []
-    forward: Any = module.forward
-    for argument in forward.schema.arguments:
-        has_default = argument.has_default_value()
-        parameters.append(
-            inspect.Parameter(
-                argument.name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=argument.default_value if has_default else inspect.Parameter.empty,
-            )
-        )
-    return inspect.Signature(parameters)
-
-
 __all__ = [
-    "Call",
-    "Place",
+    "NodePlace",
+    "SpelledCall",
     "as_dtype",
     "as_number",
-    "forward_signature",
     "overload_named",
     "parsed_schema",
     "place_of",

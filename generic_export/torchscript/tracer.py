@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from generic_export.compat import children_of
-from generic_export.torch_graph.nested import FlatCall
+from generic_export.torch_graph.nested import FlatCall, forward_signature
 from generic_export.torchscript.harden.chain import hardened_copy
 from generic_export.torchscript.module import InterpretedModule, interpreted
-from generic_export.torchscript.schema import forward_signature
 
 _Arguments = tuple[Any, ...]
 

@@ -6,18 +6,23 @@ from the size that the input has at run time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import sympy
 import torch
 
 from generic_export.compat import torch_sympy
 from generic_export.errors import DimensionError
-from generic_export.nnef.graph import DimLiteral
-from generic_export.torch_graph.dims import dim_text
+from generic_export.translate.value import Scalar, Value
 
-if TYPE_CHECKING:
-    from generic_export.translate.builder import NnefBuilder, Value
+
+class Calculator(Protocol):
+    """What computes (`NnefBuilder`)."""
+
+    def scalar(self, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value: ...
+    def unary(self, operator: str, value: Value) -> Value: ...
+    def binary(self, operator: str, left: Value, right: Value) -> Value: ...
+
 
 _UNARY = {
     "sqrt": "sqrt",
@@ -51,7 +56,7 @@ def is_real(expr: sympy.Expr) -> bool:
     )
 
 
-def real_value(b: NnefBuilder, expr: sympy.Expr) -> Value:
+def real_value(b: Calculator, expr: sympy.Expr) -> Value:
     """Compute `expr` in the graph.
 
     Args:
@@ -67,9 +72,7 @@ def real_value(b: NnefBuilder, expr: sympy.Expr) -> Value:
     if expr.is_number:
         return b.scalar(float(expr), torch.float32)
     if not is_real(expr):
-        return b.emit(
-            "tract_core_cast", [DimLiteral(dim_text(expr))], shape=(), dtype=torch.float32, attributes={"to": "f32"}
-        )
+        return b.scalar(expr, torch.float32)
     if isinstance(expr, torch_sympy.ToFloat):
         return real_value(b, expr.args[0])
     operator = _unary_operator(expr)
@@ -98,7 +101,7 @@ _FOLDS: dict[type, str] = {
 }
 
 
-def _folded(b: NnefBuilder, operator: str, terms: tuple[sympy.Expr, ...]) -> Value:
+def _folded(b: Calculator, operator: str, terms: tuple[sympy.Expr, ...]) -> Value:
     result = real_value(b, terms[0])
     for term in terms[1:]:
         result = b.binary(operator, result, real_value(b, term))

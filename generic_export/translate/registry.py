@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from generic_export.compat import OpOverload, schema_of
 from generic_export.errors import RegistrationError, UnsupportedOperatorError
 from generic_export.torch_graph.ir import TorchOp
-from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.builder import NnefBuilder
+from generic_export.translate.value import Value
 
 TranslationFunction = Callable[..., Value | Sequence[Value]]
 F = TypeVar("F", bound=TranslationFunction)
@@ -28,14 +29,14 @@ _PLACEMENT_ARGUMENTS = frozenset(
 
 
 @dataclass(frozen=True)
-class Translation:
-    """A registered function and the schema arguments that it takes."""
+class _Registered:
+    """A function and the schema arguments that it takes."""
 
     function: TranslationFunction
     accepted: frozenset[str]
 
 
-_TRANSLATIONS: dict[OpOverload, Translation] = {}
+_TRANSLATIONS: dict[OpOverload, _Registered] = {}
 
 
 def translates(*overloads: OpOverload) -> Callable[[F], F]:
@@ -58,7 +59,7 @@ def translates(*overloads: OpOverload) -> Callable[[F], F]:
                 raise RegistrationError(
                     f"{function.__name__}: parameters {sorted(unknown)} are not in the schema {schema_of(overload)}."
                 )
-            _TRANSLATIONS[overload] = Translation(function, accepted)
+            _TRANSLATIONS[overload] = _Registered(function, accepted)
         return function
 
     return register
@@ -121,7 +122,6 @@ def unsupported(op: TorchOp, reason: str) -> UnsupportedOperatorError:
 
 
 __all__ = [
-    "Translation",
     "bind_arguments",
     "is_translated",
     "translate_call",

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.dat import block_header_bytes, header_bytes
+from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.nnef.graph import NnefGraph, NnefVariable
 from generic_export.nnef.text import graph_text
-from generic_export.translate.builder import TRACT_DTYPES
 from generic_export.weights.source import BlockTensorSource, TensorSource
 from generic_export.write.archive import GRAPH_FILE, ArchiveWriter, Entry, EntryDigest, Resume, WriteProgress
 from generic_export.write.direct_file import Buffer

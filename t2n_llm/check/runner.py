@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from generic_export.errors import EngineLoadError
-from generic_export.inference_target.tract.engines.cli import TractCli, write_bundle
+from generic_export.inference_target.tract.engines.cli import CheckOptions, TractCli, write_bundle
 from generic_export.inference_target.tract.engines.engine import IoFact, Session
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from kvcache.states import StateTensor, is_window_symbol
@@ -189,9 +189,7 @@ class CliRunner:
             outputs = self._cli.run_bundle(
                 self._archive,
                 bundle,
-                llm=llm,
-                unfold_kv_cache=llm and bool(states),
-                allow_float_casts=self._casts,
+                CheckOptions(llm=llm, unfold_kv_cache=llm and bool(states), allow_float_casts=self._casts),
             )
         prefixes = [f"turn_{index}/" if len(entries) > 1 else "" for index in range(len(entries))]
         return [outputs[f"{prefix}outputs"][0] for prefix in prefixes], outputs

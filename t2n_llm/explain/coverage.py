@@ -17,10 +17,7 @@ from typing import Any
 from torch import nn
 
 from generic_export.compat import CAPTURE_LOGGERS
-from generic_export.errors import CaptureError, T2NError
-from generic_export.export import producer_version
-from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
-from generic_export.translate.coverage import (
+from generic_export.coverage import (
     ModuleCoverage,
     OperatorCoverage,
     OperatorUse,
@@ -29,6 +26,9 @@ from generic_export.translate.coverage import (
     merged,
     seen_coverage,
 )
+from generic_export.errors import CaptureError, T2NError
+from generic_export.export import producer_version
+from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
 from generic_export.translate.modules import translated_modules
 from kvcache import explicit_attention, explicit_experts, explicit_operators, fuse_rotary_embedding
 from kvcache.operators import OperatorNames

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from generic_export.compat import OpOverload, TorchDispatchMode, pytree
+from generic_export.coverage import OperatorUse
 from generic_export.errors import CaptureError, described
-from generic_export.translate.coverage import OperatorUse
 
 _STEPS = 5
 _TORCH = os.path.dirname(torch.__file__)

@@ -19,7 +19,7 @@ from t2n_llm.weights.expressions import (
     Expression,
     Indivisible,
     Joined,
-    Leaf,
+    TensorLeaf,
     Transposed,
     count,
     narrowed,
@@ -72,7 +72,7 @@ class RecordedTensor(torch.Tensor):
 
 def record(source: TensorSource) -> RecordedTensor:
     """Return a checkpoint tensor in the form that operations can be recorded on."""
-    return RecordedTensor(Leaf(source), torch.empty(source.shape, dtype=source.dtype, device="meta"))
+    return RecordedTensor(TensorLeaf(source), torch.empty(source.shape, dtype=source.dtype, device="meta"))
 
 
 def _recorded_expression(value: Any) -> Any:
@@ -230,7 +230,7 @@ class ConvertedTensor:
     def plain(self) -> TensorSource | None:
         """The one source whose bytes these are, unchanged; None when there is something to compute."""
         expression = self.recorded.expression
-        return expression.source if isinstance(expression, Leaf) else None
+        return expression.source if isinstance(expression, TensorLeaf) else None
 
     def chunks(self) -> Iterator[memoryview]:
         """Compute and stream the bytes, in C order.

@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 
 from generic_export.errors import MissingTensorError, WeightError
+from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.nnef.graph import NnefGraph
-from generic_export.translate.builder import TRACT_DTYPES
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.part import part_source
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource

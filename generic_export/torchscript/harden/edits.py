@@ -13,8 +13,8 @@ import torch
 
 from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue, remove_dead_code
 from generic_export.errors import CaptureError, OptionError, T2NError, first_line
+from generic_export.torch_graph.nested import forward_signature
 from generic_export.torchscript.module import interpreted
-from generic_export.torchscript.schema import forward_signature
 
 Arguments = torch.Tensor | tuple[Any, ...]
 """Example arguments of a forward; a lone tensor stands for a tuple of one."""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.tracer import DynamicAxes
+from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
 from kvcache.forms import state_form
 from kvcache.state_views import keep_states_whole

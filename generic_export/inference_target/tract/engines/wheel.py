@@ -35,7 +35,10 @@ from generic_export.errors import (
 from generic_export.inference_target.tract.engines import wheel_worker
 from generic_export.inference_target.tract.engines.engine import (
     Array,
+    EngineNode,
     IoFact,
+    LoadTimes,
+    Profile,
     condense_error,
     conform_inputs,
     last_words,
@@ -43,9 +46,6 @@ from generic_export.inference_target.tract.engines.engine import (
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
     CPU,
-    EngineNode,
-    LoadTimes,
-    Profile,
     check_device,
     device_missing,
     example_inputs,

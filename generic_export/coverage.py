@@ -14,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+import generic_export.ops  # noqa: F401 - registers every translation
 from generic_export.compat import COMPOSITE, HigherOrderOperator, OpOverload
 from generic_export.errors import T2NError
 from generic_export.torch_graph.conversion import SCALAR_TYPES, Conversion, is_annotation
