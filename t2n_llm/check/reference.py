@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from generic_export.errors import OptionError, ReferenceDiedError
-from generic_export.processes import Send, start_task, wait_for_news
+from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
 from kvcache.states import Slot
 from t2n_llm.weights.archive_weights import ArchiveWeights
@@ -225,12 +226,12 @@ def run_reference_apart(
     return answers[0]
 
 
-def _answer(folder: Path, plan: CheckPlan, send: Send, **options: Any) -> None:
+def _answer(folder: Path, plan: CheckPlan, parent: Connection, **options: Any) -> None:
     """Run in the other process: send what `run_reference` returns or raises."""
     try:
-        send(run_reference(folder, plan, **options))
+        parent.send(run_reference(folder, plan, **options))
     except Exception as error:
-        send(error)
+        parent.send(error)
 
 
 def _run_text(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, dict[Slot, np.ndarray]]:

@@ -9,33 +9,34 @@ import subprocess
 import sys
 import time
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
 import pytest
 
-from generic_export.processes import Ending, Limits, Reason, Send, TaskProcess, start_task, wait_for_news
+from generic_export.processes import Ending, Limits, Reason, TaskProcess, start_task, wait_for_news
 
 METHODS = ["fork", "spawn"]
 
 
-def _count(last: int, send: Send) -> None:
+def _count(last: int, parent: Connection) -> None:
     for number in range(last):
         print(f"counted {number}", flush=True)
-        send(number)
+        parent.send(number)
 
 
-def _raise(send: Send) -> None:
+def _raise(parent: Connection) -> None:
     raise ValueError("no good")
 
 
-def _die(send: Send) -> None:
-    send("last words")
+def _die(parent: Connection) -> None:
+    parent.send("last words")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _start_another(send: Send) -> None:
-    send(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
+def _start_another(parent: Connection) -> None:
+    parent.send(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
     time.sleep(600)
 
 

@@ -92,7 +92,23 @@ class CliCheck:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """How to run and judge a bundle; the attributes are the keyword arguments of `TractCli.check_bundle`."""
+    """How to run and judge a bundle; the attributes are the keyword arguments of `TractCli.check_bundle`.
+
+    Attributes:
+        llm: run as a language model: `--llm`, which detects KV caches and the like.
+        approximation: tolerance level.
+        atol, rtol, outliers: tolerance given by number instead; outliers is a fraction.
+        allow_float_casts: let f32 entries meet f16 inputs and outputs. npz entries are never f16.
+        unfold_kv_cache: give detected caches back as inputs and outputs.
+        prompt_chunk_size: feed a long prompt in pieces of this many tokens; the expected outputs are then those of the
+            last piece.
+        rank_biased_overlap: compare the order of the largest values instead, all outputs alike, and pass from this
+            similarity on. Only the 100 largest weigh in: a perfect match scores 0.99, and with V values in all at most
+            1 - 0.9**V.
+        allow_missing_outputs: skip outputs that the bundle does not hold; by default with `llm` only.
+        transforms: further transforms, after the detection: `name` or `name(key: value)`.
+        registries: operators enabled beside tract's core when `llm` is off.
+    """
 
     llm: bool = True
     approximation: Approximation = "close"
@@ -168,23 +184,7 @@ class TractCli:
         """Version of the command, from its `--version`."""
         return self._version
 
-    def check_bundle(
-        self,
-        archive: Path,
-        bundle: Path,
-        *,
-        llm: bool = True,
-        approximation: Approximation = "close",
-        atol: float | None = None,
-        rtol: float | None = None,
-        outliers: float = 0.0,
-        allow_float_casts: bool = False,
-        unfold_kv_cache: bool = True,
-        prompt_chunk_size: int | None = None,
-        rank_biased_overlap: float | None = None,
-        allow_missing_outputs: bool | None = None,
-        transforms: Sequence[str] = (),
-    ) -> CliCheck:
+    def check_bundle(self, archive: Path, bundle: Path, **chosen: Any) -> CliCheck:
         """Run an archive on a bundle's inputs and let tract compare its outputs with the bundle's.
 
         What tract does with a bundle (0.23.9, by running):
@@ -200,35 +200,12 @@ class TractCli:
         Args:
             archive: folder, `.tar`, `.tar.gz` or `.tgz`; the command knows no other suffix.
             bundle: npz with inputs and expected outputs.
-            llm: run as a language model: `--llm`, which detects KV caches and the like.
-            approximation: tolerance level.
-            atol, rtol, outliers: tolerance given by number instead; outliers is a fraction.
-            allow_float_casts: let f32 entries meet f16 inputs and outputs. npz entries are never f16.
-            unfold_kv_cache: give detected caches back as inputs and outputs.
-            prompt_chunk_size: feed a long prompt in pieces of this many tokens; the expected outputs are then
-                those of the last piece.
-            rank_biased_overlap: compare the order of the largest values instead, all outputs alike, and pass
-                from this similarity on. Only the 100 largest weigh in: a perfect match scores 0.99, and with V
-                values in all at most 1 - 0.9**V.
-            allow_missing_outputs: skip outputs that the bundle does not hold; by default with `llm` only.
-            transforms: further transforms, after the detection: `name` or `name(key: value)`.
+            chosen: attributes of `CheckOptions`.
         Raises:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no outputs to compare.
             OptionError: tract would misread the bundle.
         """
-        options = CheckOptions(
-            llm=llm,
-            approximation=approximation,
-            atol=atol,
-            rtol=rtol,
-            outliers=outliers,
-            allow_float_casts=allow_float_casts,
-            unfold_kv_cache=unfold_kv_cache,
-            prompt_chunk_size=prompt_chunk_size,
-            rank_biased_overlap=rank_biased_overlap,
-            allow_missing_outputs=allow_missing_outputs,
-            transforms=transforms,
-        )
+        options = CheckOptions(**chosen)
         turns = read_turns(bundle)
         command = self._check_command(archive, bundle, options)
         run = self._execute(command)
@@ -252,27 +229,14 @@ class TractCli:
         """Return the shell line of `check_bundle` with the same keyword arguments, without running it."""
         return shlex.join(self._check_command(archive, bundle, CheckOptions(**options)))
 
-    def run_bundle(
-        self,
-        archive: Path,
-        bundle: Path,
-        *,
-        llm: bool = True,
-        unfold_kv_cache: bool = True,
-        allow_float_casts: bool = False,
-        prompt_chunk_size: int | None = None,
-        transforms: Sequence[str] = (),
-        registries: Sequence[str] = DEFAULT_REGISTRIES,
-        steps: bool = False,
-    ) -> dict[str, Array]:
+    def run_bundle(self, archive: Path, bundle: Path, *, steps: bool = False, **chosen: Any) -> dict[str, Array]:
         """Run an archive on a bundle's inputs and return its outputs.
 
         Args:
-            archive, bundle, llm, unfold_kv_cache, allow_float_casts, prompt_chunk_size, transforms: as in
-                `check_bundle`.
-            registries: operators enabled beside tract's core when `llm` is off.
+            archive, bundle: as in `check_bundle`.
             steps: return the value of every node instead, by node name. The graph is then run before code
                 generation: packed values of the optimised graph make the command panic when it saves them.
+            chosen: attributes of `CheckOptions` that say how to run.
         Returns:
             Outputs by their name in the graph (`<cache input>_concat` for unfolded caches), prefixed with
             `turn_N/` when there were several turns. f16 values come back as f32, exactly: npz is written
@@ -281,14 +245,7 @@ class TractCli:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError, OptionError
         """
         read_turns(bundle)
-        options = CheckOptions(
-            llm=llm,
-            unfold_kv_cache=unfold_kv_cache,
-            allow_float_casts=allow_float_casts,
-            prompt_chunk_size=prompt_chunk_size,
-            transforms=transforms,
-            registries=registries,
-        )
+        options = CheckOptions(**chosen)
         with tempfile.TemporaryDirectory(prefix="tract-outputs-") as folder:
             saved = Path(folder) / "outputs.npz"
             save = ["--save-steps" if steps else "--save-outputs-npz", str(saved)]
