@@ -111,8 +111,8 @@ def _child(order: Mapping[str, Any]) -> None:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
+    from t2n_llm.export.pipeline import export_llm
     from t2n_llm.graph import document as graph
-    from t2n_llm.tasks.text_generation import export_llm
 
     clock = StageClock(order["started"])
     translate = graph.translate_graph

@@ -250,7 +250,7 @@ def tract_measure(folder: Path, windows: Sequence[Sequence[int]], calibration: s
     import torch
 
     from t2n_llm.check.runner import WheelRunner
-    from t2n_llm.tasks.text_generation import export_llm
+    from t2n_llm.export.pipeline import export_llm
 
     def measure(name: str) -> Iterator[Any]:
         algorithm, _, embeddings = name.partition("+")

@@ -19,6 +19,7 @@ from generic_export.errors import OptionError, ReferenceDiedError
 from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
 from kvcache.states import Slot
+from t2n_llm.check.options import DEFAULT_DECODE_STEPS
 from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.f32_model import reference_model
 from t2n_llm.weights.placement import Residency
@@ -36,7 +37,6 @@ CHECK_TEXT = (
 )
 
 PROMPT_LENGTH = 12
-DEFAULT_DECODE_STEPS = 64
 OFFLOADED_GREEDY_STEPS = 4  # each one reads every weight that is on disk
 _SHORTEST_TEXT = 29  # longer than the traced length, not a multiple of the chunk sizes
 _LOOK_SECONDS = 0.5

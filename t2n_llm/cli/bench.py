@@ -109,7 +109,7 @@ def _engine(name: str, binary: Path | None, device: str, timeout: float) -> Trac
     from generic_export.errors import OptionError
     from generic_export.inference_target.tract.engines.cli import TractCli
     from generic_export.inference_target.tract.engines.wheel import TractWheel
-    from t2n_llm.check.runner import ENGINES
+    from t2n_llm.check.options import ENGINES
 
     if name not in ENGINES:
         raise OptionError(f"engine {name!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,12 @@ from t2n_llm.tasks.names import TEXT_GENERATION
 
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
-    from t2n_llm.check.causal_lm import ValidationReport
+    from t2n_llm.check.agreement import CheckResult, ValidationReport
     from t2n_llm.export.adapter_only import AdapterExport
     from t2n_llm.export.pipeline import ExportResult
     from t2n_llm.export.plan import ExportPlan
     from t2n_llm.export.verify import IntegrityReport
     from t2n_llm.measure.quantize_report import QuantizeReport
-    from t2n_llm.tasks.heads.check import HeadReport
 
 
 _LINE_SECONDS = 5.0
@@ -64,6 +63,20 @@ class _Line:
 
 
 _PIPE_COLUMNS = 200  # tables in a pipe or a file are not folded to the 80 columns of a terminal that is not there
+
+
+# What is shown of a check: of logits of tokens, and of other values.
+_TOKEN_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
+    "steps": lambda check: str(len(check.steps)),
+    "max abs error": lambda check: f"{check.max_abs_error:.2e}",
+    "max KL": lambda check: f"{check.max_kl_divergence:.2e}",
+    "same token": lambda check: f"{check.same_top1}/{len(check.steps)}",
+}
+_VALUE_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
+    "texts x tokens": lambda check: " x ".join(map(str, check.shape or ())),
+    "max abs error": lambda check: f"{check.max_abs_error:.2e}",
+    "largest value": lambda check: f"{check.scale:.2e}",
+}
 
 
 class Sink:
@@ -165,7 +178,7 @@ class Sink:
         if error.hint:
             self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
 
-    def exported(self, result: ExportResult[Any]) -> None:
+    def exported(self, result: ExportResult) -> None:
         """Print the outcome of an export."""
         manifest = result.manifest
         if self.mode is OutputMode.JSON:
@@ -193,24 +206,6 @@ class Sink:
         if manifest["task"] == TEXT_GENERATION and "tokenizer.json" in manifest["companions"]:
             folder = escape(shlex.quote(str(result.output_dir)))
             self._out.print(f'try it    t2n-llm generate {folder} "Once upon a time"')
-
-    def _texts(self, report: HeadReport) -> None:
-        """Print how the texts of a check compare."""
-        table = Table(
-            title=f"PyTorch f32 against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
-        )
-        for heading in ("texts", "batch", "length", "max abs error", "largest value", ""):
-            table.add_column(heading, justify="left" if heading in ("texts", "") else "right")
-        for check in report.checks:
-            table.add_row(
-                check.name,
-                str(check.batch),
-                str(check.length),
-                f"{check.max_abs_error:.2e}",
-                f"{check.scale:.2e}",
-                "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]",
-            )
-        self._out.print(table)
 
     def adapted(self, result: AdapterExport) -> None:
         """Print the outcome of an export of an adapter alone."""
@@ -245,39 +240,27 @@ class Sink:
             more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
             self._out.print(f"kept      {escape(names)}{more} ({size:.1f} MB): {escape(reason)}")
 
-    def validated(self, report: ValidationReport | HeadReport) -> None:
+    def validated(self, report: ValidationReport) -> None:
         """Print the outcome of a validation."""
         if self.mode is OutputMode.JSON:
             self._json(report.asdict())
         elif self.mode is OutputMode.HUMAN:
-            from t2n_llm.check.causal_lm import ValidationReport
-
-            if isinstance(report, ValidationReport):
-                self._checks(report)
-            else:
-                self._texts(report)
+            self._checks(report)
 
     def _checks(self, report: ValidationReport) -> None:
         weights = ", on the compressed weights" if report.original is not None else ""
         table = Table(
             title=f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
         )
-        for heading, justify in (
-            ("check", "left"),
-            ("steps", "right"),
-            ("max abs error", "right"),
-            ("max KL", "right"),
-        ):
-            table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-        table.add_column("same token", justify="right")
+        table.add_column("check")
+        columns = _TOKEN_COLUMNS if any(check.compares_tokens for check in report.checks) else _VALUE_COLUMNS
+        for heading in columns:
+            table.add_column(heading, justify="right")
         table.add_column("")
         for check in report.checks:
             table.add_row(
                 check.name,
-                str(len(check.steps)),
-                f"{check.max_abs_error:.2e}",
-                f"{check.max_kl_divergence:.2e}",
-                f"{check.same_top1}/{len(check.steps)}",
+                *(show(check) for show in columns.values()),
                 "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]",
             )
         self._out.print(table)

@@ -14,6 +14,9 @@ import typer
 from generic_export.errors import InterruptError, OptionError
 from t2n_llm.cli.console import OutputMode, Sink
 from t2n_llm.cli.inspect import table_of
+from t2n_llm.cli.parameters import takes_options
+from t2n_llm.cli.session import quiet_libraries
+from t2n_llm.source.reference import SourceRef
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,22 +33,16 @@ _SourceArgument = Annotated[
 _JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON to a file, or to stdout: -.")
 ]
-_RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
-_TokenOption = Annotated[
-    str | None, typer.Option(help="Hub access token; by default the one of `hf auth login` or HF_TOKEN.")
-]
-_TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")]
 
 
+@takes_options
 def coverage(
     model: _SourceArgument,
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="Capture all layers instead of one of each kind (slower).")
     ] = False,
     json_file: _JsonOption = None,
-    revision: _RevisionOption = None,
-    token: _TokenOption = None,
-    trust_remote_code: _TrustOption = False,
+    origin: SourceRef = SourceRef(),
 ) -> None:
     """List the operators that a model needs: supported, decomposed into others, or missing. Takes seconds.
 
@@ -57,10 +54,7 @@ def coverage(
         from t2n_llm.explain.coverage import cover_model
 
         report = cover_model(
-            model,
-            revision=revision,
-            token=token,
-            trust_remote_code=trust_remote_code,
+            origin.named(model),
             every_layer=every_layer,
             reporter=sink,
         )
@@ -70,6 +64,7 @@ def coverage(
         raise typer.Exit(_EXIT_FAILED)
 
 
+@takes_options
 def diagnose(
     model: Annotated[str, typer.Argument(help="Hub id, local folder, config.json or .gguf file.")],
     tiny: Annotated[
@@ -104,9 +99,7 @@ def diagnose(
     resume: Annotated[
         bool, typer.Option("--resume", help="Take over from --out what passed in an earlier run.")
     ] = False,
-    revision: _RevisionOption = None,
-    token: _TokenOption = None,
-    trust_remote_code: _TrustOption = False,
+    origin: SourceRef = SourceRef(),
 ) -> None:
     """Find the module, the operator and the line that keep a model from exporting, or make it wrong. No weights needed.
 
@@ -134,12 +127,9 @@ def diagnose(
             out=out,
             resume=resume,
             limits=Limits(seconds=timeout, memory=memory),
-            trust_remote_code=trust_remote_code,
         )
         with _interrupts_reach_the_search(), _ProgressView(sink) as view:
-            diagnosis = diagnose_model(
-                model, options, revision=revision, token=token, reporter=sink, progress=view.show
-            )
+            diagnosis = diagnose_model(origin.named(model), options, reporter=sink, progress=view.show)
     _tell(sink, diagnosis, html, json_file, out)
     if not diagnosis.ok:
         raise typer.Exit(_EXIT_FAILED)
@@ -268,18 +258,6 @@ def _where(progress: Progress) -> str:
 def sink_for_json(json_file: str | None) -> Sink:
     """Return the sink of a command whose `--json` names a file: it speaks JSON only when that file is stdout."""
     return Sink(OutputMode.JSON if json_file == STDOUT else OutputMode.HUMAN)
-
-
-def quiet_libraries() -> None:
-    """Keep the notices of other libraries, which are about training, out of our output."""
-    import os
-    import warnings
-
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 def write_record(sink: Sink, record: dict[str, Any], json_file: str | None) -> None:

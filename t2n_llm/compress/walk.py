@@ -19,6 +19,7 @@ from torch import nn
 from generic_export.errors import CaptureError, CorruptCheckpointError, MissingTensorError
 from generic_export.weights.source import TensorSource
 from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.reference import SourceRef
 from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.names import match_parameters
 from t2n_llm.weights.placement import Placement, plan_residency
@@ -108,7 +109,7 @@ def open_walkable(folder: Path, *, trust_remote_code: bool = False) -> WalkableM
         NotEnoughMemoryError: the whole model must be loaded, and does not fit.
         SourceError, CorruptCheckpointError: as `open_source`.
     """
-    source = open_source(str(folder), trust_remote_code=trust_remote_code, require_tokenizer=False)
+    source = open_source(SourceRef(str(folder), trust_remote_code=trust_remote_code), require_tokenizer=False)
     model = _skeleton(source)
     tensors = match_parameters(model, source.checkpoint().tensors).tensors
     if _covers(tensors, model):

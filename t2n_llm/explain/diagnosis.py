@@ -25,10 +25,12 @@ from kvcache.operators import OperatorNames
 from kvcache.state_adapters import register_cache_adapters
 from t2n_llm.explain.call_sets import ModelCalls, calls_of
 from t2n_llm.explain.tiny_twin import tiny_twin
-from t2n_llm.export.options import DTYPES, LogReporter, Reporter
+from t2n_llm.graph.options import DTYPES, torch_dtype
 from t2n_llm.graph.skeleton import probe_states
+from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import open_config, open_source
+from t2n_llm.source.reference import SourceRef
 from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.placement import available_memory
 
@@ -56,7 +58,6 @@ class DiagnosisOptions:
         subject: what is diagnosed.
         dtype: element type of weights, activations and caches.
         strategy, depth, only, atol, rtol, jobs, out, resume, limits: of the search.
-        trust_remote_code: allow code that comes with the model.
     """
 
     subject: Subject = Subject.SKELETON
@@ -70,7 +71,6 @@ class DiagnosisOptions:
     out: Path | None = None
     resume: bool = False
     limits: Limits = field(default_factory=Limits)
-    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -93,20 +93,17 @@ class _Prepared:
 
 
 def diagnose_model(
-    name: str,
+    source: str | SourceRef,
     options: DiagnosisOptions | None = None,
     *,
-    revision: str | None = None,
-    token: str | None = None,
     reporter: Reporter | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Diagnosis:
     """Find the parts of a language model that do not export, or export and are wrong.
 
     Args:
-        name: hub id, folder, config file or `.gguf` file; weights are fetched and read only for `Subject.WEIGHTS`.
+        source: hub id, folder, config file or `.gguf` file; weights are fetched and read only for `Subject.WEIGHTS`.
         options: what is diagnosed, and how.
-        revision, token: as for `open_source`.
         reporter: told what happens; None logs.
         progress: told of every attempt.
 
@@ -122,9 +119,10 @@ def diagnose_model(
     """
     options, reporter = options or DiagnosisOptions(), reporter or LogReporter()
     register_cache_adapters()
-    reporter.stage(f"Reading {name}")
+    ref = SourceRef.of(source)
+    reporter.stage(f"Reading {ref.name}")
     with explicit_operators() as operators:
-        prepared = _prepared(name, options, operators, revision, token)
+        prepared = _prepared(ref, options, operators)
         for note in prepared.notes:
             reporter.stage(note)
         calls = _calls(prepared.model, operators)
@@ -198,12 +196,10 @@ def _calls(model: nn.Module, operators: OperatorNames) -> ModelCalls:
 # --- what is diagnosed ----------------------------------------------------------------------------
 
 
-def _prepared(
-    name: str, options: DiagnosisOptions, operators: OperatorNames, revision: str | None, token: str | None
-) -> _Prepared:
-    trust = options.trust_remote_code
+def _prepared(ref: SourceRef, options: DiagnosisOptions, operators: OperatorNames) -> _Prepared:
+    trust = ref.trust_remote_code
     if options.subject is Subject.WEIGHTS:
-        source = open_source(name, revision=revision, token=token, trust_remote_code=trust, require_tokenizer=False)
+        source = open_source(ref, require_tokenizer=False)
         source.checkpoint()  # refuses a folder without weights, or with damaged ones
         _require_memory(source.config, trust)
         model = load_f32(source.weights, trust)
@@ -211,10 +207,10 @@ def _prepared(
         model = _with_attention(operators, partial(_attending, model))
         notes = ["diagnosed with the model's own weights"]
     else:
-        config = open_config(name, revision=revision, token=token, trust_remote_code=trust).config
+        config = open_config(ref).config
         make = _tiny if options.subject is Subject.TINY else _skeleton
         model, notes = make(config, operators, trust)
-    dtype = DTYPES[options.dtype]
+    dtype = torch_dtype(options.dtype)
     return _Prepared(model.to(dtype).eval().requires_grad_(False), tuple(notes))
 
 

@@ -26,6 +26,7 @@ from generic_export.weights.values import read_tensor
 from t2n_llm.source.empty_model import CAUSAL_LM, ModelKind, meta_model
 from t2n_llm.source.gguf import load_gguf_model
 from t2n_llm.source.hub import GGUF_SUFFIX, ModelSource, open_source
+from t2n_llm.source.reference import SourceRef
 from t2n_llm.weights.placement import CPU, Residency
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def load_dequantized(weights: Path, *, trust_remote_code: bool = False) -> Any |
         return load_gguf_model(weights)
     if not (weights / "config.json").is_file():
         return None
-    source = open_source(str(weights), trust_remote_code=trust_remote_code, require_tokenizer=False)
+    source = open_source(SourceRef(str(weights), trust_remote_code=trust_remote_code), require_tokenizer=False)
     if source.quantization is None:
         return None
     model_class = type(meta_model(source.config, trust_remote_code=source.trust_remote_code))

@@ -15,11 +15,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvcache.forms import state_form
-from t2n_llm.check.causal_lm import ValidationReport, validate_archive
+from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.reference import ReferenceRun, plan_check, run_reference
 from t2n_llm.check.runner import open_runner
+from t2n_llm.check.turns import validate_archive
 from t2n_llm.export.folder import archive_in, read_manifest
-from t2n_llm.export.manifest import recorded_states
+from t2n_llm.graph.interface import recorded_states
 from t2n_llm.weights.f32_model import load_f32
 
 

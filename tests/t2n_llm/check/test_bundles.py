@@ -16,7 +16,8 @@ from generic_export.inference_target.tract.engines.cli import TractCli
 from t2n_llm import export_llm
 from t2n_llm.check.reference import run_reference, run_reference_apart
 from t2n_llm.export.folder import read_manifest
-from t2n_llm.export.revalidate import ValidateOptions, validate_folder
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.revalidate import validate_folder
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
 BUNDLES = ("prefill", "chunked_prefill", "decode_step", "generation")
@@ -101,8 +102,8 @@ def test_a_wrong_answer_is_noticed(cli: TractCli, exported: Path, tmp_path: Path
 
 
 def test_validation_with_the_command_is_the_wheels(cli: TractCli, exported: Path) -> None:
-    with_cli = validate_folder(exported, str(EXAMPLE), options=ValidateOptions(decode_steps=20, engine="cli"))
-    with_wheel = validate_folder(exported, str(EXAMPLE), options=ValidateOptions(decode_steps=20))
+    with_cli = validate_folder(exported, str(EXAMPLE), options=ValidateOptions.of(decode_steps=20, engine="cli"))
+    with_wheel = validate_folder(exported, str(EXAMPLE), options=ValidateOptions.of(decode_steps=20))
     assert with_cli.passed
     assert with_wheel.passed
     assert (with_cli.engine, with_wheel.engine) == ("cli", "wheel")

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from generic_export.errors import NotEnoughMemoryError, SourceError, WeightError
 from generic_export.nnef.dat import HEADER_BYTES
 from quant.packing import dequantize_bytes
-from t2n_llm.export.revalidate import ValidateOptions, validate_folder
-from t2n_llm.tasks.text_generation import ExportResult, export_llm
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.pipeline import ExportResult, export_llm
+from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.weights.archive_weights import stored_values
 from t2n_llm.weights.f32_model import load_dequantized
 from tests.families import save_tiny_model
@@ -117,7 +118,7 @@ def test_exact_formats_keep_their_values(name: str, tmp_path: Path) -> None:
         assert torch.equal(values[key], values_of(levels, scales, zeros, groups)), key
     schemes = [record["scheme"] for record in result.manifest["compression"]["tensors"]]
     assert schemes.count("q4_0") == LINEARS and not result.manifest["notes"]
-    assert validate_folder(result.output_dir, str(model), options=ValidateOptions(decode_steps=STEPS)).passed
+    assert validate_folder(result.output_dir, str(model), options=ValidateOptions.of(decode_steps=STEPS)).passed
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in EXACT])

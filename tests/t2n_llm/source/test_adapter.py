@@ -23,11 +23,11 @@ from generic_export.weights.values import read_tensor
 from t2n_llm.check.reference import plan_check, run_reference
 from t2n_llm.export.adapter_only import export_adapter
 from t2n_llm.export.folder import sha256
+from t2n_llm.export.pipeline import export_llm
 from t2n_llm.source import adapter_merge
 from t2n_llm.source.adapter import Adapter, LoraConfig, open_adapter
 from t2n_llm.source.adapter_merge import LoraModule, LowRankUpdate, MergedTensor
 from t2n_llm.source.empty_model import meta_model
-from t2n_llm.tasks.text_generation import export_llm
 from t2n_llm.weights.placement import Placement, plan_residency
 from tests.families import FAMILIES, save_tiny_model
 from tests.t2n_llm.command_line import call, refused, strict_json

@@ -20,6 +20,7 @@ from generic_export.errors import (
     TranslationError,
     ValidationError,
 )
+from t2n_llm.source.reference import SourceRef
 
 # What shapes and classes alone decide: the tiny twin fails in the same way, in seconds and without weights.
 _ABOUT_THE_GRAPH = (
@@ -28,16 +29,14 @@ _ABOUT_THE_GRAPH = (
 )
 
 
-def diagnose_command(
-    error: T2NError, source: str, *, dtype: str = "f16", revision: str | None = None, trust_remote_code: bool = False
-) -> str | None:
+def diagnose_command(error: T2NError, ref: SourceRef, dtype: str = "f16") -> str | None:
     """Return the command line that finds the cause of an export's error; None where no module is to blame.
 
     Args:
         error: what the export raised.
-        source, dtype, revision, trust_remote_code: how it was called.
+        ref, dtype: how it was called.
     """
-    words = ["t2n-llm", "diagnose", source]
+    words = ["t2n-llm", "diagnose", ref.name]
     if isinstance(error, _ABOUT_THE_GRAPH):
         words.append("--tiny")
     elif isinstance(error, ValidationError):
@@ -45,18 +44,18 @@ def diagnose_command(
     else:
         return None
     words += ["--dtype", dtype] if dtype != "f32" else []
-    words += ["--revision", revision] if revision is not None else []
-    words += ["--trust-remote-code"] if trust_remote_code else []
+    words += ["--revision", ref.revision] if ref.revision is not None else []
+    words += ["--trust-remote-code"] if ref.trust_remote_code else []
     return shlex.join(words)
 
 
 @contextmanager
-def suggested_diagnosis(source: str, *, dtype: str, revision: str | None, trust_remote_code: bool) -> Iterator[None]:
-    """Let an error in the block end its hint with the command that finds its cause."""
+def suggested_diagnosis(ref: SourceRef, dtype: str, *, possible: bool = True) -> Iterator[None]:
+    """Let an error in the block end its hint with the command that finds its cause, where a diagnosis is possible."""
     try:
         yield
     except T2NError as error:
-        command = diagnose_command(error, source, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        command = diagnose_command(error, ref, dtype) if possible else None
         if command is not None:
             error.hint = f"{error.hint or ''} To find the module to blame: {command}".strip()
         raise
