@@ -35,7 +35,7 @@ Task = Callable[[Connection], None]
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """What a process and those that it starts may take together: seconds of the clock, and bytes of memory."""
 
     seconds: float = inf
@@ -171,7 +171,12 @@ class TaskProcess(Child):
     """
 
     def __init__(
-        self, process: BaseProcess, output: IO[bytes] | None, connection: Connection, limits: Limits, shared_bytes: int
+        self,
+        process: BaseProcess,
+        output: IO[bytes] | None,
+        connection: Connection,
+        limits: ProcessLimits,
+        shared_bytes: int,
     ) -> None:
         super().__init__(process, output, connection)
         self.connection = connection
@@ -223,7 +228,7 @@ def start_task(
     task: Task,
     *,
     method: Literal["fork", "spawn"],
-    limits: Limits = Limits(),
+    limits: ProcessLimits = ProcessLimits(),
     shared_bytes: int = 0,
     keep_output: bool = True,
 ) -> TaskProcess:
@@ -312,7 +317,7 @@ def _leave_with_parent(parent: int) -> None:
 __all__ = [
     "Child",
     "Ending",
-    "Limits",
+    "ProcessLimits",
     "Reason",
     "Task",
     "TaskProcess",

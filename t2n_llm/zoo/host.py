@@ -18,7 +18,7 @@ from types import ModuleType
 
 import psutil
 
-from generic_export.processes import Ending, Limits, Reason, TaskProcess, start_task, wait_for_news
+from generic_export.processes import Ending, ProcessLimits, Reason, TaskProcess, start_task, wait_for_news
 from t2n_llm.zoo.verdict import CRASHED, MEMORY, TIMEOUT, Cell, Verdict
 
 DEFAULT_WORK = "t2n_llm.zoo.cell"
@@ -34,7 +34,7 @@ def run_in_process(cell: Cell, work: ModuleType, *, fresh: bool = False) -> Verd
         work: module with `run_cell(cell, folder, on_stage)`.
         fresh: start a new interpreter instead of forking this one (slower; where forking is not safe).
     """
-    limits = Limits(cell.timeout_seconds, cell.max_rss_bytes)
+    limits = ProcessLimits(cell.timeout_seconds, cell.max_rss_bytes)
     with tempfile.TemporaryDirectory(prefix="t2n-zoo-", ignore_cleanup_errors=True) as folder:
         task = partial(_run_cell, cell, work.__name__, Path(folder))
         with start_task(task, method="spawn" if fresh else "fork", limits=limits) as process:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from generic_export.processes import Ending, Limits, Reason, TaskProcess, start_task, wait_for_news
+from generic_export.processes import Ending, ProcessLimits, Reason, TaskProcess, start_task, wait_for_news
 
 METHODS = ["fork", "spawn"]
 
@@ -85,7 +85,7 @@ def test_a_killed_one_is_known_by_its_signal() -> None:
 
 @pytest.mark.parametrize("end", ["limit", "close", "collection"])
 def test_all_that_it_started_ends_with_it(end: str) -> None:
-    process = start_task(_start_another, method="fork", limits=Limits(seconds=1.0 if end == "limit" else 600.0))
+    process = start_task(_start_another, method="fork", limits=ProcessLimits(seconds=1.0 if end == "limit" else 600.0))
     other = None
     while other is None:
         wait_for_news([process], 0.1)

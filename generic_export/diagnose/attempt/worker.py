@@ -19,7 +19,7 @@ from generic_export.diagnose.records import ErrorRecord, Outcome, Stage, Verdict
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.engine import last_words
 from generic_export.inference_target.tract.evidence.redaction import redacted
-from generic_export.processes import Ending, Reason, start_task
+from generic_export.processes import Ending, ProcessLimits, Reason, start_task
 from generic_export.sizes import parse_size
 
 Task = Callable[[Callable[[Stage], None]], Verdict]
@@ -72,7 +72,7 @@ class Worker:
         self._process = start_task(
             alone,
             method="fork",
-            limits=processes.Limits(limits.seconds, limits.memory_bytes),
+            limits=ProcessLimits(limits.seconds, limits.memory_bytes),
             shared_bytes=psutil.Process().memory_info().rss,
         )
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from generic_export.errors import EngineRunError
 from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance
-from generic_export.inference_target.tract.engines.cli import Approximation, CheckOptions, TractCli
+from generic_export.inference_target.tract.engines.cli import Approximation, BundleOptions, TractCli
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.npz_bundle import write_bundle
 from generic_export.inference_target.tract.engines.wheel import TractWheel
@@ -81,7 +81,7 @@ def assert_io_cmd_str(
         binary: the command.
         half: inputs or outputs are f16, which the npz holds as f32.
     """
-    options = CheckOptions(llm=False, allow_float_casts=half, registries=registries)
+    options = BundleOptions(llm=False, allow_float_casts=half, registries=registries)
     if isinstance(tolerance, ToleranceLimits):
         options = replace(options, atol=tolerance.absolute, rtol=tolerance.relative, outliers=tolerance.outliers)
     else:

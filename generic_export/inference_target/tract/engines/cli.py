@@ -91,7 +91,7 @@ class CliCheck:
 
 
 @dataclass(frozen=True)
-class CheckOptions:
+class BundleOptions:
     """How to run and judge a bundle; the attributes are the keyword arguments of `TractCli.check_bundle`.
 
     Attributes:
@@ -200,12 +200,12 @@ class TractCli:
         Args:
             archive: folder, `.tar`, `.tar.gz` or `.tgz`; the command knows no other suffix.
             bundle: npz with inputs and expected outputs.
-            chosen: attributes of `CheckOptions`.
+            chosen: attributes of `BundleOptions`.
         Raises:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no outputs to compare.
             OptionError: tract would misread the bundle.
         """
-        options = CheckOptions(**chosen)
+        options = BundleOptions(**chosen)
         turns = read_turns(bundle)
         command = self._check_command(archive, bundle, options)
         run = self._execute(command)
@@ -227,7 +227,7 @@ class TractCli:
 
     def assert_io_cmd_str(self, archive: Path, bundle: Path, **options: Any) -> str:
         """Return the shell line of `check_bundle` with the same keyword arguments, without running it."""
-        return shlex.join(self._check_command(archive, bundle, CheckOptions(**options)))
+        return shlex.join(self._check_command(archive, bundle, BundleOptions(**options)))
 
     def run_bundle(self, archive: Path, bundle: Path, *, steps: bool = False, **chosen: Any) -> dict[str, Array]:
         """Run an archive on a bundle's inputs and return its outputs.
@@ -236,7 +236,7 @@ class TractCli:
             archive, bundle: as in `check_bundle`.
             steps: return the value of every node instead, by node name. The graph is then run before code
                 generation: packed values of the optimised graph make the command panic when it saves them.
-            chosen: attributes of `CheckOptions` that say how to run.
+            chosen: attributes of `BundleOptions` that say how to run.
         Returns:
             Outputs by their name in the graph (`<cache input>_concat` for unfolded caches), prefixed with
             `turn_N/` when there were several turns. f16 values come back as f32, exactly: npz is written
@@ -245,7 +245,7 @@ class TractCli:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError, OptionError
         """
         read_turns(bundle)
-        options = CheckOptions(**chosen)
+        options = BundleOptions(**chosen)
         with tempfile.TemporaryDirectory(prefix="tract-outputs-") as folder:
             saved = Path(folder) / "outputs.npz"
             save = ["--save-steps" if steps else "--save-outputs-npz", str(saved)]
@@ -305,7 +305,7 @@ class TractCli:
         Raises:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no figures.
         """
-        options = CheckOptions(unfold_kv_cache=False)
+        options = BundleOptions(unfold_kv_cache=False)
         command = [str(self.binary), str(Path(archive).absolute()), *options.model_flags(), *self._run_flags(True)]
         limits = ["--warmup-loops", str(warmup_runs), "--max-time", str(round(seconds * 1000))]
         with tempfile.TemporaryDirectory(prefix="tract-bench-") as folder:
@@ -322,7 +322,7 @@ class TractCli:
     # --- command lines ---
 
     def _dump(self, archive: Path, transforms: Sequence[str], llm: bool, optimise: bool) -> list[str]:
-        options = CheckOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
+        options = BundleOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         return [*start, *self._run_flags(optimise), "dump"]
 
@@ -330,12 +330,12 @@ class TractCli:
         """Flags that say what computes: optimised code on the CPU, a device, or the graph as it was read."""
         return [f"--{self.device}"] if self.device != CPU else ["-O"] if optimise else []
 
-    def _run_command(self, archive: Path, bundle: Path, options: CheckOptions, *, optimise: bool) -> list[str]:
+    def _run_command(self, archive: Path, bundle: Path, options: BundleOptions, *, optimise: bool) -> list[str]:
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         inputs = ["--input-from-npz", str(Path(bundle).absolute())]
         return [*start, *self._run_flags(optimise), "run", *inputs, *options.run_flags()]
 
-    def _check_command(self, archive: Path, bundle: Path, options: CheckOptions) -> list[str]:
+    def _check_command(self, archive: Path, bundle: Path, options: BundleOptions) -> list[str]:
         expected = ["--assert-output-bundle", str(Path(bundle).absolute())]
         return [*self._run_command(archive, bundle, options, optimise=True), *expected, *options.judge_flags()]
 

@@ -362,7 +362,7 @@ class _WorkerProcess:
         """Send one request and wait for its reply.
 
         Args:
-            method: a method of `wheel_worker.Worker`.
+            method: a method of `wheel_worker.TractWorker`.
             arguments: its arguments.
             refusal: the exception to raise when the engine answers with an error.
         """

@@ -20,7 +20,7 @@ from generic_export.errors import (
     EngineTimeoutError,
     OptionError,
 )
-from generic_export.inference_target.tract.engines.cli import CheckOptions, TractCli, write_bundle
+from generic_export.inference_target.tract.engines.cli import BundleOptions, TractCli, write_bundle
 from generic_export.inference_target.tract.releases.install import TRACT_CLI_VERSION, find_tract_cli, installed_path
 
 CLI = find_tract_cli()
@@ -299,9 +299,9 @@ def test_failures_of_the_engine_are_exceptions(cli: TractCli, add: Path, decoder
 
 def test_options_are_checked() -> None:
     with pytest.raises(OptionError, match="choose one of"):
-        CheckOptions(approximation="near")  # type: ignore[arg-type]
+        BundleOptions(approximation="near")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="between 0 and 1"):
-        CheckOptions(rank_biased_overlap=90)
+        BundleOptions(rank_biased_overlap=90)
 
 
 def test_write_bundle_refuses_what_tract_cannot_read(tmp_path: Path) -> None:
