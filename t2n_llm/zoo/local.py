@@ -6,6 +6,7 @@ import queue
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class HostOptions:
 
     Attributes:
         work: module whose `run_cell` is run.
-        fresh: a new interpreter for each cell, instead of a fork of the host; always so where there is no proc(5).
+        fresh: a new interpreter for each cell, instead of a fork of the host; elsewhere than on Linux a fork is not safe.
     """
 
     work: str = DEFAULT_WORK
@@ -44,6 +45,7 @@ class Host:
         self._options = options
         self._process: TaskProcess | None = None
         self._folder = ""
+        self._lock = threading.Lock()  # a host is closed while another thread starts it or waits for its verdict
         self._closed = False
 
     def run(self, cell: Cell) -> Verdict:
@@ -59,14 +61,16 @@ class Host:
             return Verdict(cell.architecture, cell.dtype, CRASHED, "host", error=type(error).__name__, message=message)
 
     def _started(self) -> TaskProcess:
-        if self._closed:
-            raise OSError("the run is over")
-        if self._process is None:
-            self._folder = tempfile.mkdtemp(prefix="t2n-zoo-")  # removed here: a host that is killed removes nothing
-            environment = {**_ENVIRONMENT, "TMPDIR": self._folder}
-            task = partial(serve, self._options.work, environment, self._options.fresh)
-            self._process = start_task(task, method="spawn", keep_output=False)
-        return self._process
+        with self._lock:
+            if self._closed:
+                raise OSError("the run is over")
+            if self._process is None:
+                # Removed here: a host that is killed removes nothing.
+                self._folder = tempfile.mkdtemp(prefix="t2n-zoo-")
+                environment = {**_ENVIRONMENT, "TMPDIR": self._folder}
+                task = partial(serve, self._options.work, environment, self._options.fresh)
+                self._process = start_task(task, method="spawn", keep_output=False)
+            return self._process
 
     def close(self) -> None:
         """End the process, and the cell that it runs; no other is started."""
@@ -74,10 +78,11 @@ class Host:
         self._end()
 
     def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+        with self._lock:
+            if self._process is not None:
+                self._process.close()
+                shutil.rmtree(self._folder, ignore_errors=True)
+            self._process = None
 
 
 def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = None) -> Iterator[Verdict]:
