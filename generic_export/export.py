@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import generic_export.ops  # noqa: F401 - registers every translation
 from generic_export.errors import (
     CaptureError,
     EngineError,
