@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from generic_export.errors import OptionError, WeightError
-from generic_export.weights.source import CHUNK_BYTES, SelfStored, TensorSource
+from generic_export.weights.source import CHUNK_BYTES, PlainValues, SelfStored, TensorSource
 from generic_export.weights.values import read_tensor, value_pieces
 
 _aten = torch.ops.aten
@@ -345,7 +345,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class OffloadedSource:
+class OffloadedSource(PlainValues):
     """The `TensorSource` of a tensor on disk: streams from its file, past the store.
 
     Args:
@@ -363,10 +363,6 @@ class OffloadedSource:
     @property
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def chunks(self) -> Iterator[memoryview]:
         """The file's chunks, each cast on its way; raises whatever the source raises."""

@@ -58,6 +58,39 @@ class BlockTensorSource(TensorSource, Protocol):
         ...
 
 
+class PlainValues:
+    """Base of sources whose bytes are their values: how many bytes follows from shape and dtype."""
+
+    @property
+    def nbytes(self: _Shaped) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class DerivedTensor(PlainValues):
+    """Base of sources made of another one, their `source`: of its name and shape, unless they say otherwise."""
+
+    @property
+    def name(self: _Derived) -> str:
+        return self.source.name
+
+    @property
+    def shape(self: _Derived) -> tuple[int, ...]:
+        return self.source.shape
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+class _Derived(Protocol):
+    @property
+    def source(self) -> TensorSource: ...
+
+
 @runtime_checkable
 class SelfStored(Protocol):
     """A tensor subclass that says itself how its values are stored, such as `quant.QTensor`."""
@@ -96,7 +129,7 @@ class InMemoryBlocks:
 
 
 @dataclass(frozen=True, eq=False)
-class InMemoryTensor:
+class InMemoryTensor(PlainValues):
     """A torch tensor that is already in memory, of any dtype (bf16 included) and any strides.
 
     A contiguous CPU tensor is streamed without a copy; another layout is made contiguous piece by piece.
@@ -122,10 +155,6 @@ class InMemoryTensor:
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
 
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.numel() * self.tensor.dtype.itemsize
-
     def chunks(self) -> Iterator[memoryview]:
         for piece in _contiguous_pieces(self.tensor.detach()):
             # as_strided, not reshape: a single value may carry any stride, and view(dtype) wants 1.
@@ -135,7 +164,7 @@ class InMemoryTensor:
 
 
 @dataclass(frozen=True)
-class FileTensor:
+class FileTensor(PlainValues):
     """A tensor stored as plain bytes in a region of a file.
 
     Args:
@@ -150,10 +179,6 @@ class FileTensor:
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def chunks(self) -> Iterator[memoryview]:
         """The region's bytes, read as they are asked for.
