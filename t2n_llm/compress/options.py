@@ -20,15 +20,14 @@ from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import Recipe, named_recipe, parse_size, read_recipe
 from quant.stream import PackedBlocks
 from quant.weighted_search import prepare_search
+from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX
 from t2n_llm.compress.apply import Compression, compress
-from t2n_llm.compress.plan import CALIBRATED_ALGORITHMS, CompressionPlan, plan_compression, product_shapes
+from t2n_llm.compress.plan import CompressionPlan, plan_compression, product_shapes
 from t2n_llm.compress.statistics import check_name, read_statistics, recorded_file, write_statistics
 from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import ModelSource
 
 DEFAULT_CALIBRATION = "builtin"
-IMATRIX = "imatrix"
-"""The algorithm that statistics alone suffice for."""
 
 
 class Messages(Protocol):
@@ -87,7 +86,7 @@ class CompressionOptions:
         Raises:
             OptionError: it is unknown, unreadable or wrong.
         """
-        known = (*self.algorithms(), *CALIBRATED_ALGORITHMS)
+        known = (*self.algorithms(), *CALIBRATED)
         size = parse_size(self.target_size) if self.target_size is not None else None
         if self.name is not None:
             return named_recipe(self.name, known, size)
@@ -101,7 +100,7 @@ class CompressionOptions:
     def calibrates(self) -> bool:
         """Say whether the recipe asks for an algorithm that runs the model."""
         from_file = {IMATRIX} if self.imatrix is not None else set()
-        return not (self._algorithm_names() - from_file).isdisjoint(CALIBRATED_ALGORITHMS)
+        return not (self._algorithm_names() - from_file).isdisjoint(CALIBRATED)
 
     def prepare(self, messages: Messages) -> None:
         """Compile what quantising will need, before the graph is captured: meanwhile torch has `max` and `min` replaced."""
@@ -241,7 +240,7 @@ def _calibrated(
     wanted = {label: name for label, name in plan.calibrated().items() if not (from_file and name == IMATRIX)}
     if not wanted:
         return Calibrated({}, {})
-    from t2n_llm.compress.calibrate import CALIBRATED, FEWEST_TOKENS, calibrate
+    from t2n_llm.compress.calibrate import FEWEST_TOKENS, calibrate
     from t2n_llm.compress.text import calibration_ids
 
     label_of = {name: label for label, names in plan.parameters.items() for name in names}
