@@ -59,6 +59,39 @@ class BlockTensorSource(TensorSource, Protocol):
         ...
 
 
+class PlainValues:
+    """Base of sources whose bytes are their values: how many bytes follows from shape and dtype."""
+
+    @property
+    def nbytes(self: _Shaped) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class DerivedTensor(PlainValues):
+    """Base of sources made of another one, their `source`: of its name and shape, unless they say otherwise."""
+
+    @property
+    def name(self: _Derived) -> str:
+        return self.source.name
+
+    @property
+    def shape(self: _Derived) -> tuple[int, ...]:
+        return self.source.shape
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+class _Derived(Protocol):
+    @property
+    def source(self) -> TensorSource: ...
+
+
 @runtime_checkable
 class SelfStored(Protocol):
     """A tensor subclass that says itself how its values are stored, such as `quant.QTensor`."""
@@ -97,7 +130,7 @@ class InMemoryBlocks:
 
 
 @dataclass(frozen=True, eq=False)
-class LikeTensor:
+class LikeTensor(PlainValues):
     """What is the same of every source that streams the values of a torch tensor, under a name of its own."""
 
     name: str
@@ -110,10 +143,6 @@ class LikeTensor:
     @property
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.numel() * self.tensor.dtype.itemsize
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +170,7 @@ class InMemoryTensor(LikeTensor):
 
 
 @dataclass(frozen=True)
-class FileTensor:
+class FileTensor(PlainValues):
     """A tensor stored as plain bytes in a region of a file.
 
     Args:
@@ -156,10 +185,6 @@ class FileTensor:
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def chunks(self) -> Iterator[memoryview]:
         """The region's bytes, read as they are asked for.
