@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.capture import evaluation_mode, prepare
+from generic_export.documents import translate_graph
 from generic_export.errors import EngineError, EngineMissingError, MismatchError, OptionError
-from generic_export.export import evaluation_mode, prepare, translate_graph, write_failing_case
+from generic_export.export import write_failing_case
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.check import Comparison
 from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from generic_export.diagnose.attempt.worker import Limits
     from generic_export.diagnose.record.axes import infer_axes
-    from generic_export.diagnose.record.input_sets import record
-    from generic_export.diagnose.record.recording import ObservationError, Recording, observe
+    from generic_export.diagnose.record.observe import observe, record
+    from generic_export.diagnose.record.recording import ObservationError, Recording
     from generic_export.diagnose.record.state import (
         StateAdapter,
         UnknownStateError,
@@ -35,36 +35,36 @@ if TYPE_CHECKING:
         Stage,
         Verdict,
     )
+    from generic_export.diagnose.report.terminal import diagnosis_text
     from generic_export.diagnose.search import Progress, diagnose
 
-_HOMES = {
-    "Axis": "generic_export.diagnose.records",
-    "AxisReport": "generic_export.diagnose.records",
-    "Call": "generic_export.diagnose.records",
-    "Culprit": "generic_export.diagnose.records",
-    "Diagnosis": "generic_export.diagnose.records",
-    "DiagnosisError": "generic_export.diagnose.records",
-    "ErrorRecord": "generic_export.diagnose.records",
-    "Leaf": "generic_export.diagnose.records",
-    "LeafKind": "generic_export.diagnose.records",
-    "Limits": "generic_export.diagnose.attempt.worker",
-    "Metrics": "generic_export.diagnose.records",
-    "ObservationError": "generic_export.diagnose.record.recording",
-    "Outcome": "generic_export.diagnose.records",
-    "Piece": "generic_export.diagnose.records",
-    "Progress": "generic_export.diagnose.search",
-    "Recording": "generic_export.diagnose.record.recording",
-    "Stage": "generic_export.diagnose.records",
-    "StateAdapter": "generic_export.diagnose.record.state",
-    "UnknownStateError": "generic_export.diagnose.record.state",
-    "Verdict": "generic_export.diagnose.records",
-    "diagnose": "generic_export.diagnose.search",
-    "infer_axes": "generic_export.diagnose.record.axes",
-    "observe": "generic_export.diagnose.record.recording",
-    "record": "generic_export.diagnose.record.input_sets",
-    "register_state_adapter": "generic_export.diagnose.record.state",
-    "state_adapters": "generic_export.diagnose.record.state",
+# module -> what of it this package hands on
+_HANDED_ON = {
+    "attempt.worker": ("Limits",),
+    "record.axes": ("infer_axes",),
+    "record.observe": ("observe", "record"),
+    "record.recording": ("ObservationError", "Recording"),
+    "record.state": ("StateAdapter", "UnknownStateError", "register_state_adapter", "state_adapters"),
+    "records": (
+        "Axis",
+        "AxisReport",
+        "Call",
+        "Culprit",
+        "Diagnosis",
+        "DiagnosisError",
+        "ErrorRecord",
+        "Leaf",
+        "LeafKind",
+        "Metrics",
+        "Outcome",
+        "Piece",
+        "Stage",
+        "Verdict",
+    ),
+    "report.terminal": ("diagnosis_text",),
+    "search": ("Progress", "diagnose"),
 }
+_HOMES = {name: module for module, names in _HANDED_ON.items() for name in names}
 
 __all__ = [
     "Axis",
@@ -88,6 +88,7 @@ __all__ = [
     "UnknownStateError",
     "Verdict",
     "diagnose",
+    "diagnosis_text",
     "infer_axes",
     "observe",
     "record",
@@ -98,5 +99,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'generic_export.diagnose' has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """What a diagnosis says: plain frozen records, written by the search and read by reports.
 
-In: nothing; the other files of this folder fill them. Out: `Diagnosis`, which goes to JSON and back, and prints itself.
+In: nothing; the other files of this folder fill them. Out: `Diagnosis`, which goes to JSON and back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from generic_export.diagnose.plain_data import built, plain
-from generic_export.diagnose.report.text import diagnosis_text
 from generic_export.errors import ArchiveError, T2NError
 
 SCHEMA_VERSION = 1
@@ -506,10 +505,6 @@ class Diagnosis:
             faults = "; ".join(culprit.sentence for culprit in culprits)
             hint = culprits[0].verdict.error.hint if culprits[0].verdict.error else ""
             raise DiagnosisError(f"{self.model}: {faults}.", hint or None)
-
-    def to_text(self) -> str:
-        """Return a table of the pieces and the list of faults, for a terminal."""
-        return diagnosis_text(self)
 
     def to_json(self) -> str:
         """Return all of it as JSON (`schema_version` 1); infinities are null."""

@@ -19,19 +19,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from generic_export.capture import capture
 from generic_export.diagnose.attempt.attempt import Attempt, AttemptOptions
 from generic_export.diagnose.attempt.interruption import kept_interrupts
-from generic_export.diagnose.attempt.journal import Journal, fingerprint
 from generic_export.diagnose.attempt.judging import Judge
+from generic_export.diagnose.attempt.kept_verdicts import KeptVerdicts, fingerprint
 from generic_export.diagnose.attempt.worker import Limits, Worker, wait_for_news
 from generic_export.diagnose.record.axes import Overrides, Symbols, infer_axes
-from generic_export.diagnose.record.input_sets import InputSet, record
+from generic_export.diagnose.record.observe import InputSet, completed, record
 from generic_export.diagnose.record.pieces import Case, cases_of, class_lines
 from generic_export.diagnose.record.recording import Recording
 from generic_export.diagnose.records import AxisReport, Diagnosis, ErrorRecord, Outcome, Piece, Stage, Verdict
 from generic_export.diagnose.report.repro import Context, write_reproductions
+from generic_export.documents import producer_version
 from generic_export.errors import OptionError
-from generic_export.export import capture, producer_version
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.torch_graph.fusion import Fusion
 from generic_export.torch_graph.tracer import torch_version
@@ -68,6 +69,7 @@ class _Plan:
     strategy: str
     depth: int | None
     fusions: tuple[Fusion, ...]
+    torchscript: bool
     judge: Judge
     limits: Limits
     jobs: int
@@ -89,6 +91,7 @@ def diagnose(
     out: str | Path | None = None,
     resume: bool = True,
     fusions: Sequence[Fusion] = (),
+    torchscript: bool = True,
     axes: Overrides | None = None,
     limits: Limits | None = None,
     every_member: bool = False,
@@ -113,6 +116,8 @@ def diagnose(
         out: folder for verdicts, reproductions and `diagnosis.json`; None writes nothing.
         resume: take over what passed in an earlier run with the same `out`.
         fusions: recognisers beside the standard ones, as the export of this model uses.
+        torchscript: what torch.export refuses is captured through its script or trace, as `export_model_to_nnef` does; False
+            for a model whose export has no values to compare a trace with, as that of a language model.
         axes: symbols of axes of the root's inputs, `{"input_ids": {1: "S"}}`; the others are inferred.
         limits: time and memory of an attempt.
         every_member: try each of several equal modules, not one for all.
@@ -146,19 +151,27 @@ def diagnose(
             strategy=strategy,
             depth=depth,
             fusions=tuple(fusions),
+            torchscript=torchscript,
             judge=Judge(atol, rtol),
             limits=limits or Limits(),
             jobs=jobs,
             folder=Path(scratch),
             progress=progress or (lambda _: None),
         )
-        search = _Search(cases, plan, Journal(folder, resume=resume), recording, symbols, axes)
+        search = _Search(cases, plan, KeptVerdicts(folder, resume=resume), recording, symbols, axes)
         search.run(only)
     _, report = infer_axes(recording, axes)
     diagnosis = search.diagnosis(report, time.perf_counter() - began)
     if folder is not None:
         diagnosis = write_reproductions(
-            diagnosis, search.cases, target, folder / "repro", private=private, fusions=fusions, context=context
+            diagnosis,
+            search.cases,
+            target,
+            folder / "repro",
+            private=private,
+            fusions=fusions,
+            torchscript=torchscript,
+            context=context,
         )
         diagnosis.write_json(folder / "diagnosis.json")
     return diagnosis
@@ -181,7 +194,7 @@ class _Search:
 
     cases: list[Case]
     plan: _Plan
-    journal: Journal
+    journal: KeptVerdicts
     recording: Recording
     symbols: Symbols
     axes: Overrides | None
@@ -400,8 +413,9 @@ class _Search:
         self.plan.progress(Progress(self.done, self.known, case.piece, isolated, verdict))
 
     def _fingerprint(self, case: Case, *, isolated: bool) -> str:
-        names = [fusion.__qualname__ for fusion in self.plan.fusions]
-        return fingerprint(case, self.plan.target, self.plan.judge, names, isolated=isolated)
+        plan = self.plan
+        names = [fusion.__qualname__ for fusion in plan.fusions]
+        return fingerprint(case, plan.target, plan.judge, names, plan.torchscript, isolated=isolated)
 
     def _start(self, case: Case, *, isolated: bool) -> Worker:
         folder = Path(tempfile.mkdtemp(dir=self.plan.folder))
@@ -409,6 +423,7 @@ class _Search:
             target=self.plan.target,
             folder=folder,
             fusions=self.plan.fusions,
+            torchscript=self.plan.torchscript,
             judge=self.plan.judge,
             isolated=isolated,
             engine_seconds=self.plan.limits.seconds,
@@ -473,9 +488,9 @@ def _is_pointed_at(case: Case, verdict: Verdict) -> bool:
 def _attempt(case: Case, options: AttemptOptions, recording: Recording, reached: Callable[[Stage], None]) -> Verdict:
     """Run in the worker: tensors beyond the recording's budget are computed again first."""
     reached(Stage.CAPTURE)
-    whole = tuple(recording.completed(recorded) for recorded in case.calls)
+    whole = tuple(completed(recording, recorded) for recorded in case.calls)
     inner = (
-        {index: tuple(map(recording.completed, calls)) for index, calls in case.inner.items()}
+        {index: tuple(completed(recording, recorded) for recorded in calls) for index, calls in case.inner.items()}
         if options.isolated
         else {}
     )

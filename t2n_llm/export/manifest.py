@@ -9,7 +9,7 @@ from importlib.metadata import version
 from math import prod
 from typing import Any
 
-from generic_export.export import producer_version
+from generic_export.documents import producer_version
 from generic_export.nnef.graph import NnefGraph, NnefVariable
 from generic_export.write.document import WrittenArchive
 from kvcache.states import StateTensor

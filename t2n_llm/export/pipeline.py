@@ -15,8 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from generic_export.documents import producer_version
 from generic_export.errors import ValidationError
-from generic_export.export import producer_version
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource

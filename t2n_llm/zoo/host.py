@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from generic_export.processes import end_tree, process_tree
-from t2n_llm.zoo.verdict import CRASHED, MEMORY, TIMEOUT, Cell, Verdict
+from t2n_llm.zoo.verdict import CRASHED, MEMORY, TIMEOUT, Cell, CellVerdict
 
 DEFAULT_WORK = "t2n_llm.zoo.cell"
 READY = "ready"
@@ -45,7 +45,7 @@ class _Ending:
     peak_rss_bytes: int
 
 
-def run_in_process(cell: Cell, work: ModuleType, *, fresh: bool = False) -> Verdict:
+def run_in_process(cell: Cell, work: ModuleType, *, fresh: bool = False) -> CellVerdict:
     """Run one cell in a process of its own, within its limits; nothing of it is left behind.
 
     Args:
@@ -163,15 +163,15 @@ def _how(ended: os.waitid_result) -> str:
     return f"killed by {signal.Signals(ended.si_status).name}"
 
 
-def _read_verdict(cell: Cell, folder: Path, ending: _Ending) -> Verdict:
+def _read_verdict(cell: Cell, folder: Path, ending: _Ending) -> CellVerdict:
     measured = {"seconds": round(ending.seconds, 2), "peak_rss_bytes": ending.peak_rss_bytes}
     if ending.outcome == CRASHED:  # it ended by itself: it may have left a verdict
         with suppress(OSError, ValueError, TypeError, KeyError):
-            verdict = Verdict.from_json((folder / _VERDICT).read_text(encoding="utf-8"))
+            verdict = CellVerdict.from_json((folder / _VERDICT).read_text(encoding="utf-8"))
             if verdict.key == cell.key:
                 return replace(verdict, **measured)  # type: ignore[arg-type]
     stage = _text(folder / _STAGE) or "start"
-    return Verdict(
+    return CellVerdict(
         cell.architecture,
         cell.dtype,
         ending.outcome,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from t2n_llm.zoo.host import DEFAULT_WORK, READY
-from t2n_llm.zoo.verdict import CRASHED, Cell, Verdict
+from t2n_llm.zoo.verdict import CRASHED, Cell, CellVerdict
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # the hosts are what uses the cores; and a host that forks must have one thread
@@ -47,7 +47,7 @@ class Host:
         self._folder: str | None = None
         self._closed = False
 
-    def run(self, cell: Cell) -> Verdict:
+    def run(self, cell: Cell) -> CellVerdict:
         """Run one cell and wait for its verdict; a host that died under it is a verdict too."""
         try:
             process = self._started()
@@ -56,10 +56,10 @@ class Host:
             answer = _pipe(process.stdout).readline()
             if not answer:
                 raise OSError("the host died")
-            return Verdict.from_json(answer)
+            return CellVerdict.from_json(answer)
         except (OSError, ValueError) as error:
             self._end()
-            return Verdict(
+            return CellVerdict(
                 cell.architecture, cell.dtype, CRASHED, "host", error=type(error).__name__, message=f"{error}"
             )
 
@@ -105,7 +105,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = None) -> Iterator[Verdict]:
+def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = None) -> Iterator[CellVerdict]:
     """Yield verdicts as they come.
 
     Args:
@@ -117,7 +117,7 @@ def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = No
     for cell in cells:
         waiting.put(cell)
     hosts = [Host(options or HostOptions()) for _ in range(max(1, min(jobs, len(cells))))]
-    done: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
+    done: queue.SimpleQueue[CellVerdict] = queue.SimpleQueue()
     threads = [threading.Thread(target=_feed, args=(host, waiting, done), daemon=True) for host in hosts]
     for thread in threads:
         thread.start()
@@ -129,7 +129,7 @@ def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = No
             host.close()
 
 
-def _feed(host: Host, waiting: queue.SimpleQueue[Cell], done: queue.SimpleQueue[Verdict]) -> None:
+def _feed(host: Host, waiting: queue.SimpleQueue[Cell], done: queue.SimpleQueue[CellVerdict]) -> None:
     while True:
         try:
             cell = waiting.get_nowait()

@@ -13,7 +13,7 @@ from t2n_llm.zoo.expectations import Expected, reason_of
 from t2n_llm.zoo.history import Run
 from t2n_llm.zoo.page_style import SCRIPT, STYLE
 from t2n_llm.zoo.tables import by_architecture, dtypes_of
-from t2n_llm.zoo.verdict import NOT_RUNNABLE, OUTCOMES, RIGHT, Verdict
+from t2n_llm.zoo.verdict import NOT_RUNNABLE, OUTCOMES, RIGHT, CellVerdict
 
 _WIDTH, _HEIGHT = 640, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 42, 60, 12, 24
@@ -174,7 +174,7 @@ def _grid(run: Run, expected: Mapping[str, Expected]) -> Iterator[str]:
 
 
 def _row(
-    name: str, cells: Mapping[str, Verdict], dtypes: Sequence[str], expected: Mapping[str, Expected]
+    name: str, cells: Mapping[str, CellVerdict], dtypes: Sequence[str], expected: Mapping[str, Expected]
 ) -> Iterator[str]:
     class_name = next((cell.class_name for cell in cells.values() if cell.class_name), "")
     right = all(cell.outcome == RIGHT for cell in cells.values())
@@ -188,7 +188,7 @@ def _row(
     yield "</td></tr>"
 
 
-def _cell(cell: Verdict | None) -> str:
+def _cell(cell: CellVerdict | None) -> str:
     if cell is None:
         return "<td></td>"
     error = cell.max_abs_error
@@ -199,12 +199,12 @@ def _cell(cell: Verdict | None) -> str:
     return f'<td class="cell {_css(cell.outcome)}" title="{escape(title)}">{escape(text)}{small}</td>'
 
 
-def _reason(cell: Verdict, expected: Mapping[str, Expected]) -> str:
+def _reason(cell: CellVerdict, expected: Mapping[str, Expected]) -> str:
     row = expected.get(cell.key)
     return row.reason if row is not None and row.outcome == cell.outcome else reason_of(cell)
 
 
-def _details(cells: Mapping[str, Verdict]) -> str:
+def _details(cells: Mapping[str, CellVerdict]) -> str:
     rows = "".join(
         f"<tr><td>{dtype}</td><td>{escape(name)}</td><td>{check.max_abs_error:.2e}</td><td>{check.scale:.2f}</td>"
         f"<td>{check.same_tokens}/{check.tokens}</td></tr>"

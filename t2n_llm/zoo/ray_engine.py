@@ -12,13 +12,15 @@ from typing import Any
 
 from generic_export.errors import MissingExtraError
 from t2n_llm.zoo.local import Host, HostOptions
-from t2n_llm.zoo.verdict import CRASHED, Cell, Verdict
+from t2n_llm.zoo.verdict import CRASHED, Cell, CellVerdict
 
 _TRIES = 2
 """A node that is lost takes its cell along; the cell is tried once more. A verdict is never tried again."""
 
 
-def run_on_ray(cells: Sequence[Cell], jobs: int, options: HostOptions, address: str | None = None) -> Iterator[Verdict]:
+def run_on_ray(
+    cells: Sequence[Cell], jobs: int, options: HostOptions, address: str | None = None
+) -> Iterator[CellVerdict]:
     """Yield verdicts as they come.
 
     Args:
@@ -69,7 +71,7 @@ class _HostActor:
         self._host.close()
 
 
-def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) -> Iterator[Verdict]:
+def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) -> Iterator[CellVerdict]:
     remote = ray.remote(num_cpus=1, max_restarts=0)(_HostActor)
     waiting = [(cell, 1) for cell in cells]
     idle = [remote.remote(options) for _ in range(max(1, min(jobs, len(cells))))]
@@ -82,7 +84,7 @@ def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) ->
             (answer,), _ = ray.wait(list(running), num_returns=1)
             actor, cell, tries = running.pop(answer)
             try:
-                yield Verdict.from_json(ray.get(answer))
+                yield CellVerdict.from_json(ray.get(answer))
                 idle.append(actor)
             except ray.exceptions.RayError as error:  # the node or the actor is lost
                 idle.append(remote.remote(options))
@@ -90,7 +92,7 @@ def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) ->
                     waiting.insert(0, (cell, tries + 1))
                 else:
                     message = " ".join(str(error).split())[:300]
-                    yield Verdict(
+                    yield CellVerdict(
                         cell.architecture, cell.dtype, CRASHED, "node", error=type(error).__name__, message=message
                     )
     finally:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF
-from generic_export.export import capture, module_sources, translate_graph
+from generic_export.capture import capture, module_sources
+from generic_export.documents import translate_graph
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.graph import NnefGraph
 from generic_export.translate.translate import TranslationOptions

@@ -79,16 +79,22 @@ class Feed:
         }
         return {name: found for name, found in axes.items() if found}
 
-    def examples(self, known: Mapping[str, int], device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Return tensors to capture with: of sizes that were seen where they do, of distinct primes where they do not.
+    def examples(self, leaves: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return tensors to capture with: those of a call where their sizes do, zeros of distinct primes where they do not.
 
         A size of 0 or 1, or one that is also something else's, would let PyTorch take it for a number.
         """
-        sizes = _example_sizes(self.parts, known)
-        return tuple(
-            torch.zeros([s if isinstance(s, int) else sizes[s] for s in part.sizes], dtype=part.dtype, device=device)
-            for part in self.parts
-        )
+        sizes = _example_sizes(self.parts, self.sizes(leaves))
+        device = next((tensor.device for tensor in leaves.values()), torch.device("cpu"))
+        given = self.inputs(leaves)
+        found = []
+        for part in self.parts:
+            shape = [size if isinstance(size, int) else sizes[size] for size in part.sizes]
+            if part.name in given and list(given[part.name].shape) == shape:
+                found.append(given[part.name].clone(memory_format=torch.contiguous_format))
+            else:
+                found.append(torch.zeros(shape, dtype=part.dtype, device=device))
+        return tuple(found)
 
     def leaves(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the leaves that inputs stand for; used while a graph is captured."""

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from generic_export.diagnose.plain_data import plain
-from generic_export.diagnose.record.layout import adapters_in
+from generic_export.diagnose.record.leaves import adapters_in
 from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.diagnose.records import Culprit, Diagnosis
@@ -61,6 +61,7 @@ def write_reproductions(
     *,
     private: bool = True,
     fusions: Sequence[Fusion] = (),
+    torchscript: bool = True,
     context: Context | None = None,
 ) -> Diagnosis:
     """Write a folder for each fault; returns the diagnosis that says where they are.
@@ -71,8 +72,7 @@ def write_reproductions(
         target: of the diagnosis.
         folder: where the folders go; those of an earlier diagnosis are replaced.
         private: random weights and inputs instead of the real ones.
-        fusions: recognisers that the diagnosis used.
-        context: see `diagnose`.
+        fusions, torchscript, context: see `diagnose`.
 
     Raises:
         ArchiveError: the folder cannot be written.
@@ -86,7 +86,9 @@ def write_reproductions(
             name = re.sub(r"\W+", "_", culprit.piece.class_name)
             place = folder / f"{number:02d}-{name}"
             place.mkdir(parents=True)
-            writer = _Writer(diagnosis, culprit, by_key[culprit.piece.key], target, place, tuple(fusions), context)
+            writer = _Writer(
+                diagnosis, culprit, by_key[culprit.piece.key], target, place, tuple(fusions), torchscript, context
+            )
             writer.write(private=private)
             paths |= {piece.key: str(place) for piece in culprit.pieces}
     except OSError as error:
@@ -105,6 +107,7 @@ class _Writer:
         target: TractNNEF,
         folder: Path,
         fusions: tuple[Fusion, ...],
+        torchscript: bool,
         context: Context | None,
     ) -> None:
         self.diagnosis = diagnosis
@@ -113,6 +116,7 @@ class _Writer:
         self.target = target
         self.folder = folder
         self.fusions = fusions
+        self.torchscript = torchscript
         self.context = context
         self.calls = _small_enough(case.calls)
 
@@ -145,6 +149,7 @@ class _Writer:
             "calls": calls,
             "adapters": list(adapters.values()),
             "fusions": list(self.fusions),
+            "torchscript": self.torchscript,
             "context": self.context,
             "target": replace(self.target, dynamic_axes={}, specific_tract_binary_path=None),
             "axes": _bare_axes(self.case),

@@ -87,7 +87,7 @@ def hardened_copy(
 
 
 @dataclass(frozen=True)
-class Stage:
+class HardeningStep:
     """What one stage did.
 
     Attributes:
@@ -103,7 +103,7 @@ class Stage:
 
 def stages(
     model: torch.jit.ScriptModule, args: Arguments, *, freeze: bool = True, keep_sizes: bool = False
-) -> Iterator[Stage]:
+) -> Iterator[HardeningStep]:
     """Run the stages on a copy of a script, yielding each when it is done; see `hardened_copy`."""
     if not isinstance(model, torch.jit.ScriptModule):
         raise OptionError(
@@ -112,11 +112,11 @@ def stages(
         )
     frozen = _frozen(model) if freeze else None
     copy = frozen if frozen is not None else _copied(model)
-    yield Stage("froze", frozen is not None, copy)
+    yield HardeningStep("froze", frozen is not None, copy)
     if frozen is None and nodes_of(copy.graph, *CALLS, "prim::GetAttr"):
-        yield Stage("inline_unresolvable_submodules", inline_unresolvable_submodules(copy), copy)
+        yield HardeningStep("inline_unresolvable_submodules", inline_unresolvable_submodules(copy), copy)
     for name, run in stage_two(keep_sizes=keep_sizes).items():
-        yield Stage(name, run(copy, args), copy)
+        yield HardeningStep(name, run(copy, args), copy)
 
 
 def stage_two(*, keep_sizes: bool = False) -> dict[str, _Pass]:
@@ -157,4 +157,4 @@ def _copied(model: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     return copy
 
 
-__all__ = ["Diagnostics", "Stage", "harden_jit_for_export", "hardened_copy", "stage_two", "stages"]
+__all__ = ["Diagnostics", "HardeningStep", "harden_jit_for_export", "hardened_copy", "stage_two", "stages"]
