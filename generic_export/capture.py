@@ -39,7 +39,7 @@ Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModuleCall:
     """A module and how it is called and named while it is captured.
 
     Attributes:
@@ -78,12 +78,12 @@ class Subject:
 
 
 def captured(
-    subject: Subject, target: InferenceTarget, read: Callable[[TorchModuleTracer], Read], *, torchscript: bool = True
-) -> tuple[Read, Subject, str]:
+    call: ModuleCall, target: InferenceTarget, read: Callable[[TorchModuleTracer], Read], *, torchscript: bool = True
+) -> tuple[Read, ModuleCall, str]:
     """Capture a module, or what may stand for it where torch.export refuses it.
 
     Args:
-        subject: the module.
+        call: the module.
         target: gives the dynamic axes, and may refuse the module.
         read: runs a tracer and makes of it what is wanted.
         torchscript: go on to the module's script, then its trace.
@@ -96,24 +96,24 @@ def captured(
         SpecializedAxisError: a trace can, but freezes a dynamic axis.
         T2NError: what `read` raises beside that.
     """
-    target.pre_trace(subject.model)
+    target.pre_trace(call.model)
     try:
-        with unread_parameters(subject.model):
-            return read(subject.tracer(target)), subject, ""
+        with unread_parameters(call.model):
+            return read(call.tracer(target)), call, ""
     except NotCapturableError as error:
         if not torchscript:
             raise
-        return _captured_otherwise(subject, target, read, error)
+        return _captured_otherwise(call, target, read, error)
 
 
 def _captured_otherwise(
-    refused: Subject, target: InferenceTarget, read: Callable[[TorchModuleTracer], Read], error: NotCapturableError
-) -> tuple[Read, Subject, str]:
+    refused: ModuleCall, target: InferenceTarget, read: Callable[[TorchModuleTracer], Read], error: NotCapturableError
+) -> tuple[Read, ModuleCall, str]:
     found = stands(refused.model, refused.args, refused.kwargs, target.dynamic_axes, refused.input_names)
     try:
         for stand in found:
             inputs, outputs = refused.input_names or stand.input_names, refused.output_names or stand.output_names
-            other = Subject(stand.module, stand.args, {}, inputs, outputs, refused.strip_prefix)
+            other = ModuleCall(stand.module, stand.args, {}, inputs, outputs, refused.strip_prefix)
             try:
                 with unread_parameters(other.model):
                     result = read(other.tracer(target))
@@ -140,25 +140,25 @@ def capture(
     """Capture a module, recognise what the engine has operators for, and name the results.
 
     Args:
-        model, args, input_names, output_names, kwargs, strip_prefix: see `Subject`.
+        model, args, input_names, output_names, kwargs, strip_prefix: see `ModuleCall`.
         target: gives the dynamic axes and its own rewrites.
         fusions: recognisers beside the standard ones.
 
     Raises:
         CaptureError: see `captured`.
     """
-    subject = Subject(model, args, dict(kwargs or {}), input_names, output_names, strip_prefix)
-    return _graph(subject, target, fusions, torchscript=True)[0]
+    call = ModuleCall(model, args, dict(kwargs or {}), input_names, output_names, strip_prefix)
+    return _graph(call, target, fusions, torchscript=True)[0]
 
 
 def _graph(
-    subject: Subject, target: InferenceTarget, fusions: Sequence[Fusion], *, torchscript: bool
-) -> tuple[TorchModuleIRGraph, Subject, str]:
+    call: ModuleCall, target: InferenceTarget, fusions: Sequence[Fusion], *, torchscript: bool
+) -> tuple[TorchModuleIRGraph, ModuleCall, str]:
     def read(tracer: TorchModuleTracer) -> TorchModuleIRGraph:
         graph = apply_fusions(tracer.trace(), (fold_numbers, *STANDARD_FUSIONS, *fusions))
         return name_results(target.post_trace(graph))
 
-    found = captured(subject, target, read, torchscript=torchscript)
+    found = captured(call, target, read, torchscript=torchscript)
     if found[2]:
         warnings.warn(found[2], stacklevel=4)
     return found
@@ -203,14 +203,14 @@ def prepare(
     """Capture a module as `export_model_to_nnef` does; see there for the arguments and what is raised.
 
     ScriptModules are interpreted; `fusions` are recognisers beside the standard ones, `strip_prefix` and `torchscript` as in
-    `Subject` and `captured`.
+    `ModuleCall` and `captured`.
     """
     keywords = dict(kwargs or {})
     keep_sizes = bool(target.dynamic_axes)
     scripts = plain_modules(model, args, keywords, harden=auto_harden_jit, keep_sizes=keep_sizes)
     with scripts as plain, spelled_out(plain):
-        subject = Subject(plain, args, keywords, input_names, output_names, strip_prefix)
-        graph, taken, detour = _graph(subject, target, fusions, torchscript=torchscript)
+        call = ModuleCall(plain, args, keywords, input_names, output_names, strip_prefix)
+        graph, taken, detour = _graph(call, target, fusions, torchscript=torchscript)
         tensors = taken.tensors()
         stored = (tensors | dict(graph.constants)).get
         graph = without_zero_offsets(_with_distinct_names(graph, allow_same=allow_same_io_names), stored)
@@ -224,7 +224,7 @@ def class_name(model: nn.Module) -> str:
 
 def module_sources(model: nn.Module, graph: TorchModuleIRGraph) -> dict[str, TensorSource]:
     """Return a source per parameter, buffer and constant that a captured graph reads, from the module itself."""
-    return _sources(Subject(model, ()).tensors(), graph)
+    return _sources(ModuleCall(model, ()).tensors(), graph)
 
 
 def _sources(tensors: Mapping[str, torch.Tensor], graph: TorchModuleIRGraph) -> dict[str, TensorSource]:
@@ -289,8 +289,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 __all__ = [
+    "ModuleCall",
     "Prepared",
-    "Subject",
     "as_stored",
     "capture",
     "captured",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,31 +122,27 @@ def export_model_to_nnef(
         ).path
         logger.info("wrote %s", archive)
         if example is not None:
-            with _bundled_failure(debug_bundle_path, archive, example, prepared, document, inference_target):
+            write = None
+            if debug_bundle_path is not None and isinstance(inference_target, TractNNEF):
+                bundle = Path(debug_bundle_path)
+                write = partial(write_failing_case, bundle, archive, example, prepared, document, inference_target)
+            with bundled_failure(write):
                 inference_target.post_export(archive, example)
             logger.info("checked %s in the engine", archive)
     return archive
 
 
 @contextmanager
-def _bundled_failure(
-    path: str | os.PathLike[str] | None,
-    archive: Path,
-    example: ExampleRun,
-    prepared: Prepared,
-    document: NnefGraph,
-    target: InferenceTarget,
-) -> Iterator[None]:
-    """Write a debug bundle when the check in the block fails, and say where it is."""
+def bundled_failure(write: Callable[[T2NError], Path] | None) -> Iterator[None]:
+    """Write a debug bundle when the check in the block fails, and say where it is; None writes none."""
     try:
         yield
     except EngineMissingError:
         raise
     except (MismatchError, EngineError) as error:
-        if path is None or not isinstance(target, TractNNEF):
+        if write is None:
             raise
-        bundle = write_failing_case(Path(path), archive, example, prepared, document, target, error)
-        hint = f"{error.hint or ''} The case is in {bundle}.".strip()
+        hint = f"{error.hint or ''} The case is in {write(error)}.".strip()
         raise type(error)(error.message, hint) from error
 
 
@@ -192,4 +189,4 @@ def _logging_at(level: int | str | None) -> Iterator[None]:
         logger.setLevel(before)
 
 
-__all__ = ["export_model_to_nnef", "write_failing_case"]
+__all__ = ["bundled_failure", "export_model_to_nnef", "write_failing_case"]

@@ -50,7 +50,7 @@ class SmokeCase:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReleaseVerdict:
     """What became of a case in one release: `passed`, `refused` (by the dialect, with its reason) or `failed`."""
 
     case: str
@@ -213,7 +213,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 SIZES = (3, 5)
 
 
-def judge(case: SmokeCase, version: str, python: Path | None) -> Verdict:
+def judge(case: SmokeCase, version: str, python: Path | None) -> ReleaseVerdict:
     """Export one case for one release, run it there at both sizes and compare with PyTorch."""
     torch.manual_seed(0)
     module = case.make().eval()
@@ -229,10 +229,10 @@ def judge(case: SmokeCase, version: str, python: Path | None) -> Verdict:
                     inputs = case.inputs(size)
                     compare(module, inputs, engine.run([value.numpy() for value in inputs]), case.tolerance)
         except DialectError as error:
-            return Verdict(case.name, version, "refused", error.message)
+            return ReleaseVerdict(case.name, version, "refused", error.message)
         except (T2NError, AssertionError) as error:
-            return Verdict(case.name, version, "failed", " ".join(str(error).split())[:300])
-    return Verdict(case.name, version, "passed")
+            return ReleaseVerdict(case.name, version, "failed", " ".join(str(error).split())[:300])
+    return ReleaseVerdict(case.name, version, "passed")
 
 
 def compare(module: nn.Module, inputs: Inputs, answers: Sequence[np.ndarray], tolerance: float) -> None:
@@ -245,7 +245,7 @@ def compare(module: nn.Module, inputs: Inputs, answers: Sequence[np.ndarray], to
         np.testing.assert_allclose(answer, reference.numpy(), rtol=tolerance, atol=tolerance)
 
 
-def verdicts(versions: Sequence[str], cases: Sequence[SmokeCase]) -> Iterator[Verdict]:
+def verdicts(versions: Sequence[str], cases: Sequence[SmokeCase]) -> Iterator[ReleaseVerdict]:
     """Judge every case in every release."""
     for version in versions:
         for case in cases:

@@ -29,7 +29,7 @@ from generic_export.diagnose.record.axes import Overrides, Symbols, infer_axes
 from generic_export.diagnose.record.observe import InputSet, completed, record
 from generic_export.diagnose.record.pieces import Case, cases_of, class_lines
 from generic_export.diagnose.record.recording import Recording
-from generic_export.diagnose.records import AxisReport, Diagnosis, ErrorRecord, Outcome, Piece, Stage, Verdict
+from generic_export.diagnose.records import AxisReport, Diagnosis, ErrorRecord, Outcome, Piece, Stage, Verdict, reached
 from generic_export.diagnose.report.repro import Context, write_reproductions
 from generic_export.documents import producer_version
 from generic_export.errors import OptionError
@@ -65,15 +65,11 @@ class Progress:
 class _Plan:
     """The options of a search, parsed."""
 
-    target: TractNNEF
+    options: AttemptOptions  # of each attempt, but for its folder
     strategy: str
     depth: int | None
-    fusions: tuple[Fusion, ...]
-    torchscript: bool
-    judge: Judge
     limits: Limits
     jobs: int
-    folder: Path
     progress: Callable[[Progress], None]
 
 
@@ -146,32 +142,24 @@ def diagnose(
         cases = cases_of(recording, symbols, axes, every_member=every_member)
         if not cases:
             raise OptionError("no call of the model was recorded.", "Run the model inside the observe() block.")
-        plan = _Plan(
+        limits = limits or Limits()
+        options = AttemptOptions(
             target=target,
-            strategy=strategy,
-            depth=depth,
+            folder=Path(scratch),
             fusions=tuple(fusions),
             torchscript=torchscript,
             judge=Judge(atol, rtol),
-            limits=limits or Limits(),
-            jobs=jobs,
-            folder=Path(scratch),
-            progress=progress or (lambda _: None),
+            engine_seconds=limits.seconds,
+            materialise_bytes=limits.memory_bytes // 8,
         )
+        plan = _Plan(options, strategy, depth, limits, jobs, progress or (lambda _: None))
         search = _Search(cases, plan, KeptVerdicts(folder, resume=resume), recording, symbols, axes)
         search.run(only)
     _, report = infer_axes(recording, axes)
     diagnosis = search.diagnosis(report, time.perf_counter() - began)
     if folder is not None:
         diagnosis = write_reproductions(
-            diagnosis,
-            search.cases,
-            target,
-            folder / "repro",
-            private=private,
-            fusions=fusions,
-            torchscript=torchscript,
-            context=context,
+            diagnosis, search.cases, options, folder / "repro", private=private, context=context
         )
         diagnosis.write_json(folder / "diagnosis.json")
     return diagnosis
@@ -218,7 +206,7 @@ class _Search:
             "isolate": self._isolate,
             "numerics": self._numerics,
         }
-        self.plan.target.pre_trace(self.recording.model)
+        self.plan.options.target.pre_trace(self.recording.model)
         warm_up()
         try:
             with kept_interrupts() as self.raise_interrupt:
@@ -342,14 +330,10 @@ class _Search:
     def _inside(self, roots: Sequence[Case]) -> list[Case]:
         top = min(case.piece.depth for case in roots)
         limit = None if self.plan.depth is None else top + self.plan.depth
-        found: dict[str, Case] = {}
-        waiting = list(roots)
-        while waiting:
-            case = waiting.pop()
-            if case.piece.key not in found and (limit is None or case.piece.depth <= limit):
-                found[case.piece.key] = case
-                waiting.extend(self.by_key[key] for key in case.piece.children)
-        return sorted(found.values(), key=lambda case: case.piece.order)
+        shallow = {case.piece.key for case in self.cases if limit is None or case.piece.depth <= limit}
+        starts = [case.piece.key for case in roots if case.piece.key in shallow]
+        found = reached(starts, lambda key: [inner for inner in self.by_key[key].piece.children if inner in shallow])
+        return sorted((self.by_key[key] for key in found), key=lambda case: case.piece.order)
 
     def _has_failed(self, key: str) -> bool:
         return key in self.verdicts and self.verdicts[key].failed
@@ -359,14 +343,8 @@ class _Search:
 
     def _below(self, case: Case) -> list[Case]:
         """Return the pieces inside one, itself left out."""
-        found: dict[str, Case] = {}
-        waiting = list(case.piece.children)
-        while waiting:
-            key = waiting.pop()
-            if key not in found and key != case.piece.key:
-                found[key] = self.by_key[key]
-                waiting.extend(self.by_key[key].piece.children)
-        return list(found.values())
+        inside = reached(case.piece.children, lambda key: self.by_key[key].piece.children)
+        return [self.by_key[key] for key in inside if key != case.piece.key]
 
     # --- attempts -----------------------------------------------------------------------------------
 
@@ -413,25 +391,15 @@ class _Search:
         self.plan.progress(Progress(self.done, self.known, case.piece, isolated, verdict))
 
     def _fingerprint(self, case: Case, *, isolated: bool) -> str:
-        plan = self.plan
-        names = [fusion.__qualname__ for fusion in plan.fusions]
-        return fingerprint(case, plan.target, plan.judge, names, plan.torchscript, isolated=isolated)
+        options = self.plan.options
+        names = [fusion.__qualname__ for fusion in options.fusions]
+        return fingerprint(case, options.target, options.judge, names, options.torchscript, isolated=isolated)
 
     def _start(self, case: Case, *, isolated: bool) -> Worker:
-        folder = Path(tempfile.mkdtemp(dir=self.plan.folder))
-        options = AttemptOptions(
-            target=self.plan.target,
-            folder=folder,
-            fusions=self.plan.fusions,
-            torchscript=self.plan.torchscript,
-            judge=self.plan.judge,
-            isolated=isolated,
-            engine_seconds=self.plan.limits.seconds,
-            materialise_bytes=self.plan.limits.memory_bytes // 8,
-        )
+        folder = Path(tempfile.mkdtemp(dir=self.plan.options.folder))
+        options = replace(self.plan.options, folder=folder, isolated=isolated)
         task = partial(_attempt, case, options, self.recording)
-        piece = case.piece
-        return Worker(piece.key, piece.path, task, self.plan.limits, isolated=isolated)
+        return Worker(case.piece.key, case.piece.path, task, self.plan.limits, isolated=isolated)
 
     # --- the result ---------------------------------------------------------------------------------
 
@@ -440,7 +408,7 @@ class _Search:
         pieces = tuple(case.piece for case in self.cases)
         return Diagnosis(
             model=type(self.recording.model).__name__,
-            target=f"tract {self.plan.target.release}",
+            target=f"tract {self.plan.options.target.release}",
             strategy=self.plan.strategy,
             pieces=pieces,
             verdicts=tuple(self._verdict_of(piece) for piece in pieces),
@@ -462,18 +430,9 @@ class _Search:
 
     def _is_covered(self, key: str) -> bool:
         """Say whether a piece is part of something that passed as a whole."""
-        seen: set[str] = set()
-        waiting = list(self.by_key[key].piece.parents)
-        while waiting:
-            parent = waiting.pop()
-            if parent in seen:
-                continue
-            seen.add(parent)
-            verdict = self.verdicts.get(parent)
-            if verdict is not None and verdict.outcome is Outcome.OK and not verdict.isolated:
-                return True
-            waiting.extend(self.by_key[parent].piece.parents)
-        return False
+        around = reached(self.by_key[key].piece.parents, lambda parent: self.by_key[parent].piece.parents)
+        known = (self.verdicts.get(parent) for parent in around)
+        return any(verdict is not None and verdict.outcome is Outcome.OK and not verdict.isolated for verdict in known)
 
 
 def _is_pointed_at(case: Case, verdict: Verdict) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.capture import Subject, captured
+from generic_export.capture import ModuleCall, captured
 from generic_export.diagnose.record.pieces import kinds_of_calls
 from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.documents import producer_version
@@ -192,21 +192,21 @@ def _decoder_coverage(cut: LayerCut, trust_remote_code: bool) -> ModuleCoverage:
             cut.config, torch.float16, attention=attention, experts=experts, trust_remote_code=trust_remote_code
         )
         layers = layers_path(skeleton.module.causal_lm, skeleton.config)
-        subject = Subject(
+        call = ModuleCall(
             skeleton.module,
             skeleton.example_inputs(),
             input_names=skeleton.input_names,
             output_names=skeleton.output_names,
             strip_prefix=f"{WRAPPER_ATTRIBUTE}.",
         )
-        return _covered(subject, lambda path: cut.weight(_layer_of(path, layers)), skeleton.dynamic_axes)
+        return _covered(call, lambda path: cut.weight(_layer_of(path, layers)), skeleton.dynamic_axes)
 
 
-def _covered(subject: Subject, weigh: Weigh, dynamic_axes: DynamicAxes | None = None) -> ModuleCoverage:
+def _covered(call: ModuleCall, weigh: Weigh, dynamic_axes: DynamicAxes | None = None) -> ModuleCoverage:
     """Capture as an export does: without values, and so without a script or a trace in a module's place."""
     target = TractNNEF(dynamic_axes=dynamic_axes or {}, check_io=False)
     coverage, _, _ = captured(
-        subject, target, lambda tracer: captured_coverage(tracer, (fuse_rotary_embedding,), weigh), torchscript=False
+        call, target, lambda tracer: captured_coverage(tracer, (fuse_rotary_embedding,), weigh), torchscript=False
     )
     return coverage
 
@@ -304,7 +304,7 @@ class _ModuleSearch:
         weigh: Weigh = (lambda _: 1) if self._weigh(path) > 1 else (lambda inner: self._weigh(_join(path, inner)))
         try:
             args, kwargs = recorded.arguments.rebuilt(recorded.inputs().__getitem__)
-            return _covered(Subject(recorded.module, args, kwargs), weigh)
+            return _covered(ModuleCall(recorded.module, args, kwargs), weigh)
         except T2NError as error:
             return error
 

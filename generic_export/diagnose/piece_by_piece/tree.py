@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.utils import _pytree as pytree
 
 from generic_export.diagnose.piece_by_piece.exporters import ExportRequest, exporter_named
 from generic_export.diagnose.piece_by_piece.node_text import Looks, export_report, recorded_text
@@ -27,6 +28,7 @@ from generic_export.diagnose.record.recording import RecordedCall, Recording
 from generic_export.errors import CaptureError, OptionError
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+_NESTS = (list, tuple, dict)
 
 
 class ModelDiagnoseOutput:
@@ -125,25 +127,20 @@ class ModelDiagnoseOutput:
             CaptureError: the value has another type, rank, length or keys in some call.
         """
         where = msg() if msg is not None else self.full_name
-        kinds = {type(value) for value in objs}
-        if isinstance(objs[0], torch.Tensor):
-            ranks = {value.ndim for value in objs if isinstance(value, torch.Tensor)}
-            if len(ranks) != 1 or not all(isinstance(value, torch.Tensor) for value in objs):
-                raise CaptureError(f"{where}: a tensor has another rank, or is none, in some calls.")
-            return _moving_axes([tuple(value.shape) for value in objs])
+        flat = [pytree.tree_flatten(value, lambda inner: not isinstance(inner, _NESTS)) for value in objs]
+        if any(spec != flat[0][1] for _, spec in flat):
+            raise CaptureError(f"{where}: a value has another type, length or keys in some calls.")
+        columns = zip(*(leaves for leaves, _ in flat), strict=True)
+        return pytree.tree_unflatten([self._moving(column, where) for column in columns], flat[0][1])
+
+    def _moving(self, values: Sequence[Any], where: str) -> Any:
+        """Return the dynamic axes of a value that is no nest."""
+        kinds = {f"tensor of {v.ndim} axes" if isinstance(v, torch.Tensor) else type(v).__name__ for v in values}
         if len(kinds) != 1:
-            names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise CaptureError(f"{where}: a value is {names} in different calls.")
-        if isinstance(objs[0], Mapping):
-            if len({tuple(value) for value in objs}) != 1:
-                raise CaptureError(f"{where}: a dict has other keys in some calls.")
-            return {key: self.guess_dynamic_shape_object(*(v[key] for v in objs), msg=msg) for key in objs[0]}
-        if isinstance(objs[0], (list, tuple)):
-            if len({len(value) for value in objs}) != 1:
-                raise CaptureError(f"{where}: a {type(objs[0]).__name__} has another length in some calls.")
-            parts = [self.guess_dynamic_shape_object(*items, msg=msg) for items in zip(*objs, strict=True)]
-            return parts if isinstance(objs[0], list) else tuple(parts)
-        return self._state_shapes(objs)
+            raise CaptureError(f"{where}: a value is {', '.join(sorted(kinds))} in different calls.")
+        if isinstance(values[0], torch.Tensor):
+            return _moving_axes([tuple(value.shape) for value in values])
+        return self._state_shapes(values)
 
     def _state_shapes(self, objs: Sequence[Any]) -> Any:
         """Return a list of axes per tensor of a state; None for what holds no tensor."""

@@ -29,10 +29,10 @@ from generic_export.diagnose.record.leaves import (
     take_apart,
     with_blank_slots,
 )
-from generic_export.diagnose.record.recording import ObservationError, RecordedCall, Recording
+from generic_export.diagnose.record.recording import Call, ObservationError, RecordedCall, Recording
 from generic_export.diagnose.record.state import holds_tensors
 from generic_export.diagnose.record.store import Held, version_of
-from generic_export.diagnose.records import Call, Leaf, LeafKind
+from generic_export.diagnose.records import Leaf, LeafKind
 from generic_export.torch_graph.asides import is_aside
 
 

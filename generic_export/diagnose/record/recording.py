@@ -15,7 +15,7 @@ from torch import nn
 
 from generic_export.diagnose.record.leaves import Layout
 from generic_export.diagnose.record.store import Held, TensorStore
-from generic_export.diagnose.records import Call
+from generic_export.diagnose.records import Leaf
 from generic_export.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,34 @@ logger = logging.getLogger(__name__)
 
 class ObservationError(CaptureError):
     """A model cannot be recorded the way it is run."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One execution of one module (or free function).
+
+    Attributes:
+        index: number of the call in the recording, in the order in which calls begin.
+        set_index: which input set (which call of the root) it belongs to.
+        path: as in `named_modules()`, "" for the root; `path:function` for a free function.
+        class_name: class of the module, or name of the function.
+        parent: `index` of the call that it happens in; None for a root.
+        turn: how many calls of the same module the same set had before it.
+        source: `file.py:line` where the forward is defined.
+        inputs, outputs: its values.
+        seconds: time PyTorch spent in it, its children included.
+    """
+
+    index: int
+    set_index: int
+    path: str
+    class_name: str
+    parent: int | None
+    turn: int
+    source: str
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    seconds: float = 0.0
 
 
 @dataclass
@@ -128,4 +156,4 @@ def _has_forward(module: nn.Module) -> bool:
     return not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict))
 
 
-__all__ = ["ObservationError", "RecordedCall", "Recording", "all_paths"]
+__all__ = ["Call", "ObservationError", "RecordedCall", "Recording", "all_paths"]
