@@ -222,12 +222,8 @@ def class_name(model: nn.Module) -> str:
     return str(getattr(model, "original_name", "") or type(model).__name__)
 
 
-def module_sources(model: nn.Module, graph: TorchModuleIRGraph) -> dict[str, TensorSource]:
-    """Return a source per parameter, buffer and constant that a captured graph reads, from the module itself."""
-    return _sources(ModuleCall(model, ()).tensors(), graph)
-
-
 def _sources(tensors: Mapping[str, torch.Tensor], graph: TorchModuleIRGraph) -> dict[str, TensorSource]:
+    """Return a source per parameter, buffer and constant that a captured graph reads."""
     sources = {variable.name: _source_of(variable.name, tensors[variable.name]) for variable in graph.parameters}
     return sources | {name: InMemoryTensor(name, as_stored(value)) for name, value in graph.constants.items()}
 
@@ -296,6 +292,5 @@ __all__ = [
     "captured",
     "class_name",
     "evaluation_mode",
-    "module_sources",
     "prepare",
 ]
