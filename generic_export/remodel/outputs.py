@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from generic_export.export import evaluation_mode
+from generic_export.capture import evaluation_mode
 from generic_export.remodel.boundary import InputSide, OutputBoundary
 from generic_export.remodel.inputs import find_name, plans_by_name, resized
 from generic_export.remodel.plan import AxisName, OutputPlan, Place, SubgraphPlan
