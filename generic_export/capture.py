@@ -172,8 +172,7 @@ class Prepared:
         model: the module.
         args, kwargs: what it was captured with.
         graph: what was captured.
-        sources: a source per stored tensor that the graph reads.
-        stored: those tensors as PyTorch computes with them, by name.
+        tensors: the parameters and buffers by the names that the graph has for them; on the meta device if the module is.
         detour: how it was captured when torch.export refused it, as a sentence, or "".
     """
 
@@ -181,9 +180,21 @@ class Prepared:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     graph: TorchModuleIRGraph
-    sources: Mapping[str, TensorSource]
-    stored: Stored
+    tensors: Mapping[str, torch.Tensor]
     detour: str = ""
+
+    @property
+    def sources(self) -> dict[str, TensorSource]:
+        """A source per parameter, buffer and constant that the graph reads."""
+        sources = {
+            variable.name: _source_of(variable.name, self.tensors[variable.name]) for variable in self.graph.parameters
+        }
+        return sources | {name: InMemoryTensor(name, as_stored(value)) for name, value in self.graph.constants.items()}
+
+    @property
+    def stored(self) -> Stored:
+        """Those tensors as PyTorch computes with them, by name."""
+        return {**self.tensors, **self.graph.constants}.get
 
 
 def prepare(
@@ -211,21 +222,14 @@ def prepare(
     with scripts as plain, spelled_out(plain):
         call = ModuleCall(plain, args, keywords, input_names, output_names, strip_prefix)
         graph, taken, detour = _graph(call, target, fusions, torchscript=torchscript)
-        tensors = taken.tensors()
-        stored = (tensors | dict(graph.constants)).get
-        graph = without_zero_offsets(_with_distinct_names(graph, allow_same=allow_same_io_names), stored)
-        return Prepared(plain, args, keywords, graph, _sources(tensors, graph), stored, detour)
+        graph = _with_distinct_names(graph, allow_same=allow_same_io_names)
+        found = Prepared(plain, args, keywords, graph, taken.tensors(), detour)
+        return replace(found, graph=without_zero_offsets(graph, found.stored))
 
 
 def class_name(model: nn.Module) -> str:
     """Return the name of a module's class; a ScriptModule's is that of the class it was made from."""
     return str(getattr(model, "original_name", "") or type(model).__name__)
-
-
-def _sources(tensors: Mapping[str, torch.Tensor], graph: TorchModuleIRGraph) -> dict[str, TensorSource]:
-    """Return a source per parameter, buffer and constant that a captured graph reads."""
-    sources = {variable.name: _source_of(variable.name, tensors[variable.name]) for variable in graph.parameters}
-    return sources | {name: InMemoryTensor(name, as_stored(value)) for name, value in graph.constants.items()}
 
 
 def _source_of(name: str, tensor: torch.Tensor) -> TensorSource:

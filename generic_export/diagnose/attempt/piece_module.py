@@ -7,7 +7,7 @@ they are given goes out as outputs, so that the piece's own code is all there is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -18,12 +18,13 @@ from torch import nn
 from generic_export.diagnose.attempt.graph_inputs import Feed
 from generic_export.diagnose.record.axes import Form
 from generic_export.diagnose.record.leaves import (
-    argument_names,
     belongs,
-    put_in_state,
+    named_arguments,
     result_layout,
     state_names,
     take_apart,
+    tensors_in,
+    write_into,
 )
 from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.record.recording import RecordedCall
@@ -98,10 +99,8 @@ class PieceModule(Around):
                 stack.enter_context(_recorded_children(self._case, recorded, leaves, given))
             result = self.piece(*args, **kwargs)
         found = result_layout(result).tensors
-        names = list(argument_names(self._case.module.forward, args, kwargs))
-        _, now = take_apart([*zip(names, args, strict=True), *kwargs.items()], keep_states=False)
+        after = tensors_in(named_arguments(self._case.module.forward, args, kwargs))
         outputs = {name: _given(found, name) for name in recorded.results}
-        after = now.named_tensors()
         outputs |= {f"out_{name}": _given(after, name) for name in recorded.extra}
         return outputs | given
 
@@ -189,25 +188,17 @@ def _replayed(
         if is_aside():  # it was not recorded either
             return original(*args, **kwargs)
         number, inner = next(turns)
-        names = list(argument_names(type(inner.module).forward, (None, *args), kwargs))[1:]
-        named = [*zip(names, args, strict=True), *kwargs.items()]
+        named = named_arguments(type(inner.module).forward, (None, *args), kwargs)[1:]
         _, now = take_apart(named, keep_states=False)
         states = state_names(inner.arguments)
         for name in inner.held:
             if name in now.tensors and not belongs(name, states):
                 given[f"to_{_child_leaf(number, name)}"] = now.tensors[name]
         for name in inner.after:
-            _write(named, name, leaves[_child_leaf(number, name)])
+            write_into(named, name, leaves[_child_leaf(number, name)])
         return inner.result.rebuilt(lambda name: leaves[_child_leaf(number, name)])
 
     return forward
-
-
-def _write(named: Sequence[tuple[str, Any]], leaf: str, value: torch.Tensor) -> None:
-    """Do to an argument what the child did: a tensor is overwritten, a state gets the new tensor."""
-    nodes, layout = take_apart(named, keep_states=False)
-    if not put_in_state(nodes, leaf, value):
-        layout.tensors[leaf].copy_(value)
 
 
 __all__ = ["PIECE", "PieceModule", "piece_module"]

@@ -13,7 +13,7 @@ import torch
 
 from generic_export.compat import forget_operators
 from generic_export.diagnose.record.axes import Form, Symbols
-from generic_export.diagnose.record.leaves import argument_names, call_layout, put_in_state, result_layout, take_apart
+from generic_export.diagnose.record.leaves import call_layout, named_arguments, result_layout, tensors_in, write_into
 from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.errors import CaptureError
 
@@ -159,12 +159,10 @@ class OpaqueModule:
         self._layouts[key] = recorded, layout
         found = getattr(getattr(torch.ops, NAMESPACE), self.name)(list(layout.tensors.values()), key)
         results = dict(zip((name for name, _ in recorded.result_shapes()), found, strict=True))
-        named = [*zip(argument_names(self._original, args, kwargs), args, strict=True), *kwargs.items()]
         for name in recorded.after:
             value = results.get(f"out_{name}", results.get(name))
-            nodes, now = take_apart(named, keep_states=False)
-            if value is not None and not put_in_state(nodes, name, value):
-                now.tensors[name].copy_(value)
+            if value is not None:
+                write_into(named_arguments(self._original, args, kwargs), name, value)
         return recorded.result.rebuilt(results.__getitem__)
 
     def _kernel(self, inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
@@ -172,8 +170,7 @@ class OpaqueModule:
         copies = {name: tensor.clone() for name, tensor in zip(layout.tensors, inputs, strict=True)}
         args, kwargs = layout.rebuilt(copies.__getitem__)
         found = result_layout(self._original(*args, **kwargs)).tensors
-        named = [*zip(argument_names(self._original, args, kwargs), args, strict=True), *kwargs.items()]
-        after = take_apart(named, keep_states=False)[1].named_tensors()
+        after = tensors_in(named_arguments(self._original, args, kwargs))
         results = [found[name] for name in recorded.results] + [after[name] for name in recorded.extra]
         return [tensor.clone() for tensor in results]  # an operator must not hand its inputs back
 

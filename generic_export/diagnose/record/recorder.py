@@ -23,10 +23,10 @@ from torch import nn
 
 from generic_export.diagnose.record.leaves import (
     Layout,
-    argument_names,
     call_layout,
+    named_arguments,
     result_layout,
-    take_apart,
+    tensors_in,
     with_blank_slots,
 )
 from generic_export.diagnose.record.recording import Call, ObservationError, RecordedCall, Recording
@@ -259,9 +259,8 @@ class Recorder:
 
     def _written(self, frame: _Frame) -> dict[str, torch.Tensor]:
         """Return the inputs that differ after the call, as they are now."""
-        _, now = take_apart(_named_arguments(frame), keep_states=False)
         aliases = {leaf.name for leaf in frame.arguments.leaves if leaf.alias_of}
-        after = now.named_tensors().items()
+        after = tensors_in(named_arguments(frame.forward, frame.args, frame.kwargs)).items()
         return {name: tensor for name, tensor in after if name not in aliases and _is_changed(frame, name, tensor)}
 
     def _with_blanks(self, frame: _Frame, after: Mapping[str, torch.Tensor]) -> Layout:
@@ -280,11 +279,6 @@ class Recorder:
 def _passes_unseen() -> bool:
     """Say whether calls are no part of the model's run: its shapes are being captured, or a module is only looked at."""
     return torch.compiler.is_compiling() or is_aside()
-
-
-def _named_arguments(frame: _Frame) -> list[tuple[str, Any]]:
-    names = argument_names(frame.forward, frame.args, frame.kwargs)
-    return [*zip(names, frame.args, strict=True), *frame.kwargs.items()]
 
 
 def _is_changed(frame: _Frame, name: str, tensor: torch.Tensor) -> bool:
