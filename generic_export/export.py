@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import generic_export.ops  # noqa: F401 - registers every translation
 from generic_export.errors import (
     CaptureError,
     EngineError,
@@ -33,7 +34,7 @@ from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
 from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.layout import group_by_module
+from generic_export.nnef.order import group_by_module
 from generic_export.nnef.registries import with_fragments
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
 from generic_export.torch_graph.ir import TorchModuleIRGraph

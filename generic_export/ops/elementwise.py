@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._ops import OpOverload
 
+from generic_export.compat import OpOverload, schema_of
 from generic_export.errors import TranslationError
 from generic_export.ops.complex import (
     as_complex_dtype,
@@ -230,8 +230,8 @@ def _register_float_unary(overload: OpOverload, operator: str) -> None:
         narrow = b.cast(value, torch.float32) if operator in _F32_AT_MOST and value.dtype is torch.float64 else value
         return b.cast(b.unary(operator, narrow), value.dtype)
 
-    unary.__name__ = overload._schema.name.split("::")[-1]
-    unary.__doc__ = str(overload._schema)
+    unary.__name__ = schema_of(overload).name.split("::")[-1]
+    unary.__doc__ = str(schema_of(overload))
     translates(overload)(unary)
 
 

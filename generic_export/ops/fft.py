@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import sympy
 import torch
 
+from generic_export.compat import OpOverloadPacket
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, DimLiteral
 from generic_export.ops.complex import as_complex_dtype, real_and_imaginary
@@ -189,7 +190,7 @@ def _cosine_window(
     return window.to(dtype)
 
 
-def _register_window(packet: torch._ops.OpOverloadPacket, coefficients: Sequence[float]) -> None:
+def _register_window(packet: OpOverloadPacket, coefficients: Sequence[float]) -> None:
     @rewrites(packet.default)
     def symmetric_or_periodic(
         window_length: int, *, dtype: torch.dtype | None = None, **placement: object

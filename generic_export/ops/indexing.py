@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import sympy
 import torch
-from torch.utils._sympy import functions as torch_sympy
 
+from generic_export.compat import torch_sympy
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, DimLiteral
 from generic_export.ops.shape import axis_of, volume

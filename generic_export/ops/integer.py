@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch._ops import OpOverload
 
+from generic_export.compat import OpOverload, schema_of
 from generic_export.errors import TranslationError
 from generic_export.ops.complex import as_complex_dtype, complex_equal
 from generic_export.ops.elementwise import div
@@ -191,7 +191,7 @@ def _register_comparison(operator: str, overloads: tuple[OpOverload, ...]) -> No
         return b.binary(operator, operand(b, self, dtype), operand(b, other, dtype), dtype=torch.bool)
 
     comparison.__name__ = operator
-    comparison.__doc__ = str(overloads[0]._schema)
+    comparison.__doc__ = str(schema_of(overloads[0]))
     translates(*overloads)(comparison)
 
 
@@ -246,7 +246,7 @@ def _register_logic(on_bools: str, on_bits: str, logical: OpOverload, bitwise: t
         left, right = _promoted(b, self, other)
         return _logic(b, on_bools, left, right) if left.dtype is torch.bool else b.binary(on_bits, left, right)
 
-    logical_operator.__doc__, bitwise_operator.__doc__ = str(logical._schema), str(bitwise[0]._schema)
+    logical_operator.__doc__, bitwise_operator.__doc__ = str(schema_of(logical)), str(schema_of(bitwise[0]))
     translates(logical)(logical_operator)
     translates(*bitwise)(bitwise_operator)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from generic_export.compat import OpOverload, schema_of
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
 from generic_export.ops.conv import Pair, pairs, per_axis, window_count
@@ -101,7 +102,7 @@ def sum_pool(b: NnefBuilder, value: Value, window: Window, *, mean: bool) -> Val
     return unbatched(b, b.cast(pooled, value.dtype), value.rank)
 
 
-def _register_max_pool(count: int, values: torch._ops.OpOverload, indexed: torch._ops.OpOverload) -> None:
+def _register_max_pool(count: int, values: OpOverload, indexed: OpOverload) -> None:
     def max_pool_with_indices(
         b: NnefBuilder,
         self: Value,
@@ -124,8 +125,8 @@ def _register_max_pool(count: int, values: torch._ops.OpOverload, indexed: torch
     ) -> Value:
         return max_pool_with_indices(b, self, kernel_size, stride, padding, dilation, ceil_mode)[0]
 
-    max_pool_values.__doc__ = str(values._schema)
-    max_pool_with_indices.__doc__ = str(indexed._schema)
+    max_pool_values.__doc__ = str(schema_of(values))
+    max_pool_with_indices.__doc__ = str(schema_of(indexed))
     translates(values)(max_pool_values)
     translates(indexed)(max_pool_with_indices)
 

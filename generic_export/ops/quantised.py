@@ -7,13 +7,13 @@ behind it can compute on integers (`integer_products.py`) and a second quantisat
 from __future__ import annotations
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the operators
 
+from generic_export.compat import quantized_decomposed
 from generic_export.errors import TranslationError
 from generic_export.translate.builder import NnefBuilder, QuantisedTensor, Value
 from generic_export.translate.registry import translates
 
-quantized = torch.ops.quantized_decomposed
+quantized = quantized_decomposed()
 
 # What PyTorch's 8-bit backends know; wider integers have no kernels in tract, narrower ones live in 8 bits.
 _DTYPES = (torch.int8, torch.uint8)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from generic_export.compat import OpOverload, schema_of
 from generic_export.errors import TranslationError
 from generic_export.ops.linear import linear
 from generic_export.ops.scan import Loop, Values, scan
@@ -210,7 +211,7 @@ def lstm(
     return _layer(b, _LSTM, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
 
-def _register_layer(overload: torch._ops.OpOverload, cell: _Cell) -> None:
+def _register_layer(overload: OpOverload, cell: _Cell) -> None:
     def layer(
         b: NnefBuilder,
         input: Value,
@@ -225,7 +226,7 @@ def _register_layer(overload: torch._ops.OpOverload, cell: _Cell) -> None:
     ) -> tuple[Value, ...]:
         return _layer(b, cell, input, [hx], params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
-    layer.__doc__ = str(overload._schema)
+    layer.__doc__ = str(schema_of(overload))
     translates(overload)(layer)
 
 
@@ -255,7 +256,7 @@ def _cell_step(b: NnefBuilder, cell: _Cell, input: Value, states: Values, weight
     return after
 
 
-def _register_cell(overload: torch._ops.OpOverload, cell: _Cell) -> None:
+def _register_cell(overload: OpOverload, cell: _Cell) -> None:
     def step(
         b: NnefBuilder,
         input: Value,
@@ -267,7 +268,7 @@ def _register_cell(overload: torch._ops.OpOverload, cell: _Cell) -> None:
     ) -> Value:
         return _cell_step(b, cell, input, [hx], _Weights(w_ih, w_hh, b_ih, b_hh, None))[0]
 
-    step.__doc__ = str(overload._schema)
+    step.__doc__ = str(schema_of(overload))
     translates(overload)(step)
 
 

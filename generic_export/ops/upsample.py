@@ -14,6 +14,7 @@ import numpy as np
 import sympy
 import torch
 
+from generic_export.compat import OpOverload, OpOverloadPacket, schema_of
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral, TupleLiteral
 from generic_export.ops.indexing import gather
@@ -256,18 +257,18 @@ def _sizes_and_scales(
     return sizes, [float(scale) for scale in scale_factors]
 
 
-def _register_nearest(overload: torch._ops.OpOverload, count: int, *, centred: bool) -> None:
+def _register_nearest(overload: OpOverload, count: int, *, centred: bool) -> None:
     def upsample_nearest(
         b: NnefBuilder, input: Value, output_size: Sequence[Dim] | None, scale_factors: Sequence[float] | None
     ) -> Value:
         sizes, scales = _sizes_and_scales(input, output_size, scale_factors, count)
         return resampled(b, input, sizes, scales, Resampling("nearest", centred=centred))
 
-    upsample_nearest.__doc__ = str(overload._schema)
+    upsample_nearest.__doc__ = str(schema_of(overload))
     translates(overload)(upsample_nearest)
 
 
-def _register_smooth(overload: torch._ops.OpOverload, count: int, interpolator: str) -> None:
+def _register_smooth(overload: OpOverload, count: int, interpolator: str) -> None:
     def upsample_smooth(
         b: NnefBuilder,
         input: Value,
@@ -278,7 +279,7 @@ def _register_smooth(overload: torch._ops.OpOverload, count: int, interpolator: 
         sizes, scales = _sizes_and_scales(input, output_size, scale_factors, count)
         return resampled(b, input, sizes, scales, Resampling(interpolator, align_corners))
 
-    upsample_smooth.__doc__ = str(overload._schema)
+    upsample_smooth.__doc__ = str(schema_of(overload))
     translates(overload)(upsample_smooth)
 
 
@@ -307,7 +308,7 @@ def _antialiased(
     return b.cast(result, value.dtype)
 
 
-def _register_antialiased(packet: torch._ops.OpOverloadPacket, mode: str) -> None:
+def _register_antialiased(packet: OpOverloadPacket, mode: str) -> None:
     def upsample_antialiased(
         b: NnefBuilder,
         self: Value,
@@ -328,8 +329,8 @@ def _register_antialiased(packet: torch._ops.OpOverloadPacket, mode: str) -> Non
         sizes, scales = _sizes_and_scales(input, output_size, scale_factors, 2)
         return _antialiased(b, input, sizes, scales, align_corners, mode)
 
-    upsample_antialiased.__doc__ = str(packet.default._schema)
-    upsample_antialiased_vec.__doc__ = str(packet.vec._schema)
+    upsample_antialiased.__doc__ = str(schema_of(packet.default))
+    upsample_antialiased_vec.__doc__ = str(schema_of(packet.vec))
     translates(packet.default)(upsample_antialiased)
     translates(packet.vec)(upsample_antialiased_vec)
 

@@ -23,11 +23,11 @@ from generic_export.read.outline import read_outline
 from generic_export.remodel.adapter import BoundaryAdapter
 from generic_export.remodel.boundary import Boundary
 from generic_export.remodel.plan import RemodelPlan, SubgraphPlan
+from generic_export.remodel.plan_file import parse_plan, plan_dict
 from generic_export.remodel.resolve import require_known, resolve
-from generic_export.remodel.schema import parse_plan, plan_dict
-from generic_export.remodel.stages import Stages
+from generic_export.remodel.stages import BoundaryStages
 from generic_export.remodel.subgraph import Subgraph
-from generic_export.torch_graph.conversion import DynamicAxes
+from generic_export.torch_graph.request import DynamicAxes
 
 PLAN_PROPERTY = "remodel_plan"
 MODULE_PROPERTY = "remodelled_module"
@@ -58,7 +58,7 @@ class Remodelled:
     output_names: tuple[str, ...]
     dynamic_axes: DynamicAxes
     assertions: tuple[str, ...]
-    stages: Stages
+    stages: BoundaryStages
     boundary: Boundary
     properties: dict[str, str | float]
 
@@ -84,7 +84,7 @@ def remodel(subgraph: Subgraph, plan: RemodelPlan) -> Remodelled:
         output_names=tuple(one.outer_name for one in boundary.outer_outputs),
         dynamic_axes=_dynamic_axes(boundary, boundary.relations.bounds),
         assertions=boundary.relations.assertions,
-        stages=Stages.of(boundary),
+        stages=BoundaryStages.of(boundary),
         boundary=boundary,
         properties=_properties(subgraph, own),
     )

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from generic_export.errors import OptionError
 from generic_export.remodel.boundary import BoundTo, Fixed, InputBoundary, InputSide, SameAs, SizeOf
 from generic_export.remodel.plan import (
     AxisName,
@@ -23,8 +22,7 @@ from generic_export.remodel.plan import (
     SubgraphPlan,
 )
 from generic_export.remodel.subgraph import NamedTensor, Signature
-from generic_export.remodel.symbols import SymbolTable
-from generic_export.torch_graph.dims import dim_symbol
+from generic_export.remodel.symbols import SymbolTable, require_symbol
 from generic_export.torch_graph.naming import identifier
 
 
@@ -100,15 +98,8 @@ def _renamed_axes(tensor: NamedTensor, own: Sequence[AxisName], plan: InputPlan,
         dims[axis] = symbol
     for axis, dim in enumerate(dims):
         if isinstance(dim, str):
-            _require_symbol(dim, place.at("shape", axis))
+            require_symbol(dim, place.at("shape", axis))
     return tuple(dims)
-
-
-def _require_symbol(name: str, place: Place) -> None:
-    try:
-        dim_symbol(name)
-    except OptionError as error:
-        raise place.error(error.message, error.hint) from None
 
 
 def _checked_shape(tensor: NamedTensor, shape: Sequence[AxisName], place: Place) -> Sequence[AxisName]:

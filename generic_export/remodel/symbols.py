@@ -60,7 +60,7 @@ class SymbolTable:
 def _aliased(own: Sequence[str], plan: SubgraphPlan, place: Place) -> dict[str, str]:
     names: dict[str, str] = {}
     for target, sources in plan.aliases.items():
-        _require_symbol(target, place.at(target))
+        require_symbol(target, place.at(target))
         if not sources:
             raise place.at(target).error("no symbol is to become this one.", "List one or more.")
         for index, source in enumerate(sources):
@@ -78,7 +78,8 @@ def _aliased(own: Sequence[str], plan: SubgraphPlan, place: Place) -> dict[str, 
     return names
 
 
-def _require_symbol(name: str, place: Place) -> None:
+def require_symbol(name: str, place: Place) -> None:
+    """Refuse, at a spot of the plan, a name of a size that tract cannot parse."""
     try:
         dim_symbol(name)
     except OptionError as error:

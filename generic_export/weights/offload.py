@@ -16,8 +16,15 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from generic_export.compat import (
+    DisableTorchFunctionSubclass,
+    buffers_of,
+    parameters_of,
+    pytree,
+    schema_of,
+    wrapper_tensor,
+)
 from generic_export.errors import OptionError, WeightError
 from generic_export.weights.source import CHUNK_BYTES, SelfStored, TensorSource
 from generic_export.weights.values import read_tensor, value_pieces
@@ -177,7 +184,7 @@ class OffloadedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls: type[OffloadedTensor], source: TensorSource, store: OffloadStore, dtype: torch.dtype) -> Any:
-        tensor = torch.Tensor._make_wrapper_subclass(cls, source.shape, dtype=dtype, requires_grad=False)
+        tensor = wrapper_tensor(cls, source.shape, dtype=dtype, requires_grad=False)
         tensor._source, tensor._store = source, store
         return tensor
 
@@ -212,7 +219,7 @@ class OffloadedTensor(torch.Tensor):
             raise _not_writable(args[0], func)  # the dispatcher would see a write to a view of what was read
         if func in _NEED_MEMORY and args and isinstance(args[0], OffloadedTensor):
             return func(args[0].load(), *args[1:], **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():  # results are plain tensors, not made into this class
+        with DisableTorchFunctionSubclass():  # results are plain tensors, not made into this class
             return func(*args, **kwargs)
 
     @classmethod
@@ -224,11 +231,11 @@ class OffloadedTensor(torch.Tensor):
             return _same(args[0], args[0].dtype)
         if func is _aten._to_copy.default and set(kwargs) <= {"dtype"}:
             return _same(args[0], kwargs.get("dtype") or args[0].dtype)
-        if func._schema.is_mutable:
+        if schema_of(func).is_mutable:
             _refuse_writing(func, args, kwargs)
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = pytree.tree_flatten((args, kwargs))
         plain = [leaf.load() if isinstance(leaf, OffloadedTensor) else leaf for leaf in leaves]
-        args, kwargs = tree_unflatten(plain, spec)
+        args, kwargs = pytree.tree_unflatten(plain, spec)
         return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedTensor:
@@ -260,11 +267,11 @@ def _same(tensor: OffloadedTensor, dtype: torch.dtype) -> OffloadedTensor:
 
 
 def _refuse_writing(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         given = args[position] if position < len(args) else kwargs.get(argument.name)
         written = argument.alias_info is not None and argument.alias_info.is_write
-        if written and any(isinstance(leaf, OffloadedTensor) for leaf in tree_flatten(given)[0]):
-            target = next(leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, OffloadedTensor))
+        if written and any(isinstance(leaf, OffloadedTensor) for leaf in pytree.tree_flatten(given)[0]):
+            target = next(leaf for leaf in pytree.tree_flatten(given)[0] if isinstance(leaf, OffloadedTensor))
             raise _not_writable(target, func)
 
 
@@ -323,7 +330,7 @@ def unread_parameters(module: nn.Module) -> Iterator[None]:
     stand_ins: dict[int, torch.Tensor] = {}
     held: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     for owner in module.modules():
-        tables: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+        tables: tuple[dict[str, Any], ...] = (parameters_of(owner), buffers_of(owner))
         for table in tables:
             for name, tensor in table.items():
                 if isinstance(tensor, torch.Tensor) and isinstance(tensor, SelfStored):

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from generic_export.compat import FakeTensorMode, checkpoint_offset
 from generic_export.errors import CorruptCheckpointError, WeightError
 from generic_export.weights.safetensors_index import UnreadableTensor
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
@@ -226,7 +226,7 @@ def _region(name: str, tensor: torch.Tensor, path: Path, records: Mapping[int, _
     if _has_no_plain_bytes(tensor):
         return _unreadable(name, tensor, path)
     storage = tensor.untyped_storage()
-    offset, record = getattr(storage, "_checkpoint_offset", None), None
+    offset, record = checkpoint_offset(storage), None
     if offset is not None:
         record = records.get(offset)
     if offset is None or record is None or record.nbytes != storage.nbytes():
@@ -237,7 +237,7 @@ def _region(name: str, tensor: torch.Tensor, path: Path, records: Mapping[int, _
         raise _corrupt(path, f"tensor {name} of shape {list(shape)} reaches beyond its storage")
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None
-    start = offset + tensor.storage_offset() * itemsize if tensor.numel() else offset
+    start = offset + int(tensor.storage_offset()) * itemsize if tensor.numel() else offset
     return FileTensor(name, path, start, shape, tensor.dtype)
 
 

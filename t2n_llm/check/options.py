@@ -73,7 +73,7 @@ class PlacementOptions:
 
 
 @dataclass(frozen=True)
-class CheckOptions(PlacementOptions, EngineOptions):
+class CheckingOptions(PlacementOptions, EngineOptions):
     """How an export is compared with PyTorch; each option is described where it is declared."""
 
     decode_steps: int = option(

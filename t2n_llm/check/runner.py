@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from generic_export.errors import EngineLoadError
-from generic_export.inference_target.tract.engines.cli import TractCli, write_bundle
-from generic_export.inference_target.tract.engines.engine import IoFact, Session
+from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli, write_bundle
+from generic_export.inference_target.tract.engines.engine import EngineSession, IoFact
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from kvcache.states import StateTensor, is_window_symbol
 from t2n_llm.check.engines import chosen_engine
@@ -90,7 +90,7 @@ class WheelRunner:
         session.close()
         return rows
 
-    def open_session(self) -> Session:
+    def open_session(self) -> EngineSession:
         """Return a fresh session: `input_ids` in, logits out; keys and values are the engine's, fixed states are fed back.
 
         Raises:
@@ -121,17 +121,17 @@ class WheelRunner:
 class _FeedingSession:
     """A session that hands the states that no transform makes the engine's own (fixed sizes, windows) to the next turn itself."""
 
-    def __init__(self, session: Session, states: list[np.ndarray]) -> None:
+    def __init__(self, session: EngineSession, states: list[np.ndarray]) -> None:
         self._session = session
         self._states = states
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """See `Session.run`: `input_ids` in, logits out."""
+        """See `EngineSession.run`: `input_ids` in, logits out."""
         logits, *self._states = self._session.run([*inputs, *self._states])
         return [logits]
 
     def close(self) -> None:
-        """See `Session.close`."""
+        """See `EngineSession.close`."""
         self._session.close()
 
 
@@ -189,9 +189,7 @@ class CliRunner:
             outputs = self._cli.run_bundle(
                 self._archive,
                 bundle,
-                llm=llm,
-                unfold_kv_cache=llm and bool(states),
-                allow_float_casts=self._casts,
+                CommandOptions(llm=llm, unfold_kv_cache=llm and bool(states), allow_float_casts=self._casts),
             )
         prefixes = [f"turn_{index}/" if len(entries) > 1 else "" for index in range(len(entries))]
         return [outputs[f"{prefix}outputs"][0] for prefix in prefixes], outputs

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from t2n_llm.cli.inspect import JsonOption, sink_for, size_text, table_of
+from generic_export.figures import size_text
+from t2n_llm.cli.inspect import JsonOption, sink_for, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -307,7 +307,7 @@ def _json_text(record: dict[str, Any]) -> str:
 def _coverage_parts(report: CoverageReport) -> Iterator[Any]:
     from rich.markup import escape
 
-    from generic_export.translate.coverage import Support
+    from generic_export.coverage import Support
 
     yield _operators(report)
     for row in report.of(Support.MISSING):
@@ -341,7 +341,7 @@ def _operators(report: CoverageReport) -> Table:
     """What is missing first; then what is decomposed, then the rest, each by how often it is called."""
     from rich.markup import escape
 
-    from generic_export.translate.coverage import Support
+    from generic_export.coverage import Support
 
     colours = {Support.MISSING: "bold red", Support.DECOMPOSED: "cyan", Support.SUPPORTED: "green"}
     table = table_of("operator", "", ">calls", "first use", "line", "written as")

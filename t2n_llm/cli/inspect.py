@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from generic_export.figures import size_text
 from t2n_llm.cli.console import OutputMode, Sink
 
 if TYPE_CHECKING:
@@ -206,11 +207,3 @@ def _escaped(cells: Iterable[str]) -> list[str]:
     from rich.markup import escape
 
     return [escape(cell) for cell in cells]
-
-
-def size_text(size: float) -> str:
-    """Return bytes as people read them: 980 B, 12.3 kB, 269.5 MB."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size:.0f} B"

@@ -11,7 +11,7 @@ import typer
 from t2n_llm.cli.inspect import JsonOption, sink_for, table_of
 
 if TYPE_CHECKING:
-    from generic_export.remodel import Remodelled, RemodelPlan, Stages, Subgraph
+    from generic_export.remodel import BoundaryStages, Remodelled, RemodelPlan, Subgraph
     from t2n_llm.cli.console import Sink
 
 _ARCHIVES: Mapping[str, int | None] = {"tar": 0, "tgz": 6, "dir": None}
@@ -109,7 +109,7 @@ def _dump(subgraphs: Sequence[Subgraph], target: Path, force: bool, sink: Sink) 
 
     from generic_export.errors import OutputExistsError
     from generic_export.remodel import plan_text, save_plan, template_plan
-    from generic_export.remodel.schema import plan_dict
+    from generic_export.remodel.plan_file import plan_dict
 
     plan = template_plan(subgraphs)
     if str(target) == "-":
@@ -126,7 +126,7 @@ def _dump(subgraphs: Sequence[Subgraph], target: Path, force: bool, sink: Sink) 
 # --- for people -----------------------------------------------------------------------------------
 
 
-def _table(stages: Stages) -> Iterator[Any]:
+def _table(stages: BoundaryStages) -> Iterator[Any]:
     from rich.markup import escape
 
     table = table_of(stages.name, "", "raw", "collapsed", "bound", "final")
@@ -143,7 +143,7 @@ def _table(stages: Stages) -> Iterator[Any]:
     yield f"outputs     {escape(', '.join(outputs))}"
 
 
-def _diff(stages: Stages) -> Iterator[str]:
+def _diff(stages: BoundaryStages) -> Iterator[str]:
     from rich.markup import escape
 
     colours = {"-": "red", "+": "green"}

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from generic_export.compat import parameters_of
 from generic_export.errors import CaptureError, CorruptCheckpointError, MissingTensorError
 from generic_export.weights.source import TensorSource
 from t2n_llm.source.hub import ModelSource, open_source
@@ -295,9 +296,9 @@ def _parameter_names(module: nn.Module) -> list[str]:
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter:
     owner, _, attribute = name.rpartition(".")
-    return cast(nn.Parameter, module.get_submodule(owner)._parameters[attribute])
+    return cast(nn.Parameter, parameters_of(module.get_submodule(owner))[attribute])
 
 
 def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     owner, _, attribute = name.rpartition(".")
-    module.get_submodule(owner)._parameters[attribute] = parameter
+    parameters_of(module.get_submodule(owner))[attribute] = parameter

@@ -15,11 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from generic_export.errors import CaptureError, T2NError
-from generic_export.export import producer_version
-from generic_export.logs import logging_at
-from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
-from generic_export.translate.coverage import (
+from generic_export.compat import CAPTURE_LOGGERS
+from generic_export.coverage import (
     ModuleCoverage,
     OperatorCoverage,
     OperatorUse,
@@ -28,6 +25,10 @@ from generic_export.translate.coverage import (
     merged,
     seen_coverage,
 )
+from generic_export.errors import CaptureError, T2NError
+from generic_export.export import producer_version
+from generic_export.logs import logging_at
+from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
 from generic_export.translate.modules import translated_modules
 from kvcache import explicit_attention, explicit_experts, explicit_operators, fuse_rotary_embedding
 from kvcache.operators import OperatorNames
@@ -222,7 +223,7 @@ def _modules_coverage(
             record = record_forward(model)
             layers = layers_path(model, twin.config)
             search = _ModuleSearch(record, lambda path: twin.cut.weight(_layer_of(path, layers)))
-            with logging_at(logging.CRITICAL, *_EXPECTED_TO_FAIL):
+            with logging_at(logging.CRITICAL, *CAPTURE_LOGGERS):  # failures are expected here
                 search.visit(model, "")
     except T2NError as error:
         raise CaptureError(f"{cause.message} Nor can its modules be looked at: {error.message}", error.hint) from error
@@ -238,8 +239,6 @@ def _twin_model(make: Any, operators: OperatorNames, trust_remote_code: bool) ->
     return model
 
 
-# Their warnings on failures, which are expected here, are kept from the terminal.
-_EXPECTED_TO_FAIL = ("torch.export", "torch._dynamo", "torch.fx")
 _SOURCE = re.compile(r"\b[\w.-]+\.py:\d+")
 
 

@@ -23,6 +23,7 @@ from generic_export.inference_target import TractNNEF
 from kvcache import explicit_operators, fuse_rotary_embedding, state_form
 from kvcache.operators import OperatorNames
 from kvcache.state_adapters import register_cache_adapters
+from t2n_llm.compat import choose_implementations
 from t2n_llm.explain.call_sets import ModelCalls, calls_of
 from t2n_llm.explain.tiny_twin import tiny_twin
 from t2n_llm.graph.options import DTYPES, torch_dtype
@@ -232,7 +233,7 @@ def _tiny(config: Any, operators: OperatorNames, trust_remote_code: bool) -> tup
 def _skeleton(config: Any, operators: OperatorNames, trust_remote_code: bool) -> tuple[nn.Module, list[str]]:
     def built(names: OperatorNames) -> nn.Module:
         own = copy.deepcopy(config)
-        own._attn_implementation, own._experts_implementation = names.attention, names.experts
+        choose_implementations(own, names.attention, names.experts)
         return meta_model(own, trust_remote_code=trust_remote_code)
 
     model = _with_attention(operators, built)

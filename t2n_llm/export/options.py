@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from generic_export.errors import OptionError
-from t2n_llm.check.options import CheckOptions
+from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.option import Panel, made, option, options, refuse_invalid
@@ -45,7 +45,7 @@ class ExportOptions:
     require_tokenizer: bool = option(
         True, "Require a tokenizer in the source.", Panel.SOURCE, flags=("--tokenizer/--no-tokenizer",)
     )
-    checking: CheckOptions = options(CheckOptions)
+    checking: CheckingOptions = options(CheckingOptions)
     archive: str = option("tar", "tar, tgz or dir.", choices=("dir", "tar", "tgz"), noun="archive form")
     resume: bool = option(False, "Continue an export that was killed or interrupted.", Panel.OUTPUT)
 
@@ -100,7 +100,7 @@ class ValidateOptions:
     adapter: str | None = option(
         None, "The LoRA or DoRA that was merged; by default the hub id that is recorded.", Panel.SOURCE, metavar="PATH"
     )
-    checking: CheckOptions = options(CheckOptions)
+    checking: CheckingOptions = options(CheckingOptions)
     atol: float | None = option(None, "Largest error of a logit, instead of the type's own.", Panel.CHECK, minimum=0.0)
     rtol: float | None = option(None, "The same as a share of the largest logit.", Panel.CHECK, minimum=0.0)
 

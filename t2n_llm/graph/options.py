@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from generic_export.inference_target import TractNNEF
-    from generic_export.torch_graph.tracer import DynamicAxes
+    from generic_export.torch_graph.request import DynamicAxes
 
 DTYPES = ("f16", "f32")
 

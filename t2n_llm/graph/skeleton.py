@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from generic_export.errors import CaptureError, T2NError, described
-from generic_export.torch_graph.tracer import DynamicAxes
+from generic_export.torch_graph.request import DynamicAxes
 from kvcache.attention import AttentionChoice
 from kvcache.forms import StateForm, accepts, state_form
 from kvcache.forms.cache import WINDOW_IN_CACHE_ALONE, CacheForm

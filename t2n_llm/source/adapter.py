@@ -19,9 +19,9 @@ from typing import Any
 from torch import nn
 
 from generic_export.errors import AdapterError, SourceError
+from generic_export.files import sha256
 from generic_export.weights.checkpoint import open_checkpoint
 from generic_export.weights.source import TensorSource
-from t2n_llm.export.folder import sha256
 from t2n_llm.source.adapter_merge import (
     MERGE_ELSEWHERE,
     LoraModule,

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import DiskFullError, MissingTokenizerError, SourceError, UnknownArchitectureError
+from generic_export.files import is_disk_full
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from quant.prequantized import METHODS, decode_checkpoint
-from t2n_llm.export.folder import is_disk_full
 from t2n_llm.source.reference import SourceRef
 
 # What an export reads of a repository; no .gguf, .onnx or image is ever downloaded.

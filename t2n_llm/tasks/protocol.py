@@ -19,7 +19,7 @@ from generic_export.errors import MissingTensorError
 from generic_export.nnef.graph import NnefGraph
 from kvcache.states import StateTensor
 from t2n_llm.check.agreement import Tolerance, ValidationReport
-from t2n_llm.check.options import CheckOptions
+from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.reporter import Reporter
@@ -84,7 +84,7 @@ class Subject:
     symbols: Sequence[str]
     states: tuple[StateTensor, ...]
     needed: Callable[[], frozenset[str]]
-    checking: CheckOptions
+    checking: CheckingOptions
     tolerance: Tolerance
     reporter: Reporter
     with_text: bool = True
@@ -127,7 +127,11 @@ class Task(ABC):
         del source, options, compression, adapter
 
     def refuse_check(
-        self, graphs: Sequence[TaskGraph], source: ModelSource, compression: CompressionOptions, checking: CheckOptions
+        self,
+        graphs: Sequence[TaskGraph],
+        source: ModelSource,
+        compression: CompressionOptions,
+        checking: CheckingOptions,
     ) -> None:
         """Refuse a check that cannot run, before anything is written.
 
@@ -165,12 +169,12 @@ class Task(ABC):
         del graph
         return error
 
-    def bundle_bytes(self, graphs: Sequence[TaskGraph], options: GraphOptions, checking: CheckOptions) -> int:
+    def bundle_bytes(self, graphs: Sequence[TaskGraph], options: GraphOptions, checking: CheckingOptions) -> int:
         """Return about how many bytes the test bundles take."""
         del graphs, options, checking
         return 0
 
-    def check_bytes(self, graphs: Sequence[TaskGraph], stored_bytes: int, checking: CheckOptions) -> int:
+    def check_bytes(self, graphs: Sequence[TaskGraph], stored_bytes: int, checking: CheckingOptions) -> int:
         """Return the most memory that the check takes: the reference in f32 and the archives in the engine."""
         del checking
         return 4 * graphs[-1].parameters + stored_bytes

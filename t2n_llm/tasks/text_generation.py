@@ -11,7 +11,7 @@ from torch import nn
 from generic_export.errors import NotEnoughMemoryError, OptionError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.bundles import bundles_size, make_bundles
-from t2n_llm.check.options import CheckOptions
+from t2n_llm.check.options import CheckingOptions
 from t2n_llm.check.reference import plan_check, run_reference, run_reference_apart
 from t2n_llm.check.runner import open_runner
 from t2n_llm.check.turns import validate_archive
@@ -59,7 +59,11 @@ class TextGeneration(Task):
         return meta_model(source.config, trust_remote_code=source.trust_remote_code)
 
     def refuse_check(
-        self, graphs: Sequence[TaskGraph], source: ModelSource, compression: CompressionOptions, checking: CheckOptions
+        self,
+        graphs: Sequence[TaskGraph],
+        source: ModelSource,
+        compression: CompressionOptions,
+        checking: CheckingOptions,
     ) -> None:
         """See `Task.refuse_check`."""
         residency = _residency(graphs[-1].skeleton.network, source, checking)
@@ -104,7 +108,7 @@ class TextGeneration(Task):
             "model": text_model(source.config, part.graph.variables),
         }
 
-    def bundle_bytes(self, graphs: Sequence[TaskGraph], options: GraphOptions, checking: CheckOptions) -> int:
+    def bundle_bytes(self, graphs: Sequence[TaskGraph], options: GraphOptions, checking: CheckingOptions) -> int:
         """See `Task.bundle_bytes`."""
         (part,) = graphs
         config = part.skeleton.network.config
@@ -112,14 +116,14 @@ class TextGeneration(Task):
         plan = plan_check(config, None, checking.decode_steps, teacher_forced=True)
         return bundles_size(part.states, config, len(plan.text_ids), options.num_logits_to_keep)
 
-    def check_bytes(self, graphs: Sequence[TaskGraph], stored_bytes: int, checking: CheckOptions) -> int:
+    def check_bytes(self, graphs: Sequence[TaskGraph], stored_bytes: int, checking: CheckingOptions) -> int:
         """See `Task.check_bytes`."""
         (part,) = graphs
         reference = 4 * part.parameters - plan_residency(part.skeleton.network, checking.placement).disk_bytes
         return max(reference, stored_bytes) if checking.low_memory else reference + stored_bytes
 
 
-def _residency(network: nn.Module, source: ModelSource, checking: CheckOptions) -> Residency:
+def _residency(network: nn.Module, source: ModelSource, checking: CheckingOptions) -> Residency:
     """Return where the reference's weights stay.
 
     Raises:

@@ -10,11 +10,10 @@ import errno
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from generic_export.allocator import Malloc, malloc_settings
 from generic_export.errors import CorruptCheckpointError, DiskFullError, NotEnoughMemoryError
 from generic_export.logs import logging_at
 from generic_export.weights.values import read_tensor
+from t2n_llm.compat import around_initialisers, is_loaded
 from t2n_llm.source.empty_model import CAUSAL_LM, ModelKind, meta_model
 from t2n_llm.source.gguf import load_gguf_model
 from t2n_llm.source.hub import GGUF_SUFFIX, ModelSource, open_source
@@ -169,20 +169,17 @@ def _padding_rows_kept() -> Iterator[None]:
     transformers marks loaded parameters, and its initialisers leave marked tensors alone; a view of one (`weight.data[row]`,
     Youtu) has no mark, so `from_pretrained` sets the row to zero, and with tied embeddings the token's logit.
     """
-    from transformers import PreTrainedModel
 
-    initialise = PreTrainedModel._initialize_weights
-
-    def keeping_the_row(self: Any, module: Any, *options: Any, **named: Any) -> None:
-        loaded = isinstance(module, nn.Embedding) and getattr(module.weight, "_is_hf_initialized", False)
+    def keeping_the_row(module: Any, initialise: Callable[[], None]) -> None:
+        loaded = isinstance(module, nn.Embedding) and is_loaded(module.weight)
         row = module.padding_idx if loaded else None
         kept = module.weight[row].detach().clone() if row is not None else None
-        initialise(self, module, *options, **named)
+        initialise()
         if kept is not None:
             with torch.no_grad():
                 module.weight[row] = kept
 
-    with mock.patch.object(PreTrainedModel, "_initialize_weights", keeping_the_row):
+    with around_initialisers(keeping_the_row):
         yield
 
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from generic_export.errors import NotEnoughMemoryError, OptionError
 from generic_export.sizes import parse_size
+from t2n_llm.compat import unsplit_classes
 
 CPU = "cpu"
 DEVICE_MAPS = ("auto", "cpu", "disk", "cuda")
@@ -152,7 +153,7 @@ class _Block:
 
 
 def _blocks(model: nn.Module) -> list[_Block]:
-    whole_classes = set(getattr(model, "_no_split_modules", None) or ())
+    whole_classes = unsplit_classes(model)
     owners: dict[int, str] = {}
     blocks = []
     for path, module in _units(model, "", whole_classes):
@@ -167,7 +168,7 @@ def _blocks(model: nn.Module) -> list[_Block]:
     return blocks
 
 
-def _units(module: nn.Module, path: str, whole_classes: set[str]) -> Iterator[tuple[str, nn.Module]]:
+def _units(module: nn.Module, path: str, whole_classes: frozenset[str]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the smallest modules that may be placed on their own: layers, and what stands beside them."""
     children = list(module.named_children())
     owns = next(module.parameters(recurse=False), None) is not None

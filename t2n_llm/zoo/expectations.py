@@ -119,8 +119,10 @@ def _surprise(verdict: Verdict, row: Expected | None) -> Surprise | None:
     return None
 
 
-def reason_of(verdict: Verdict) -> str:
-    """Return a verdict's own words as the reason of a row."""
+def reason_of(verdict: Verdict, row: Expected | None = None) -> str:
+    """Return why a cell is not right: the row's reason where it expects that outcome, else the verdict's own words."""
+    if row is not None and row.outcome == verdict.outcome:
+        return row.reason
     text = verdict.message or (verdict.log.splitlines() or [""])[-1]
     text = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", text).split()) or "no message"
     named = f"{verdict.error}: {text}" if verdict.error else text

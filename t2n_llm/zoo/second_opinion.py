@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from generic_export.compat import TorchDispatchMode
 from kvcache.forms import state_form
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.reference import ReferenceRun, plan_check, run_reference

@@ -102,8 +102,7 @@ def _reasons(
     # One line for the same reason in several element types.
     merged: dict[tuple[str, str, str], list[str]] = {}
     for verdict in rows:
-        row = expected.get(verdict.key)
-        reason = row.reason if row is not None and row.outcome == verdict.outcome else reason_of(verdict)
+        reason = reason_of(verdict, expected.get(verdict.key))
         merged.setdefault((verdict.architecture, verdict.stage, reason), []).append(verdict.dtype)
     if not merged:
         return

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.compat import is_compiled
 from generic_export.diagnose.record.functions import watched_functions
 from generic_export.diagnose.record.layout import (
     Layout,
@@ -238,7 +239,7 @@ def _visible_modules(model: nn.Module, skip: tuple[type[nn.Module], ...]) -> lis
 
 def _is_opaque(module: nn.Module) -> bool:
     """Say whether what is inside runs in a form that hooks would change or not see."""
-    return isinstance(module, (torch._dynamo.eval_frame.OptimizedModule, torch.jit.ScriptModule))
+    return is_compiled(module) or isinstance(module, torch.jit.ScriptModule)
 
 
 def _has_forward(module: nn.Module) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from generic_export.compat import writes_to
+
 
 @dataclass(frozen=True)
 class Held:
@@ -85,7 +87,7 @@ def checksum(tensor: torch.Tensor) -> str:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often a tensor was written to; -1 for one that does not count (made in inference mode)."""
-    return -1 if tensor.is_inference() else int(tensor._version)
+    return -1 if tensor.is_inference() else writes_to(tensor)
 
 
 __all__ = ["Held", "TensorStore", "checksum", "snapshot", "version_of"]

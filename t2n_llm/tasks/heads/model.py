@@ -15,7 +15,7 @@ from torch import nn
 
 from generic_export.errors import CaptureError, described
 from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.tracer import DynamicAxes
+from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
 from kvcache.recurrent import explicit_recurrences
 from t2n_llm.graph.capture import document_of, weightless_network

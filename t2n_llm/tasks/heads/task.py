@@ -11,7 +11,7 @@ from torch import nn
 from generic_export.errors import MissingTensorError, OptionError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.answers import open_answerer
-from t2n_llm.check.options import CheckOptions
+from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
@@ -123,7 +123,7 @@ class HeadTask(Task):
             "model": text_model(source.config, part.graph.variables) | self._model(source.config),
         }
 
-    def bundle_bytes(self, graphs: Sequence[TaskGraph], options: GraphOptions, checking: CheckOptions) -> int:
+    def bundle_bytes(self, graphs: Sequence[TaskGraph], options: GraphOptions, checking: CheckingOptions) -> int:
         """See `Task.bundle_bytes`."""
         (part,) = graphs
         config = part.skeleton.network.config

@@ -1,6 +1,6 @@
 """The three graphs of a multimodal model: `embed`, `vision` or `audio`, and `decoder`, made of one weightless network.
 
-In: a transformers config. Out: a `Part` and a document for each, which share the names of the network's parameters.
+In: a transformers config. Out: a `NetworkPart` and a document for each, which share the names of the network's parameters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.tracer import DynamicAxes
+from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
 from kvcache.forms import state_form
 from kvcache.state_views import keep_states_whole
@@ -136,7 +136,7 @@ def _added_to_first_layers(network: Any, rows: tuple[torch.Tensor, ...]) -> Iter
 
 
 @dataclass(frozen=True)
-class Part:
+class NetworkPart:
     """One of the graphs before its capture.
 
     Attributes:
@@ -166,7 +166,7 @@ class Part:
 class BuiltPart:
     """A part and its finished document."""
 
-    part: Part
+    part: NetworkPart
     graph: NnefGraph
 
 
@@ -194,7 +194,7 @@ def build_parts(
     """
     with explicit_attention() as attention, explicit_experts() as experts:
 
-        def build(implementation: str) -> tuple[Part, ...]:
+        def build(implementation: str) -> tuple[NetworkPart, ...]:
             network = weightless_network(MULTIMODAL_MODEL, config, options, implementation, experts, trust_remote_code)
             return _parts(network, family, options.torch_dtype)
 
@@ -206,7 +206,7 @@ _STEPS, _PAST = 5, 7  # hints, which never reach the graph
 _FURTHER = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (3, 1, _STEPS)}
 
 
-def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[Part, ...]:
+def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[NetworkPart, ...]:
     tied, sight = tied_names(network), family.sight(network)
     buffers = take_buffers(network)
     states = probe_states(network, state_form(network))
@@ -223,7 +223,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[Part, ...]
     embeds = {"inputs_embeds": meta(1, _STEPS, width, of=dtype)}
     slots = tuple(state.slot for state in states)
     stack = (3,) if family.stacks_images else ()
-    embed = Part(
+    embed = NetworkPart(
         EMBED,
         EmbedModule(network, family.image_token_id(config)),
         network,
@@ -264,7 +264,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[Part, ...]
     return tuple(replace(part, module=part.module.eval()) for part in (embed, encoder, decoder))
 
 
-def _built(part: Part, options: GraphOptions, name: str, revision: str | None) -> BuiltPart:
+def _built(part: NetworkPart, options: GraphOptions, name: str, revision: str | None) -> BuiltPart:
     constants, graph = document_of(
         part.module,
         part.inputs,

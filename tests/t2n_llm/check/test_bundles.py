@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from generic_export.errors import EngineMissingError, ReferenceDiedError
-from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli
 from t2n_llm import export_llm
 from t2n_llm.check.reference import run_reference, run_reference_apart
 from t2n_llm.export.folder import read_manifest
@@ -52,9 +52,7 @@ def test_the_command_agrees_with_the_bundle(cli: TractCli, exported: Path, bundl
     check = cli.check_bundle(
         exported / "model.nnef.tar",
         exported / "tests" / f"{bundle}.npz",
-        allow_float_casts=half,
-        atol=2e-2 if half else 1e-4,
-        rtol=2e-2 if half else 1e-4,
+        CommandOptions(allow_float_casts=half, atol=2e-2 if half else 1e-4, rtol=2e-2 if half else 1e-4),
     )
     assert check.passed, check.output
     # prefill and decode_step compare the caches of the 6 layers too
@@ -64,7 +62,9 @@ def test_the_command_agrees_with_the_bundle(cli: TractCli, exported: Path, bundl
 def test_the_command_decodes_token_by_token_with_the_caches_as_its_state(cli: TractCli, exported: Path) -> None:
     """Every turn of the generation bundle under `--llm`: the token that PyTorch chose next is the likeliest."""
     bundle = exported / "tests" / "generation.npz"
-    outputs = cli.run_bundle(exported / "model.nnef.tar", bundle, unfold_kv_cache=False, allow_float_casts=True)
+    outputs = cli.run_bundle(
+        exported / "model.nnef.tar", bundle, CommandOptions(unfold_kv_cache=False, allow_float_casts=True)
+    )
     with np.load(bundle) as arrays:
         turns = sum(name.endswith("/input_ids") for name in arrays)
         fed = [int(arrays[f"turn_{turn}/input_ids"][0, 0]) for turn in range(1, turns)]
@@ -96,7 +96,9 @@ def test_a_wrong_answer_is_noticed(cli: TractCli, exported: Path, tmp_path: Path
     values["outputs"] = values["outputs"] + 0.5
     np.savez(tmp_path / "wrong.npz", **values)
     check = cli.check_bundle(
-        exported / "model.nnef.tar", tmp_path / "wrong.npz", allow_float_casts=True, atol=2e-2, rtol=2e-2
+        exported / "model.nnef.tar",
+        tmp_path / "wrong.npz",
+        CommandOptions(allow_float_casts=True, atol=2e-2, rtol=2e-2),
     )
     assert not check.passed
 

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from generic_export.errors import AdapterError, CorruptCheckpointError, SourceError, T2NError
+from generic_export.files import sha256
 from generic_export.nnef.dat import read_dat
 from generic_export.weights.source import InMemoryTensor
 from generic_export.weights.values import read_tensor
 from t2n_llm.check.reference import plan_check, run_reference
 from t2n_llm.export.adapter_only import export_adapter
-from t2n_llm.export.folder import sha256
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.source import adapter_merge
 from t2n_llm.source.adapter import Adapter, LoraConfig, open_adapter

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from generic_export.errors import EngineMissingError, ValidationError
-from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from kvcache.recurrent import LastRead
 from t2n_llm import export_llm
@@ -113,7 +113,9 @@ def test_bundles_hold_the_states_before_a_step(lfm2: ExportResult) -> None:
 def test_bundles_run_in_the_command(lfm2: ExportResult, cli: TractCli) -> None:
     for name in ("prefill", "decode_step"):
         bundle = lfm2.output_dir / "tests" / f"{name}.npz"
-        check = cli.check_bundle(lfm2.archive, bundle, llm=False, unfold_kv_cache=False, atol=1e-4, rtol=1e-4)
+        check = cli.check_bundle(
+            lfm2.archive, bundle, CommandOptions(llm=False, unfold_kv_cache=False, atol=1e-4, rtol=1e-4)
+        )
         assert check.passed, check.output
         assert check.checked_outputs >= 5, "logits and four states"
 

@@ -168,8 +168,9 @@ def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
 
 # Uses the page's own filter, and writes what it shows.
 _PROBE = """<script>
+const rows = [...document.querySelectorAll("tr.row")], only = document.getElementById("only");
 const shown = () => rows.filter(row => !row.hidden).length, all = shown();
-failing.checked = true; failing.dispatchEvent(new Event('change')); const left = shown();
-find.value = 'Bloom'; find.dispatchEvent(new Event('input'));
+only.click(); const left = shown();
+const find = document.getElementById("search"); find.value = 'Bloom'; find.dispatchEvent(new Event('input'));
 document.body.append(`PROBE all=${all} failing=${left} bloom=${shown()}`);
 </script>"""

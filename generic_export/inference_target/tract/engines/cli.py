@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 import numpy as np
 
@@ -30,13 +30,11 @@ from generic_export.errors import (
     EngineTimeoutError,
     OptionError,
 )
-from generic_export.inference_target.tract.engines.engine import Array, condense_error, last_words
+from generic_export.inference_target.tract.engines.engine import Array, EngineNode, Profile, condense_error, last_words
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
     CPU,
-    EngineNode,
     LlmBench,
-    Profile,
     check_device,
     device_missing,
     read_llm_bench,
@@ -91,8 +89,8 @@ class CliCheck:
 
 
 @dataclass(frozen=True)
-class BundleOptions:
-    """How to run and judge a bundle; the attributes are the keyword arguments of `TractCli.check_bundle`.
+class CommandOptions:
+    """How to run a bundle, and how to judge what comes out.
 
     Attributes:
         llm: run as a language model: `--llm`, which detects KV caches and the like.
@@ -184,7 +182,7 @@ class TractCli:
         """Version of the command, from its `--version`."""
         return self._version
 
-    def check_bundle(self, archive: Path, bundle: Path, **chosen: Any) -> CliCheck:
+    def check_bundle(self, archive: Path, bundle: Path, options: CommandOptions | None = None) -> CliCheck:
         """Run an archive on a bundle's inputs and let tract compare its outputs with the bundle's.
 
         What tract does with a bundle (0.23.9, by running):
@@ -200,14 +198,13 @@ class TractCli:
         Args:
             archive: folder, `.tar`, `.tar.gz` or `.tgz`; the command knows no other suffix.
             bundle: npz with inputs and expected outputs.
-            chosen: attributes of `BundleOptions`.
+            options: how to run and to judge; None for those of a language model.
         Raises:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no outputs to compare.
             OptionError: tract would misread the bundle.
         """
-        options = BundleOptions(**chosen)
         turns = read_turns(bundle)
-        command = self._check_command(archive, bundle, options)
+        command = self._check_command(archive, bundle, options or CommandOptions())
         run = self._execute(command)
         errors, results = _errors(run.stderr), _results(run.stderr)
         compared = "Checking output" in errors or "Missing reference output" in errors
@@ -225,18 +222,19 @@ class TractCli:
             unchecked_outputs=tuple(_UNCHECKED.findall(run.stderr)),
         )
 
-    def assert_io_cmd_str(self, archive: Path, bundle: Path, **options: Any) -> str:
-        """Return the shell line of `check_bundle` with the same keyword arguments, without running it."""
-        return shlex.join(self._check_command(archive, bundle, BundleOptions(**options)))
+    def assert_io_cmd_str(self, archive: Path, bundle: Path, options: CommandOptions | None = None) -> str:
+        """Return the shell line of `check_bundle` with the same arguments, without running it."""
+        return shlex.join(self._check_command(archive, bundle, options or CommandOptions()))
 
-    def run_bundle(self, archive: Path, bundle: Path, *, steps: bool = False, **chosen: Any) -> dict[str, Array]:
+    def run_bundle(
+        self, archive: Path, bundle: Path, options: CommandOptions | None = None, *, steps: bool = False
+    ) -> dict[str, Array]:
         """Run an archive on a bundle's inputs and return its outputs.
 
         Args:
-            archive, bundle: as in `check_bundle`.
+            archive, bundle, options: as in `check_bundle`; nothing is judged.
             steps: return the value of every node instead, by node name. The graph is then run before code
                 generation: packed values of the optimised graph make the command panic when it saves them.
-            chosen: attributes of `BundleOptions` that say how to run.
         Returns:
             Outputs by their name in the graph (`<cache input>_concat` for unfolded caches), prefixed with
             `turn_N/` when there were several turns. f16 values come back as f32, exactly: npz is written
@@ -245,11 +243,12 @@ class TractCli:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError, OptionError
         """
         read_turns(bundle)
-        options = BundleOptions(**chosen)
         with tempfile.TemporaryDirectory(prefix="tract-outputs-") as folder:
             saved = Path(folder) / "outputs.npz"
             save = ["--save-steps" if steps else "--save-outputs-npz", str(saved)]
-            run = self._execute([*self._run_command(archive, bundle, options, optimise=not steps), *save])
+            run = self._execute(
+                [*self._run_command(archive, bundle, options or CommandOptions(), optimise=not steps), *save]
+            )
             if run.returncode:
                 self._fail(run)
             with np.load(saved) as values:
@@ -305,7 +304,7 @@ class TractCli:
         Raises:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no figures.
         """
-        options = BundleOptions(unfold_kv_cache=False)
+        options = CommandOptions(unfold_kv_cache=False)
         command = [str(self.binary), str(Path(archive).absolute()), *options.model_flags(), *self._run_flags(True)]
         limits = ["--warmup-loops", str(warmup_runs), "--max-time", str(round(seconds * 1000))]
         with tempfile.TemporaryDirectory(prefix="tract-bench-") as folder:
@@ -322,7 +321,7 @@ class TractCli:
     # --- command lines ---
 
     def _dump(self, archive: Path, transforms: Sequence[str], llm: bool, optimise: bool) -> list[str]:
-        options = BundleOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
+        options = CommandOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         return [*start, *self._run_flags(optimise), "dump"]
 
@@ -330,12 +329,12 @@ class TractCli:
         """Flags that say what computes: optimised code on the CPU, a device, or the graph as it was read."""
         return [f"--{self.device}"] if self.device != CPU else ["-O"] if optimise else []
 
-    def _run_command(self, archive: Path, bundle: Path, options: BundleOptions, *, optimise: bool) -> list[str]:
+    def _run_command(self, archive: Path, bundle: Path, options: CommandOptions, *, optimise: bool) -> list[str]:
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         inputs = ["--input-from-npz", str(Path(bundle).absolute())]
         return [*start, *self._run_flags(optimise), "run", *inputs, *options.run_flags()]
 
-    def _check_command(self, archive: Path, bundle: Path, options: BundleOptions) -> list[str]:
+    def _check_command(self, archive: Path, bundle: Path, options: CommandOptions) -> list[str]:
         expected = ["--assert-output-bundle", str(Path(bundle).absolute())]
         return [*self._run_command(archive, bundle, options, optimise=True), *expected, *options.judge_flags()]
 

@@ -35,7 +35,10 @@ from generic_export.errors import (
 from generic_export.inference_target.tract.engines import wheel_worker
 from generic_export.inference_target.tract.engines.engine import (
     Array,
+    EngineNode,
     IoFact,
+    LoadTimes,
+    Profile,
     condense_error,
     conform_inputs,
     last_words,
@@ -43,9 +46,6 @@ from generic_export.inference_target.tract.engines.engine import (
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
     CPU,
-    EngineNode,
-    LoadTimes,
-    Profile,
     check_device,
     device_missing,
     example_inputs,
@@ -291,7 +291,7 @@ class WheelModel:
 
 
 class WheelSession:
-    """A `Session` in the child process. Its state is freed on `close` or when the object is collected."""
+    """A `EngineSession` in the child process. Its state is freed on `close` or when the object is collected."""
 
     def __init__(self, worker: _WorkerProcess, session: int, inputs: tuple[IoFact, ...]) -> None:
         self._worker = worker
@@ -362,7 +362,7 @@ class _WorkerProcess:
         """Send one request and wait for its reply.
 
         Args:
-            method: a method of `wheel_worker.TractWorker`.
+            method: a method of `wheel_worker.EngineWorker`.
             arguments: its arguments.
             refusal: the exception to raise when the engine answers with an error.
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import replace
+from graphlib import TopologicalSorter
 
 from generic_export.nnef.graph import DimLiteral, NnefGraph, NnefOperation, references
 
@@ -66,23 +67,17 @@ def _with_constants(
 
 def _scheduled(operations: Sequence[NnefOperation]) -> list[NnefOperation]:
     maker = {name: index for index, op in enumerate(operations) for name in op.outputs}
-    needs = [{maker[name] for name in references(op) if name in maker} for op in operations]
-    readers: list[list[int]] = [[] for _ in operations]
-    for index, sources in enumerate(needs):
-        for source in sources:
-            readers[source].append(index)
-    missing = [len(sources) for sources in needs]
+    needs = ({maker[name] for name in references(op) if name in maker} for op in operations)
+    sorter = TopologicalSorter(dict(enumerate(needs)))
+    sorter.prepare()
     ready = _ReadyOperations(operations)
-    for index, count in enumerate(missing):
-        if count == 0:
-            ready.add(index)
     ordered: list[NnefOperation] = []
-    while (chosen := ready.take()) is not None:
+    while sorter.is_active():
+        for index in sorter.get_ready():
+            ready.add(index)
+        chosen = ready.take()
         ordered.append(operations[chosen])
-        for reader in readers[chosen]:
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                ready.add(reader)
+        sorter.done(chosen)
     return ordered
 
 
@@ -103,10 +98,10 @@ class _ReadyOperations:
         if path in self._leaves and "." in path:
             heapq.heappush(self._of_leaf_children.setdefault(path.rsplit(".", 1)[0], []), index)
 
-    def take(self) -> int | None:
-        first = self._first(self._all)
-        if first is None:
-            return None
+    def take(self) -> int:
+        """Return the next one; there must be one."""
+        self._first(self._all)
+        first = self._all[0]
         child = self._first(self._of_leaf_children.get(self._paths[first], []))
         chosen = first if child is None else child
         self._taken.add(chosen)

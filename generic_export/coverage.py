@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+import generic_export.ops  # noqa: F401 - registers every translation
+from generic_export.compat import COMPOSITE, HigherOrderOperator, OpOverload
 from generic_export.errors import T2NError
 from generic_export.torch_graph.conversion import SCALAR_TYPES, Conversion, is_annotation
 from generic_export.torch_graph.decomposition import decomposed
@@ -32,7 +33,6 @@ _REGIONS = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
 _KNOWN_LOOPS = frozenset({"cond", "scan"})
 # Marks what a decomposition puts in the place of an operator; PyTorch hands `custom` on to such nodes.
 _ORIGIN = "t2n_operator"
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class Support(enum.Enum):
@@ -301,7 +301,7 @@ def _has_form(use: OperatorUse) -> bool:
         return use.operator in _KNOWN_LOOPS
     if is_translated(use.overload) or use.overload in REWRITES:
         return True
-    return use.overload in torch.export.default_decompositions() or use.overload.has_kernel_for_dispatch_key(_COMPOSITE)
+    return use.overload in torch.export.default_decompositions() or use.overload.has_kernel_for_dispatch_key(COMPOSITE)
 
 
 def _is_known(name: str) -> bool:
