@@ -5,6 +5,7 @@ In: a task to do in a process of its own (`start_task`), or a program that runs 
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -30,12 +31,11 @@ import psutil
 _MEMORY_LOOK_SECONDS = 0.2
 _TAIL_BYTES = 1 << 16
 
-Send = Callable[[Any], None]
-Task = Callable[[Send], None]
+Task = Callable[[Connection], None]
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """What a process and those that it starts may take together: seconds of the clock, and bytes of memory."""
 
     seconds: float = inf
@@ -81,11 +81,13 @@ def process_tree(root: int | psutil.Process) -> list[psutil.Process]:
 
 def end_tree(root: psutil.Process) -> None:
     """Kill a process and all that descend from it."""
-    for process in process_tree(root):
+    tree = process_tree(root)
+    for process in tree:
         with suppress(psutil.Error):
             process.kill()
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(root.pid, signal.SIGKILL)  # those that it left behind in its group
+    for process in tree:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # those that it left behind in a group of its own
 
 
 class Child:
@@ -163,12 +165,18 @@ class TaskProcess(Child):
     """A task in a process of its own; use it in a `with` block. See `start_task`.
 
     Attributes:
+        connection: to the task.
         seconds: how long it runs.
         peak_bytes: most memory that it and what it started held together, looked at now and then.
     """
 
     def __init__(
-        self, process: BaseProcess, output: IO[bytes] | None, connection: Connection, limits: Limits, shared_bytes: int
+        self,
+        process: BaseProcess,
+        output: IO[bytes] | None,
+        connection: Connection,
+        limits: ProcessLimits,
+        shared_bytes: int,
     ) -> None:
         super().__init__(process, output, connection)
         self.connection = connection
@@ -220,34 +228,34 @@ def start_task(
     task: Task,
     *,
     method: Literal["fork", "spawn"],
-    limits: Limits = Limits(),
+    limits: ProcessLimits = ProcessLimits(),
     shared_bytes: int = 0,
     keep_output: bool = True,
 ) -> TaskProcess:
     """Do a task in another process, in a group of its own, which ends when this one does.
 
     Args:
-        task: is given the function that sends objects here; an exception of its own is printed, and is exit code 1.
+        task: is given the other end of the connection; an exception of its own is printed, and is exit code 1.
         method: `fork` has at once what this process has imported and loaded; `spawn` starts empty, and imports the task.
         limits: what it may take.
         shared_bytes: of its own memory, that do not count: those that a fork shares with this process.
         keep_output: keep what it prints for its `Ending`, instead of printing it here.
     """
     context: Any = multiprocessing.get_context(method)
-    receiver, sender = context.Pipe(duplex=False)
+    ours, theirs = context.Pipe()
     output = tempfile.TemporaryFile(prefix="t2n-output-") if keep_output else None  # noqa: SIM115 - the process's
     # A connection is what multiprocessing hands over to either kind of process, whatever file it stands for.
     copy = Connection(os.dup(output.fileno()), readable=False) if output is not None else None
-    process = context.Process(target=_serve, args=(task, sender, copy, os.getpid()), daemon=True)
+    process = context.Process(target=_serve, args=(task, theirs, copy, os.getpid()), daemon=True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads: it has one of its own
             process.start()
     finally:
-        sender.close()
+        theirs.close()
         if copy is not None:
             copy.close()
-    return TaskProcess(process, output, receiver, limits, shared_bytes)
+    return TaskProcess(process, output, ours, limits, shared_bytes)
 
 
 def wait_for_news(processes: Iterable[TaskProcess], seconds: float) -> None:
@@ -265,7 +273,7 @@ def _resident_bytes(process: psutil.Process) -> int:
 # --- in the other process ---------------------------------------------------------------------
 
 
-def _serve(task: Task, sender: Connection, output: Connection | None, parent: int) -> None:
+def _serve(task: Task, connection: Connection, output: Connection | None, parent: int) -> None:
     """Do the task and leave; never returns to what this process was a fork of."""
     code = 1
     try:
@@ -276,7 +284,7 @@ def _serve(task: Task, sender: Connection, output: Connection | None, parent: in
         if output is not None:
             _redirect(output.fileno())
         threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
-        task(sender.send)
+        task(connection)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -288,6 +296,7 @@ def _serve(task: Task, sender: Connection, output: Connection | None, parent: in
 
 
 def _redirect(output: int) -> None:
+    faulthandler.disable()  # it knows only the parent's files
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(output, 1)
@@ -297,18 +306,19 @@ def _redirect(output: int) -> None:
 
 
 def _leave_with_parent(parent: int) -> None:
-    """End the group when whoever started it dies. Not PR_SET_PDEATHSIG: that follows the *thread* that started us."""
+    """End with whoever started us. Not PR_SET_PDEATHSIG: that follows the parent's *thread*, and ends nothing that we started."""
     while os.getppid() == parent:
         time.sleep(0.2)
+    for process in psutil.Process().children():
+        end_tree(process)
     os.killpg(0, signal.SIGKILL)
 
 
 __all__ = [
     "Child",
     "Ending",
-    "Limits",
+    "ProcessLimits",
     "Reason",
-    "Send",
     "Task",
     "TaskProcess",
     "end_tree",

@@ -85,6 +85,3 @@ class BoundaryAdapter(nn.Module):
 def full_arguments(boundary: Boundary, *inputs: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments that the inner module is called with for these inputs of the archive."""
     return boundary.side.call.arguments(boundary.side.inner(inputs))
-
-
-__all__ = ["BoundaryAdapter", "full_arguments"]

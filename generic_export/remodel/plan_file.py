@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -102,7 +103,11 @@ def plan_text(plan: RemodelPlan, form: PlanFormat = "yaml") -> str:
 
 def plan_dict(plan: RemodelPlan) -> dict[str, Any]:
     """Return a plan as plain data, without what is left at its default."""
-    return {name: _subgraph_dict(subgraph) for name, subgraph in plan.subgraphs.items()}
+    data: dict[str, Any] = _plain(plan.subgraphs)
+    for subgraph in data.values():
+        if "outputs_keep" in subgraph:  # after all that it chooses from
+            subgraph["outputs_keep"] = subgraph.pop("outputs_keep")
+    return data
 
 
 # --- reading ----------------------------------------------------------------------------------------
@@ -308,55 +313,17 @@ class _PlainDumper(yaml.SafeDumper):
         return True
 
 
-def _subgraph_dict(plan: SubgraphPlan) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "inputs": {name: _input_dict(one) for name, one in plan.inputs.items()},
-        "outputs": {name: _output_dict(one) for name, one in plan.outputs.items()},
-        "aliases": {name: list(sources) for name, sources in plan.aliases.items()},
-        "pins": dict(plan.pins),
-        "constraints": {name: _constraint_dict(one) for name, one in plan.constraints.items()},
-        "assertions": list(plan.assertions),
-    }
-    kept = {} if plan.outputs_keep is None else {"outputs_keep": list(plan.outputs_keep)}
-    return {key: value for key, value in data.items() if value} | kept
-
-
-def _input_dict(plan: InputPlan) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    if plan.shape is not None:
-        data["shape"] = list(plan.shape)
-    if plan.axes:
-        data["axes"] = dict(plan.axes)
-    if plan.collapse:
-        data["collapse"] = list(plan.collapse)
-    if plan.bind is not None:
-        data["bind"] = _bind_data(plan.bind)
-    return data | _rename_dict(plan.rename)
-
-
-def _output_dict(plan: OutputPlan) -> dict[str, Any]:
-    return ({"collapse": list(plan.collapse)} if plan.collapse else {}) | _rename_dict(plan.rename)
-
-
-def _rename_dict(rename: str | None) -> dict[str, Any]:
-    return {} if rename is None else {"rename": rename}
-
-
-def _constraint_dict(plan: SymbolConstraint) -> dict[str, Any]:
-    values = {"min": plan.min, "max": plan.max, "multiple_of": plan.multiple_of, "equals": plan.equals}
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def _bind_data(bind: Bind) -> str | dict[str, Any]:
-    if isinstance(bind, BindSize):
-        return {"size_of": bind.source, "axis": bind.axis}
-    if isinstance(bind, BindValue):
-        return {"same_as": bind.source}
-    return {"constant": _rows(bind.value)}
-
-
-def _rows(value: Constant) -> Any:
-    return [_rows(row) for row in value] if isinstance(value, tuple) else value
-
-
-__all__ = ["PlanFormat", "load_plan", "parse_plan", "plan_dict", "plan_text", "save_plan"]
+def _plain(value: Any) -> Any:
+    """Return a part of a plan as plain data, without the fields that are left at their defaults."""
+    if isinstance(value, BindSize):
+        return {"size_of": value.source, "axis": value.axis}
+    if isinstance(value, BindValue):
+        return {"same_as": value.source}
+    if isinstance(value, BindConstant):
+        return {"constant": _plain(value.value)}
+    if is_dataclass(value):
+        said = ((field, getattr(value, field.name)) for field in fields(value))
+        return {field.name: _plain(one) for field, one in said if (one is not None if field.default is None else one)}
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -186,6 +186,3 @@ def _port(one: OutputBoundary, dims: tuple[AxisName, ...]) -> Port:
 
 def _dtype(dtype: torch.dtype) -> str:
     return TRACT_DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
-
-
-__all__ = ["STAGES", "BoundaryStages", "Interface", "Port"]

@@ -139,6 +139,3 @@ def _finite(dim: object, bound: str) -> int | None:
     """Return a bound of a `Dim`; where it has none PyTorch keeps an infinity of its own there."""
     value = getattr(dim, bound)
     return value if isinstance(value, int) and value > 0 else None
-
-
-__all__ = ["NamedTensor", "Signature", "Subgraph"]

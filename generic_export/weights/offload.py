@@ -26,7 +26,7 @@ from generic_export.compat import (
     wrapper_tensor,
 )
 from generic_export.errors import OptionError, WeightError
-from generic_export.weights.source import CHUNK_BYTES, SelfStored, TensorSource
+from generic_export.weights.source import CHUNK_BYTES, LikeTensor, SelfStored, TensorSource
 from generic_export.weights.values import read_tensor, value_pieces
 
 _aten = torch.ops.aten
@@ -134,7 +134,7 @@ class OffloadStore:
         """Drop everything that is held; tensors are read again when they are used next."""
         with self._lock:
             self._evictions += len(self._resident)
-            self._bytes -= sum(_size(values) for _, values in self._resident.values())
+            self._bytes -= sum(values.nbytes for _, values in self._resident.values())
             self._resident.clear()
 
     @contextmanager
@@ -159,7 +159,7 @@ class OffloadStore:
                 return False
             while self._bytes + size > self.budget_bytes and self._resident:
                 _, (_, dropped) = self._resident.popitem(last=False)
-                self._bytes -= _size(dropped)
+                self._bytes -= dropped.nbytes
                 self._evictions += 1
             if self._bytes + size > self.budget_bytes:  # other threads are reading into the rest
                 return False
@@ -177,34 +177,28 @@ class OffloadedTensor(torch.Tensor):
 
     Shape, dtype, device and `repr` read nothing. Any operator reads the values and returns a plain tensor. It cannot be
     written to in place, and is not pickled: its values are a file's.
+
+    Attributes:
+        source: where the values come from.
+        store: what keeps the values that were used.
     """
 
-    _source: TensorSource
-    _store: OffloadStore
+    source: TensorSource
+    store: OffloadStore
 
     @staticmethod
     def __new__(cls: type[OffloadedTensor], source: TensorSource, store: OffloadStore, dtype: torch.dtype) -> Any:
         tensor = wrapper_tensor(cls, source.shape, dtype=dtype, requires_grad=False)
-        tensor._source, tensor._store = source, store
+        tensor.source, tensor.store = source, store
         return tensor
 
     def __init__(self, source: TensorSource, store: OffloadStore, dtype: torch.dtype) -> None:
         del source, store, dtype  # __new__ took them; Tensor has no initialiser of its own
 
-    @property
-    def source(self) -> TensorSource:
-        """Where the values come from."""
-        return self._source
-
-    @property
-    def store(self) -> OffloadStore:
-        """What keeps the values that were used."""
-        return self._store
-
     def load(self) -> torch.Tensor:
         """Return the values as a plain tensor, shared with the store: do not write to it."""
         # The tensor's own dtype, not the source's: module.float() changes it through `.data`.
-        return self._store.fetch(self._source, self.dtype, self.device)
+        return self.store.fetch(self.source, self.dtype, self.device)
 
     def stored_source(self, name: str) -> TensorSource:
         """The source of the bytes, under that name."""
@@ -253,17 +247,17 @@ class OffloadedTensor(torch.Tensor):
             WeightError: always.
         """
         raise WeightError(
-            f"tensor {self._source.name}: it lives on disk and is not pickled.", "Pickle tensor.load() instead."
+            f"tensor {self.source.name}: it lives on disk and is not pickled.", "Pickle tensor.load() instead."
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Describe the tensor without reading it."""
         del tensor_contents
-        return f"OffloadedTensor({self._source.name!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
+        return f"OffloadedTensor({self.source.name!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
 def _same(tensor: OffloadedTensor, dtype: torch.dtype) -> OffloadedTensor:
-    return OffloadedTensor(tensor._source, tensor._store, dtype)
+    return OffloadedTensor(tensor.source, tensor.store, dtype)
 
 
 def _refuse_writing(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
@@ -277,13 +271,9 @@ def _refuse_writing(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
 
 def _not_writable(tensor: OffloadedTensor, func: Any) -> WeightError:
     return WeightError(
-        f"tensor {tensor._source.name}: {getattr(func, '__name__', func)} would write to a tensor on disk.",
+        f"tensor {tensor.source.name}: {getattr(func, '__name__', func)} would write to a tensor on disk.",
         "Use the operator that returns a new tensor, or write to tensor.load().clone().",
     )
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.dtype.itemsize
 
 
 # --- modules ----------------------------------------------------------------------------------
@@ -351,8 +341,8 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
 
 
-@dataclass(frozen=True)
-class OffloadedSource:
+@dataclass(frozen=True, eq=False)
+class OffloadedSource(LikeTensor):
     """The `TensorSource` of a tensor on disk: streams from its file, past the store.
 
     Args:
@@ -360,20 +350,7 @@ class OffloadedSource:
         tensor: its values, cast to its own element type where the file has another.
     """
 
-    name: str
     tensor: OffloadedTensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def chunks(self) -> Iterator[memoryview]:
         """The file's chunks, each cast on its way; raises whatever the source raises."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from generic_export.errors import OptionError, ReferenceDiedError
-from generic_export.processes import Send, start_task, wait_for_news
+from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
 from kvcache.states import Slot
 from t2n_llm.check.options import DEFAULT_DECODE_STEPS
@@ -185,52 +186,36 @@ def run_reference(
     return ReferenceRun(plan, text_logits, ids, greedy_logits, states, original, past)
 
 
-def run_reference_apart(
-    folder: Path,
-    plan: CheckPlan,
-    *,
-    trust_remote_code: bool = False,
-    residency: Residency | None = None,
-    adapter: Adapter | None = None,
-    overrides: ArchiveWeights | None = None,
-) -> ReferenceRun:
-    """Do `run_reference` in a process of its own, so that all its memory is given back before the engine starts.
+def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> ReferenceRun:
+    """Do `run_reference`, with the same arguments, in a process of its own: all its memory is given back at the end.
 
     Raises:
         ReferenceDiedError: that process ended without an answer.
     """
-    task = partial(
-        _answer,
-        folder,
-        plan,
-        trust_remote_code=trust_remote_code,
-        residency=residency,
-        adapter=adapter,
-        overrides=overrides,
-    )
     # Spawned: a fork would share the memory that is to be given back.
-    with start_task(task, method="spawn", keep_output=False) as process:
-        answers: list[ReferenceRun | Exception] = []
-        ending = None
-        while not answers and ending is None:
+    with start_task(partial(_answer, folder, plan, **options), method="spawn", keep_output=False) as process:
+        while True:
             wait_for_news([process], _LOOK_SECONDS)
             answers, ending = process.news()
-    if not answers:
-        raise ReferenceDiedError(
-            f"{folder}: the PyTorch process died ({ending.cause if ending else 'unknown'}).",
-            "Most often the machine ran out of memory. Pass --no-check, and validate on a larger machine.",
-        )
-    if isinstance(answers[0], Exception):
-        raise answers[0]
-    return answers[0]
+            if answers:
+                break
+            if ending is not None:
+                raise ReferenceDiedError(
+                    f"{folder}: the PyTorch process died ({ending.cause}).",
+                    "Most often the machine ran out of memory. Pass --no-check, and validate on a larger machine.",
+                )
+    answer: ReferenceRun | Exception = answers[0]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
-def _answer(folder: Path, plan: CheckPlan, send: Send, **options: Any) -> None:
+def _answer(folder: Path, plan: CheckPlan, parent: Connection, **options: Any) -> None:
     """Run in the other process: send what `run_reference` returns or raises."""
     try:
-        send(run_reference(folder, plan, **options))
+        parent.send(run_reference(folder, plan, **options))
     except Exception as error:
-        send(error)
+        parent.send(error)
 
 
 def _run_text(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, dict[Slot, np.ndarray]]:

@@ -16,6 +16,7 @@ from generic_export.weights.source import TensorSource
 from quant.protocol import InputStatistics
 from quant.stream import PackedBlocks
 from quant.weighted_search import prepare_search
+from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.apply import Compression, compress
 from t2n_llm.compress.plan import CompressionPlan, plan_compression, product_shapes
 from t2n_llm.compress.request import IMATRIX, CompressionOptions
@@ -147,7 +148,7 @@ def _calibrated(
     wanted = {label: name for label, name in plan.calibrated().items() if not (from_file and name == IMATRIX)}
     if not wanted:
         return Calibrated({}, {})
-    from t2n_llm.compress.calibrate import CALIBRATED, FEWEST_TOKENS, calibrate
+    from t2n_llm.compress.calibrate import FEWEST_TOKENS, calibrate
     from t2n_llm.compress.text import calibration_ids
 
     label_of = {name: label for label, names in plan.parameters.items() for name in names}

@@ -95,9 +95,9 @@ class CompressionOptions:
             return None
         from generic_export.sizes import parse_size
         from quant.recipe import named_recipe, read_recipe
-        from t2n_llm.compress.plan import CALIBRATED_ALGORITHMS
+        from t2n_llm.compress.algorithms import CALIBRATED
 
-        known = (*self.algorithms(), *CALIBRATED_ALGORITHMS)
+        known = (*self.algorithms(), *CALIBRATED)
         size = parse_size(self.target_size, positive=True) if self.target_size is not None else None
         if self.name is not None:
             return named_recipe(self.name, known, size)
@@ -113,9 +113,9 @@ class CompressionOptions:
         names = self.algorithm_names() - ({IMATRIX} if self.imatrix is not None else set())
         if not names:
             return False
-        from t2n_llm.compress.plan import CALIBRATED_ALGORITHMS
+        from t2n_llm.compress.algorithms import CALIBRATED
 
-        return not names.isdisjoint(CALIBRATED_ALGORITHMS)
+        return not names.isdisjoint(CALIBRATED)
 
     def algorithm_names(self) -> set[str]:
         """Return the algorithms that the recipe asks for."""

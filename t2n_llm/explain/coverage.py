@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from generic_export.coverage import (
 )
 from generic_export.errors import CaptureError, T2NError
 from generic_export.export import producer_version
+from generic_export.logs import logging_at
 from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
 from generic_export.translate.modules import translated_modules
 from kvcache import explicit_attention, explicit_experts, explicit_operators, fuse_rotary_embedding
@@ -223,7 +223,7 @@ def _modules_coverage(
             record = record_forward(model)
             layers = layers_path(model, twin.config)
             search = _ModuleSearch(record, lambda path: twin.cut.weight(_layer_of(path, layers)))
-            with _quiet_export():
+            with logging_at(logging.CRITICAL, *CAPTURE_LOGGERS):
                 search.visit(model, "")
     except T2NError as error:
         raise CaptureError(f"{cause.message} Nor can its modules be looked at: {error.message}", error.hint) from error
@@ -237,20 +237,6 @@ def _twin_model(make: Any, operators: OperatorNames, trust_remote_code: bool) ->
     except ValueError:
         model = make(trust_remote_code=trust_remote_code)
     return model
-
-
-@contextmanager
-def _quiet_export() -> Iterator[None]:
-    """Keep torch.export's warnings on failures, which are expected here, from the terminal."""
-    loggers = [logging.getLogger(name) for name in CAPTURE_LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for each in loggers:
-        each.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
 
 
 _SOURCE = re.compile(r"\b[\w.-]+\.py:\d+")

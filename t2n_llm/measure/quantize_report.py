@@ -21,7 +21,7 @@ import torch
 from generic_export.errors import OptionError
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import Turn, open_runner
-from t2n_llm.compress.plan import FOLDING_ALGORITHMS
+from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.text import evaluation_text
 from t2n_llm.export.folder import MANIFEST_NAME, archive_in, read_manifest
 from t2n_llm.export.revalidate import open_original
@@ -314,7 +314,8 @@ def _tensor_qualities(exported: _Exported, original: Iterable[tuple[str, torch.T
     """Yield the matrices and kernels of an export, compared with the original's."""
     records = exported.records()
     # A scaling is folded into neighbours: no weight near it can be compared with its original.
-    scaled = any(record["algorithm"] in FOLDING_ALGORITHMS for record in records.values())
+    folding = {name for name, algorithm in CALIBRATED.items() if algorithm.folds}
+    scaled = any(record["algorithm"] in folding for record in records.values())
     stored = ((name, (label, values)) for label, name, values in exported.stored() if values.ndim >= 2)
     for (label, values), theirs in _paired(stored, original):
         record = records.get(label, {})

@@ -175,6 +175,14 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     return tied
 
 
+def names_shared(tied: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return, for each name of a tied parameter, all its names, the owner's first; `tied` is as of `tied_names`."""
+    groups: dict[str, list[str]] = {}
+    for name, owner in tied.items():
+        groups.setdefault(owner, [owner]).append(name)
+    return {name: tuple(names) for names in groups.values() for name in names}
+
+
 def take_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the buffers' values and leave meta tensors in their place."""
     values: dict[str, torch.Tensor] = {}
@@ -186,18 +194,3 @@ def take_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
                 values[f"{path}.{name}" if path else name] = value
                 buffers_of(module)[name] = value.to("meta")
     return values
-
-
-__all__ = [
-    "BACKBONE",
-    "CAUSAL_LM",
-    "CLASSIFIER",
-    "MULTIMODAL_MODEL",
-    "ModelKind",
-    "Weightless",
-    "instantiate",
-    "meta_model",
-    "take_buffers",
-    "tied_names",
-    "widen",
-]

@@ -13,7 +13,7 @@ import torch
 
 from generic_export.compat import pytree, schema_of, wrapper_tensor
 from generic_export.errors import WeightError, first_line
-from generic_export.weights.source import TensorSource
+from generic_export.weights.source import PlainValues, TensorSource
 from t2n_llm.weights.expressions import (
     Computed,
     Expression,
@@ -21,7 +21,6 @@ from t2n_llm.weights.expressions import (
     Joined,
     TensorLeaf,
     Transposed,
-    count,
     narrowed,
     reshaped,
     stream_expression,
@@ -96,7 +95,7 @@ def _expression(
         if expression is not None:
             return expression
     args, kwargs = pytree.tree_map(_recorded_expression, (args, dict(kwargs)))
-    return Computed(func, args, kwargs, output, result)
+    return Computed(func, args, kwargs, output)
 
 
 def _bound(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +197,7 @@ _MOVES: dict[Any, Callable[[_Arguments, int | None, _Shape], Expression | None]]
 
 
 @dataclass(frozen=True, eq=False)
-class ConvertedTensor:
+class ConvertedTensor(PlainValues):
     """A parameter made of several checkpoint tensors, or of part of one.
 
     Args:
@@ -220,11 +219,6 @@ class ConvertedTensor:
     def dtype(self) -> torch.dtype:
         """Known from the members' dtypes."""
         return self.recorded.expression.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the stream in bytes."""
-        return count(self.shape) * self.dtype.itemsize
 
     @property
     def plain(self) -> TensorSource | None:

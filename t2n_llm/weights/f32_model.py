@@ -20,6 +20,7 @@ from torch import nn
 
 from generic_export.allocator import Malloc, malloc_settings
 from generic_export.errors import CorruptCheckpointError, DiskFullError, NotEnoughMemoryError
+from generic_export.logs import logging_at
 from generic_export.weights.values import read_tensor
 from t2n_llm.compat import around_initialisers, is_loaded
 from t2n_llm.source.empty_model import CAUSAL_LM, ModelKind, meta_model
@@ -66,7 +67,7 @@ def reference_model(
         return
     # Tensors that a conversion makes (stacked experts) lie in no file; transformers writes them here.
     with malloc_settings(_FREED_AT_ONCE), tempfile.TemporaryDirectory(prefix="t2n-llm-offload-") as made:
-        with _explained_disk_full(made), _silenced("accelerate.big_modeling"):
+        with _explained_disk_full(made), logging_at(logging.ERROR, "accelerate.big_modeling"):
             model = _from_pretrained(folder, trust_remote_code, device_map=devices, offload_folder=made)
         if adapter is not None:
             adapter.merge_into_offloaded(model)
@@ -212,18 +213,6 @@ def _explained_disk_full(folder: str) -> Iterator[None]:
             f"{folder}: the disk is full; tensors that PyTorch's weights on disk are made into are kept there.",
             "Set TMPDIR to a folder on a larger disk, or pass --no-check.",
         ) from error
-
-
-@contextmanager
-def _silenced(name: str) -> Iterator[None]:
-    """Keep a logger's notices, such as that weights are on disk as asked, out of our output."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def require_resident(source: ModelSource, offloaded: bool) -> None:

@@ -24,7 +24,7 @@ from quant.half import CastReport, cast_tensor
 from quant.prequantized import DecodedTensor, ExactTensor
 from t2n_llm.compat import superfluous_names
 from t2n_llm.source.adapter_merge import Update
-from t2n_llm.source.empty_model import Weightless
+from t2n_llm.source.empty_model import Weightless, names_shared
 from t2n_llm.weights.conversion import ConvertedTensor, RecordedTensor, record
 
 _TORCH_DTYPES = {name: dtype for dtype, name in TRACT_DTYPES.items()}
@@ -93,13 +93,13 @@ def graph_sources(
         MissingTensorError: a parameter, or one of the tensors it is made of, is in neither.
         WeightError: tensors that belong together do not fit together.
     """
-    aliases = _aliases(skeleton.tied)
+    shared = names_shared(skeleton.tied)
     model = skeleton.network
     match = match_parameters(model, checkpoint.tensors)
     sources: dict[str, TensorSource] = {}
     for variable in graph.variables:
         parameter = variable.parameter
-        names = (parameter, *aliases.get(parameter, ()))
+        names = (parameter, *shared.get(parameter, ()))
         found = next((match.tensors[name] for name in names if name in match.tensors), None)
         if found is None and parameter in skeleton.buffers:
             found = InMemoryTensor(parameter, skeleton.buffers[parameter])
@@ -111,14 +111,6 @@ def graph_sources(
             found = part_source(variable.label, variable.part, found)
         sources[variable.label] = cast_tensor(found, _TORCH_DTYPES[variable.dtype], report)
     return GraphSources(sources, _unexpected(model, match.unclaimed))
-
-
-def _aliases(tied: Mapping[str, str]) -> dict[str, list[str]]:
-    aliases: dict[str, list[str]] = {}
-    for name, owner in tied.items():
-        aliases.setdefault(owner, []).append(name)
-        aliases.setdefault(name, []).append(owner)
-    return aliases
 
 
 def _unexpected(model: nn.Module, unclaimed: Sequence[str]) -> tuple[str, ...]:

@@ -1,31 +1,27 @@
-"""The process that runs cells: one request a line on stdin, one verdict a line on stdout, a fork for each.
+"""The process that runs cells, one after the other: a cell comes, a verdict goes, a fork for each.
 
 What every cell imports is imported once, here; a cell that hangs, dies or eats memory is a verdict, and takes nobody with
-it. Run as `python -m t2n_llm.zoo.host`; the engines (`local.py`, `ray_engine.py`) start as many as they want.
+it. The engines (`local.py`, `ray_engine.py`) start as many as they want.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
-import signal
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
 
 import psutil
 
-from generic_export.processes import Ending, Limits, Reason, Send, TaskProcess, start_task, wait_for_news
+from generic_export.processes import Ending, ProcessLimits, Reason, TaskProcess, start_task, wait_for_news
 from t2n_llm.zoo.verdict import CRASHED, MEMORY, TIMEOUT, Cell, Verdict
 
 DEFAULT_WORK = "t2n_llm.zoo.cell"
-READY = "ready"
 _LOOK_SECONDS = 0.1
 _LOG_LENGTH = 4000
 
@@ -38,7 +34,7 @@ def run_in_process(cell: Cell, work: ModuleType, *, fresh: bool = False) -> Verd
         work: module with `run_cell(cell, folder, on_stage)`.
         fresh: start a new interpreter instead of forking this one (slower; where forking is not safe).
     """
-    limits = Limits(cell.timeout_seconds, cell.max_rss_bytes)
+    limits = ProcessLimits(cell.timeout_seconds, cell.max_rss_bytes)
     with tempfile.TemporaryDirectory(prefix="t2n-zoo-", ignore_cleanup_errors=True) as folder:
         task = partial(_run_cell, cell, work.__name__, Path(folder))
         with start_task(task, method="spawn" if fresh else "fork", limits=limits) as process:
@@ -46,21 +42,18 @@ def run_in_process(cell: Cell, work: ModuleType, *, fresh: bool = False) -> Verd
             return replace(verdict, seconds=round(process.seconds, 2), peak_rss_bytes=process.peak_bytes)
 
 
-def _run_cell(cell: Cell, work: str, folder: Path, send: Send) -> None:
+def _run_cell(cell: Cell, work: str, folder: Path, host: Connection) -> None:
     """Run in the other process: what it makes goes to the folder, its stages and its verdict to the host."""
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
     own = folder / "work"
     own.mkdir()
-    send(importlib.import_module(work).run_cell(cell, own, send))
+    host.send(importlib.import_module(work).run_cell(cell, own, host.send))
 
 
 def _watch(process: TaskProcess, cell: Cell) -> Verdict:
     stage = "start"
-    asked_by = os.getppid()
     while True:
         wait_for_news([process], _LOOK_SECONDS)
-        if os.getppid() != asked_by:  # killed: nobody reads the verdict any more
-            raise SystemExit(1)
         messages, ending = process.news()
         for message in messages:
             if isinstance(message, Verdict):
@@ -84,37 +77,26 @@ def _explained(ending: Ending, cell: Cell, peak_bytes: int) -> tuple[str, str]:
     return CRASHED, f"ended with {ending.cause} and no verdict"
 
 
-def _serve(work: ModuleType, *, fresh: bool) -> None:
-    """Answer requests until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever else is printed here is no answer
-    print(READY, file=answers, flush=True)
-    for line in sys.stdin:
-        if line.strip():
-            print(run_in_process(Cell.from_json(line), work, fresh=fresh).to_json(), file=answers, flush=True)
+def serve(work: str, environment: Mapping[str, str], fresh: bool, asker: Connection) -> None:
+    """Be a host: answer cells with verdicts until nobody asks any more.
 
-
-def _exit_on_term(signum: int, frame: object) -> NoReturn:
-    del signum, frame
-    raise SystemExit(143)  # through the `finally` that ends the cell
-
-
-def main() -> int:
-    """Run the host."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", default=DEFAULT_WORK, help="module whose run_cell is run")
-    parser.add_argument("--fresh", action="store_true", help="a new interpreter for each cell")
-    options = parser.parse_args()
-    work = importlib.import_module(options.work)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; whoever started us decides
-    signal.signal(signal.SIGTERM, _exit_on_term)
-    preload: Callable[[], None] | None = getattr(work, "preload", None)
-    if preload is not None and not options.fresh:
-        preload()
-    # A fork of a process with threads could wait for a lock that a thread holds which it does not have.
-    _serve(work, fresh=options.fresh or psutil.Process().num_threads() > 1)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Args:
+        work: module with `run_cell`, and maybe `preload`.
+        environment: set before anything that reads it is imported.
+        fresh: a new interpreter for each cell.
+        asker: sends cells, and is sent verdicts.
+    """
+    os.environ.update(environment)
+    os.dup2(2, 1)  # nothing that is printed here is a result
+    module = importlib.import_module(work)
+    threads = psutil.Process().num_threads()
+    if not fresh:
+        getattr(module, "preload", lambda: None)()
+        # A fork of a process with threads could wait for a lock that a thread holds which it does not have.
+        fresh = psutil.Process().num_threads() > threads
+    while True:
+        try:
+            cell = asker.recv()
+        except EOFError:
+            return
+        asker.send(run_in_process(cell, module, fresh=fresh))

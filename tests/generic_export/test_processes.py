@@ -9,33 +9,34 @@ import subprocess
 import sys
 import time
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
 import pytest
 
-from generic_export.processes import Ending, Limits, Reason, Send, TaskProcess, start_task, wait_for_news
+from generic_export.processes import Ending, ProcessLimits, Reason, TaskProcess, start_task, wait_for_news
 
 METHODS = ["fork", "spawn"]
 
 
-def _count(last: int, send: Send) -> None:
+def _count(last: int, parent: Connection) -> None:
     for number in range(last):
         print(f"counted {number}", flush=True)
-        send(number)
+        parent.send(number)
 
 
-def _raise(send: Send) -> None:
+def _raise(parent: Connection) -> None:
     raise ValueError("no good")
 
 
-def _die(send: Send) -> None:
-    send("last words")
+def _die(parent: Connection) -> None:
+    parent.send("last words")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _start_another(send: Send) -> None:
-    send(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
+def _start_another(parent: Connection) -> None:
+    parent.send(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
     time.sleep(600)
 
 
@@ -84,7 +85,7 @@ def test_a_killed_one_is_known_by_its_signal() -> None:
 
 @pytest.mark.parametrize("end", ["limit", "close", "collection"])
 def test_all_that_it_started_ends_with_it(end: str) -> None:
-    process = start_task(_start_another, method="fork", limits=Limits(seconds=1.0 if end == "limit" else 600.0))
+    process = start_task(_start_another, method="fork", limits=ProcessLimits(seconds=1.0 if end == "limit" else 600.0))
     other = None
     while other is None:
         wait_for_news([process], 0.1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 
 import psutil
 import torch
@@ -18,7 +19,7 @@ from generic_export.diagnose.records import ErrorRecord, Outcome, Stage, Verdict
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.engine import last_words
 from generic_export.inference_target.tract.evidence.redaction import redacted
-from generic_export.processes import Ending, Reason, Send, start_task
+from generic_export.processes import Ending, ProcessLimits, Reason, start_task
 from generic_export.sizes import parse_size
 
 Task = Callable[[Callable[[Stage], None]], Verdict]
@@ -64,14 +65,14 @@ class Worker:
         self._limits = limits
         self._stage: Stage | None = None
 
-        def alone(send: Send) -> None:
+        def alone(parent: Connection) -> None:
             torch.set_num_threads(1)  # the thread pools of the parent do not exist in a fork
-            send(task(send))
+            parent.send(task(parent.send))
 
         self._process = start_task(
             alone,
             method="fork",
-            limits=processes.Limits(limits.seconds, limits.memory_bytes),
+            limits=ProcessLimits(limits.seconds, limits.memory_bytes),
             shared_bytes=psutil.Process().memory_info().rss,
         )
 

@@ -24,6 +24,7 @@ from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.check import Comparison
 from generic_export.inference_target.tract.engines.wheel import TractWheel, convert_with_wheel
 from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.logs import logging_at
 
 ONNX_FILE = "model.onnx"
 NNEF_FILE = "model_from_onnx.nnef.tgz"
@@ -106,7 +107,7 @@ def _write_onnx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
     import onnx
 
     silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with silence[0], silence[1], warnings.catch_warnings(), _quiet("torch.onnx"), _quiet("onnxscript"):
+    with silence[0], silence[1], warnings.catch_warnings(), logging_at(logging.ERROR, "torch.onnx", "onnxscript"):
         warnings.simplefilter("ignore")
         torch.onnx.export(model, args, path, kwargs=kwargs, dynamo=True, external_data=False, verbose=False)
     written = onnx.load(path)
@@ -126,17 +127,6 @@ def _forget_places(message: Any) -> None:
         ):
             del node.metadata_props[:]
             node.doc_string = ""
-
-
-@contextlib.contextmanager
-def _quiet(name: str) -> Any:
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 __all__ = ["SecondOpinion", "debug_dumper_pytorch_to_onnx_to_nnef"]
