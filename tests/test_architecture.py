@@ -57,7 +57,7 @@ ORDER = {
         nnef
         weights
         pages
-        allocator figures files processes sizes
+        allocator figures files logs processes sizes
         compat errors
     """,
     "quant": """

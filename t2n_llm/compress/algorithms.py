@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from quant.gptq import GptqQuantizer
 from quant.imatrix import ImatrixQuantizer
 from quant.protocol import Quantizer
-from t2n_llm.compress.request import IMATRIX
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class CalibratedAlgorithm:
 CALIBRATED: Mapping[str, CalibratedAlgorithm] = {
     algorithm.name: algorithm
     for algorithm in (
-        CalibratedAlgorithm(IMATRIX, ImatrixQuantizer(), sequential=False),
+        CalibratedAlgorithm("imatrix", ImatrixQuantizer(), sequential=False),
         CalibratedAlgorithm("gptq", GptqQuantizer(), needs_hessian=True),
         CalibratedAlgorithm("awq", ImatrixQuantizer(), needs_hessian=True, folds=True),
         CalibratedAlgorithm("best", GptqQuantizer(), needs_hessian=True, folds=True),
