@@ -17,9 +17,8 @@ from torch import nn
 
 from generic_export.errors import CaptureError
 from generic_export.ops.attention import additive_mask, causal_mask, engine_attention, spelled_out_attention
-from generic_export.translate.builder import NnefBuilder
+from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
-from generic_export.translate.value import Value
 from kvcache.attention_families import explicit_attention_families, registered
 from kvcache.compat import attention_tables
 

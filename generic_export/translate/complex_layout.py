@@ -23,7 +23,6 @@ COMPONENT_DTYPES = {
 }
 _COMPLEX_DTYPES = {component: dtype for dtype, component in COMPONENT_DTYPES.items()}
 
-Facts = Sequence[tuple[tuple[Any, ...], torch.dtype]]
 Attributes = Mapping[str, Argument]
 
 

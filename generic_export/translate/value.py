@@ -1,6 +1,6 @@
 """What a translation is given and gives back: values with their shapes and element types, and the arguments of operations.
 
-Known to all of this room; `builder.py` makes them.
+Known to all of this room, whose door is `builder.py`: it makes them, and translations import them from there.
 """
 
 from __future__ import annotations

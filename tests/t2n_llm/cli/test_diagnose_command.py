@@ -28,7 +28,7 @@ _FROZEN = "hidden = hidden / float(int(hidden.shape[1]))\n"
 # A norm whose translation has another epsilon than its forward.
 _WRONG_NORM = """
 
-from generic_export.translate.value import ints
+from generic_export.translate.builder import ints
 from generic_export.translate.modules import translates_module
 
 
