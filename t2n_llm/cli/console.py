@@ -21,10 +21,10 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
 from generic_export.errors import T2NError
 from t2n_llm.cli.report_tables import quality_tables
+from t2n_llm.cli.tables import filled_table, table_of
 from t2n_llm.export.folder import json_text
 from t2n_llm.tasks.names import TEXT_GENERATION
 
@@ -78,6 +78,11 @@ class Sink:
         self._task: TaskID | None = None
         self._line: _Line | None = None
         self._warnings: list[str] = []
+
+    @staticmethod
+    def speaking(*, as_json: bool) -> Sink:
+        """Return the sink of a command that speaks to people or in JSON."""
+        return Sink(OutputMode.JSON if as_json else OutputMode.HUMAN)
 
     def __enter__(self) -> Sink:
         if self.mode is OutputMode.HUMAN and self._err.is_terminal:
@@ -196,21 +201,12 @@ class Sink:
 
     def _texts(self, report: HeadReport) -> None:
         """Print how the texts of a check compare."""
-        table = Table(
-            title=f"PyTorch f32 against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
-        )
-        for heading in ("texts", "batch", "length", "max abs error", "largest value", ""):
-            table.add_column(heading, justify="left" if heading in ("texts", "") else "right")
+        title = f"PyTorch f32 against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
+        table = table_of("texts", ">batch", ">length", ">max abs error", ">largest value", "", title=title)
         for check in report.checks:
-            table.add_row(
-                check.name,
-                str(check.batch),
-                str(check.length),
-                f"{check.max_abs_error:.2e}",
-                f"{check.scale:.2e}",
-                "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]",
-            )
-        self._out.print(table)
+            figures = f"{check.batch}", f"{check.length}", f"{check.max_abs_error:.2e}", f"{check.scale:.2e}"
+            table.add_row(check.name, *figures, _agreement(check.passed))
+        self.show(table)
 
     def adapted(self, result: AdapterExport) -> None:
         """Print the outcome of an export of an adapter alone."""
@@ -259,28 +255,13 @@ class Sink:
 
     def _checks(self, report: ValidationReport) -> None:
         weights = ", on the compressed weights" if report.original is not None else ""
-        table = Table(
-            title=f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
-        )
-        for heading, justify in (
-            ("check", "left"),
-            ("steps", "right"),
-            ("max abs error", "right"),
-            ("max KL", "right"),
-        ):
-            table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-        table.add_column("same token", justify="right")
-        table.add_column("")
+        title = f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
+        table = table_of("check", ">steps", ">max abs error", ">max KL", ">same token", "", title=title)
         for check in report.checks:
-            table.add_row(
-                check.name,
-                str(len(check.steps)),
-                f"{check.max_abs_error:.2e}",
-                f"{check.max_kl_divergence:.2e}",
-                f"{check.same_top1}/{len(check.steps)}",
-                "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]",
-            )
-        self._out.print(table)
+            steps = len(check.steps)
+            figures = f"{steps}", f"{check.max_abs_error:.2e}", f"{check.max_kl_divergence:.2e}"
+            table.add_row(check.name, *figures, f"{check.same_top1}/{steps}", _agreement(check.passed))
+        self.show(table)
         for check in report.checks:
             if check.note:
                 self._out.print(f"{check.name}: {escape(check.note)}")
@@ -300,8 +281,7 @@ class Sink:
         if self.mode is OutputMode.JSON:
             self._json(report.asdict())
         elif self.mode is OutputMode.HUMAN:
-            for table in quality_tables(report):
-                self._out.print(table)
+            self.show(*quality_tables(report))
             self._out.print(
                 f"{report.engine}, {report.seconds:.1f} s, {escape(report.reading)}; text {escape(report.text)}, "
                 f"{measured.positions} tokens scored"
@@ -312,14 +292,20 @@ class Sink:
         if self.mode is OutputMode.JSON:
             self._json(plan.asdict())
             return
-        table = Table(title=f"{plan.output_dir}: nothing is written")
-        table.add_column("tensors", overflow="fold")
-        for heading in ("count", "shape", "type", "MB"):
-            table.add_column(heading, justify="right")
-        for group in plan.groups:
-            shape = " x ".join(map(str, group.shape)) or "scalar"
-            table.add_row(escape(group.name), str(group.count), shape, group.dtype, f"{group.bytes / 1e6:.2f}")
-        self._out.print(table)
+        headings = "tensors", ">count", ">shape", ">type", ">MB"
+        rows = [
+            (
+                group.name,
+                str(group.count),
+                " x ".join(map(str, group.shape)) or "scalar",
+                group.dtype,
+                f"{group.bytes / 1e6:.2f}",
+            )
+            for group in plan.groups
+        ]
+        table = filled_table(headings, rows, f"{plan.output_dir}: nothing is written")
+        table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+        self._print(table)
         most = "" if plan.exact else " at most (uncompressed)"
         seconds = "unknown (the disk cannot be tried)" if plan.seconds is None else f"about {plan.seconds:.0f} s"
         check = f", of which {plan.check_bytes / 1e9:.2f} GB to check" if plan.check_bytes else ""
@@ -363,7 +349,10 @@ class Sink:
         """Print tables and lines for people; their text is markup."""
         if self.mode is OutputMode.HUMAN:
             for part in parts:
-                self._out.print(part, width=None if self._out.is_terminal else _PIPE_COLUMNS)
+                self._print(part)
+
+    def _print(self, part: Any) -> None:
+        self._out.print(part, width=None if self._out.is_terminal else _PIPE_COLUMNS)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Print a result as JSON, when that is asked for."""
@@ -372,6 +361,10 @@ class Sink:
 
     def _json(self, record: Mapping[str, Any]) -> None:
         self._out.file.write(json_text(record) + "\n")
+
+
+def _agreement(passed: bool) -> str:
+    return "[green]agrees[/green]" if passed else "[bold red]DIFFERS[/bold red]"
 
 
 def _line(text: str) -> str:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from generic_export.errors import InterruptError, OptionError
+from generic_export.whole_file import write_whole
+from t2n_llm.cli.annotations import RevisionOption, TokenOption, TrustOption
 from t2n_llm.cli.console import OutputMode, Sink
-from t2n_llm.cli.inspect import table_of
+from t2n_llm.cli.tables import table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,11 +32,6 @@ _SourceArgument = Annotated[
 _JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON to a file, or to stdout: -.")
 ]
-_RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
-_TokenOption = Annotated[
-    str | None, typer.Option(help="Hub access token; by default the one of `hf auth login` or HF_TOKEN.")
-]
-_TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")]
 
 
 def coverage(
@@ -43,9 +40,9 @@ def coverage(
         bool, typer.Option("--every-layer", help="Capture all layers instead of one of each kind (slower).")
     ] = False,
     json_file: _JsonOption = None,
-    revision: _RevisionOption = None,
-    token: _TokenOption = None,
-    trust_remote_code: _TrustOption = False,
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """List the operators that a model needs: supported, decomposed into others, or missing. Takes seconds.
 
@@ -104,9 +101,9 @@ def diagnose(
     resume: Annotated[
         bool, typer.Option("--resume", help="Take over from --out what passed in an earlier run.")
     ] = False,
-    revision: _RevisionOption = None,
-    token: _TokenOption = None,
-    trust_remote_code: _TrustOption = False,
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Find the module, the operator and the line that keep a model from exporting, or make it wrong. No weights needed.
 
@@ -296,12 +293,9 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OptionError: it cannot be written there.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise OptionError(
             f"{path}: cannot be written: {error.strerror}.", "Name a file in a folder of yours."
         ) from error
