@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import generic_export.ops  # noqa: F401 - registers every translation
 from generic_export.errors import (
     CaptureError,
     EngineError,
@@ -30,9 +31,10 @@ from generic_export.inference_target.example import ExampleRun, call_example
 from generic_export.inference_target.tract.evidence.bisect import Translation
 from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions, FailingCase, write_debug_bundle
 from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.logs import logging_at
 from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.layout import group_by_module
+from generic_export.nnef.order import group_by_module
 from generic_export.nnef.registries import with_fragments
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
 from generic_export.torch_graph.ir import TorchModuleIRGraph
@@ -115,7 +117,7 @@ def export_model_to_nnef(
         raise OptionError("debug_bundle_path needs a check that can fail.", "Use TractNNEF with check_io=True.")
     arguments = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(kwargs or {})
-    with _logging_at(log_level), evaluation_mode(model):
+    with logging_at(log_level, logger.name), evaluation_mode(model):
         if not check_io_names_qte_match:
             call, result = call_example(model, arguments, keywords)
             input_names = _completed(input_names, call.names)
@@ -452,18 +454,6 @@ def _take(taken: set[str], name: str) -> None:
             "Give each its own name (an output may bear an input's with allow_same_io_names=True).",
         )
     taken.add(identifier(name))
-
-
-@contextmanager
-def _logging_at(level: int | str | None) -> Iterator[None]:
-    """Set the level of this package's logger for a block; None leaves it alone."""
-    before = logger.level
-    if level is not None:
-        logger.setLevel(level.upper() if isinstance(level, str) else level)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @contextmanager

@@ -12,8 +12,9 @@ import torch
 from generic_export.ops.elementwise import result_dtype
 from generic_export.torch_graph.fusion import GraphView
 from generic_export.torch_graph.ir import FixedTensorList, TensorVariable, TorchOp
-from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.builder import NnefBuilder
 from generic_export.translate.registry import translates
+from generic_export.translate.value import Value
 
 aten = torch.ops.aten
 

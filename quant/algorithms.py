@@ -16,8 +16,8 @@ import torch
 
 from generic_export.errors import OptionError
 from quant.blocks import GROUP, ZERO_POINT, Q4Blocks
-from quant.protocol import InputStatistics, PackedRows, Quantizer
-from quant.weighted_search import search_rows, weighted_scale_search
+from quant.imatrix import ImatrixQuantizer
+from quant.protocol import InputStatistics, Quantizer
 
 ENTRY_POINT_GROUP = "t2n_llm.quantizers"
 DEFAULT_ALGORITHM = "search"
@@ -42,24 +42,7 @@ class MinMax:
         return Q4Blocks(q, exact.squeeze(-1).to(torch.float16))
 
 
-@dataclass(frozen=True)
-class Search:
-    """Scales of both signs, errors weighted by magnitude, or by what calibration saw of the inputs; grids are kept."""
-
-    def quantize(self, weight: torch.Tensor, statistics: InputStatistics | None = None) -> Q4Blocks:
-        """See `Quantizer.quantize`."""
-        return weighted_scale_search(weight, _importance(statistics), keep_grids=True)
-
-    def quantize_rows(self, rows: torch.Tensor, statistics: InputStatistics | None = None) -> PackedRows:
-        """See `RowQuantizer.quantize_rows`."""
-        return search_rows(rows, _importance(statistics))
-
-
-def _importance(statistics: InputStatistics | None) -> torch.Tensor | None:
-    return None if statistics is None else statistics.mean_square
-
-
-BUILT_IN: Mapping[str, Quantizer] = {"min_max": MinMax(), "search": Search()}
+BUILT_IN: Mapping[str, Quantizer] = {"min_max": MinMax(), "search": ImatrixQuantizer()}
 
 
 def load_algorithms(table: str | None = None) -> dict[str, Quantizer]:

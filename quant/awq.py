@@ -108,6 +108,3 @@ def _error(rows: torch.Tensor, factors: torch.Tensor, statistics: InputStatistic
     light = InputStatistics(statistics.mean_square / factors.square(), statistics.tokens)
     residual = rows - quantizer.quantize(rows * factors, light).dequantize() / factors
     return output_power(residual, statistics)
-
-
-__all__ = ["ChannelFactors", "scaled_statistics", "search_factors"]

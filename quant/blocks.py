@@ -7,8 +7,11 @@ value = (q - 8) * d, with q in 0..15. The 18-byte block is GGUF's Q4_0, byte for
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+
+from generic_export.nnef.dat import BLOCK_FORMATS
 
 GROUP = 32
 BLOCK_BYTES = 18
@@ -31,3 +34,23 @@ class Q4Blocks:
         """Return the float32 values [..., K] that the engine computes with."""
         values = (self.q.to(torch.float32) - ZERO_POINT) * self.d.to(torch.float32).unsqueeze(-1)
         return values.flatten(-2)
+
+
+class StoredBlocks:
+    """Base of tensor sources that stream blocks: float32 to whoever reads them, as long as their format makes them."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def nbytes(self: _InBlocks) -> int:
+        return BLOCK_FORMATS[self.block_format].data_size(self.shape)
+
+
+class _InBlocks(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def block_format(self) -> str: ...

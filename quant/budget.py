@@ -14,9 +14,10 @@ import torch
 
 from generic_export.errors import OptionError
 from generic_export.weights.source import TensorSource
+from generic_export.weights.values import row_pieces
 from quant.packing import check_quantizable, pack_q8_1, unpack_q8_1
 from quant.protocol import InputStatistics, Quantizer
-from quant.stream import QuantizationError, measured_error, row_length, row_pieces
+from quant.stream import QuantizationError, measured_error, row_length
 
 _SAMPLED_ROWS = 8  # one row in so many is quantised to estimate a tensor's error
 _KNAPSACK_STEPS = 4096

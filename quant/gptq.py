@@ -215,6 +215,3 @@ def _compensate(rows: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor, 
 
 def _as_blocks(levels: torch.Tensor) -> torch.Tensor:
     return (levels + ZERO_POINT).to(torch.uint8).contiguous().unflatten(-1, (-1, GROUP))
-
-
-__all__ = ["GptqQuantizer", "damped_hessian", "descend", "output_power", "shrunk_hessian"]

@@ -6,7 +6,6 @@ Values too large for the new dtype are saturated and counted in a `CastReport`; 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from generic_export.errors import WeightError
-from generic_export.weights.source import CHUNK_BYTES, TensorSource
+from generic_export.weights.source import CHUNK_BYTES, DerivedTensor, TensorSource
 from generic_export.weights.values import value_pieces
 
 SOURCE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -50,7 +49,7 @@ class CastReport:
 
 
 @dataclass(frozen=True, eq=False)
-class CastTensor:
+class CastTensor(DerivedTensor):
     """A tensor source that casts another one while it streams; values round to nearest even, as `Tensor.to`.
 
     A finite value that would become inf (beyond 65504 in float16, once rounded) becomes the largest finite value of
@@ -75,18 +74,6 @@ class CastTensor:
                 f"tensor {self.name}: no cast from {_short(self.source.dtype)} to {_short(self.dtype)}.",
                 f"Casts go from {', '.join(map(_short, SOURCE_DTYPES))} to {', '.join(map(_short, TARGET_DTYPES))}.",
             )
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def chunks(self) -> Iterator[memoryview]:
         """The cast bytes; raises whatever the source raises."""

@@ -30,7 +30,10 @@ _LARGEST_DAT_COUNT = 1 << 24  # entries, name lengths and channels beyond this a
 
 @dataclass(frozen=True)
 class ImatrixQuantizer:
-    """The scale search weighted by E[x^2] of the input channels; by the weights' own magnitude when there is none."""
+    """The scale search weighted by E[x^2] of the input channels; by the weights' own magnitude when there is none.
+
+    Scales of both signs are tried; grids that the weight lies on are kept.
+    """
 
     def quantize(self, weight: torch.Tensor, statistics: InputStatistics | None = None) -> Q4Blocks:
         """Choose levels and scales; see `Quantizer`.

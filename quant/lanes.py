@@ -69,7 +69,8 @@ def new_lanes() -> Lanes:
     """Return room for one call at a time of what is compiled here."""
     values, unit, share = np.zeros((3, GROUP * LANES), np.float32)
     turned, spare = unit.view(np.uint16).reshape(2, -1)
-    scale, largest, candidate, error, ratio, step, found, overlap, power, gain = np.zeros((10, LANES), np.float32)
+    names = ("scale", "largest", "candidate", "error", "ratio", "step", "found", "overlap", "power", "gain")
+    of_groups = dict(zip(names, np.zeros((len(names), LANES), np.float32), strict=True))
     return Lanes(
         values=values,
         bits=values.view(np.uint32),
@@ -79,16 +80,7 @@ def new_lanes() -> Lanes:
         spare=spare,
         share=share,
         share_bits=share.view(np.uint32),
-        scale=scale,
-        scale_bits=scale.view(np.uint32),
-        largest=largest,
-        candidate=candidate,
-        error=error,
-        ratio=ratio,
-        step=step,
-        found=found,
-        overlap=overlap,
-        power=power,
-        gain=gain,
+        scale_bits=of_groups["scale"].view(np.uint32),
         levels=np.zeros(LEVEL_WORDS * LANES, np.uint16),
+        **of_groups,
     )

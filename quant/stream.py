@@ -13,14 +13,13 @@ import torch
 
 from generic_export.errors import WeightError
 from generic_export.nnef.dat import BLOCK_FORMATS
-from generic_export.weights.source import InMemoryTensor, TensorSource
-from generic_export.weights.values import read_tensor, values_of
-from quant.blocks import GROUP
+from generic_export.weights.source import DerivedTensor, InMemoryTensor, TensorSource
+from generic_export.weights.values import ROW_PIECE_VALUES, read_tensor, row_pieces
+from quant.blocks import GROUP, StoredBlocks
 from quant.half import SOURCE_DTYPES
 from quant.packing import check_quantizable, pack_q4_0, pack_q8_1, unpack_q8_1
 from quant.protocol import InputStatistics, Quantizer, RowQuantizer
 
-_PIECE_VALUES = 1 << 18  # what is computed from a piece stays in a core's cache
 _ONE_PASS_VALUES = 1 << 20  # where nothing lies between values and blocks, only calls are to be saved
 
 
@@ -58,7 +57,7 @@ class QuantizationReport:
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedTensor:
+class QuantizedTensor(StoredBlocks, DerivedTensor):
     """A tensor source that quantises another one while it streams.
 
     Args:
@@ -90,22 +89,6 @@ class QuantizedTensor:
                 "Keep it in f16 or f32.",
             )
 
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
-
-    @property
-    def nbytes(self) -> int:
-        return BLOCK_FORMATS[self.block_format].data_size(self.shape)
-
     def chunks(self) -> Iterator[memoryview]:
         """The blocks in row order; raises whatever the source raises.
 
@@ -113,7 +96,7 @@ class QuantizedTensor:
             WeightError: the tensor holds inf or nan.
         """
         total = QuantizationError()
-        values = _PIECE_VALUES if self._in_one_pass is None else _ONE_PASS_VALUES
+        values = ROW_PIECE_VALUES if self._in_one_pass is None else _ONE_PASS_VALUES
         for rows in row_pieces(self.source, row_length(self.shape), values):
             packed, error = self._quantize(rows)
             total = total.plus(error)
@@ -147,7 +130,7 @@ class QuantizedTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class PermutedTensor:
+class PermutedTensor(DerivedTensor):
     """A tensor source with the axes of another one in another order; it holds one whole tensor while it streams.
 
     Args:
@@ -159,10 +142,6 @@ class PermutedTensor:
     axes: tuple[int, ...]
 
     @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.source.shape[axis] for axis in self.axes)
 
@@ -170,17 +149,13 @@ class PermutedTensor:
     def dtype(self) -> torch.dtype:
         return self.source.dtype
 
-    @property
-    def nbytes(self) -> int:
-        return self.source.nbytes
-
     def chunks(self) -> Iterator[memoryview]:
         """The values in the new order; raises whatever the source raises."""
         yield from InMemoryTensor(self.name, read_tensor(self.source).permute(self.axes)).chunks()
 
 
 @dataclass(frozen=True, eq=False)
-class PackedBlocks:
+class PackedBlocks(StoredBlocks, DerivedTensor):
     """Blocks that lie somewhere as plain bytes (calibration writes them to files), as a source of blocks.
 
     Args:
@@ -192,21 +167,9 @@ class PackedBlocks:
     block_format: str = "q4_0"
 
     @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
     def shape(self) -> tuple[int, ...]:
         block = BLOCK_FORMATS[self.block_format]
         return (*self.source.shape[:-1], self.source.shape[-1] // block.block_bytes * block.group)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
-
-    @property
-    def nbytes(self) -> int:
-        return self.source.nbytes
 
     def chunks(self) -> Iterator[memoryview]:
         return self.source.chunks()
@@ -223,32 +186,6 @@ def row_length(shape: tuple[int, ...]) -> int:
         return shape[-1]
     flattened = math.prod(shape[1:])
     return 0 if flattened % GROUP else flattened
-
-
-def row_pieces(source: TensorSource, length: int, values: int = _PIECE_VALUES) -> Iterator[torch.Tensor]:
-    """Yield a source's values as tensors [rows, length] of its own dtype, all but the last of about `values` values."""
-    row_bytes = length * source.dtype.itemsize
-    piece_bytes = max(1, values // length) * row_bytes
-    rest = bytearray()
-    for chunk in source.chunks():
-        start = 0
-        if rest:
-            start = min(piece_bytes - len(rest), len(chunk))
-            rest += chunk[:start]
-            if len(rest) < piece_bytes:
-                continue
-            yield _rows(rest, source.dtype, length)
-        # Pieces that lie within one chunk are not copied.
-        while len(chunk) - start >= piece_bytes:
-            yield _rows(chunk[start : start + piece_bytes], source.dtype, length)
-            start += piece_bytes
-        rest = bytearray(chunk[start:])
-    if rest:
-        yield _rows(rest, source.dtype, length)
-
-
-def _rows(data: bytearray | memoryview, dtype: torch.dtype, length: int) -> torch.Tensor:
-    return values_of(data, dtype).reshape(-1, length)
 
 
 def measured_error(weight: torch.Tensor, values: torch.Tensor) -> QuantizationError:

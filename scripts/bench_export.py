@@ -101,10 +101,9 @@ class StageClock:
 
 def peak_rss_mib() -> float:
     """Return this process's peak resident memory in MiB."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise BenchError("the kernel does not tell peak memory (no VmHWM in /proc/self/status).")
+    from generic_export.inference_target.tract.engines.wheel_worker import peak_rss_bytes
+
+    return peak_rss_bytes() / 2**20
 
 
 def _child(order: Mapping[str, Any]) -> None:
@@ -112,8 +111,8 @@ def _child(order: Mapping[str, Any]) -> None:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
+    from t2n_llm.export.pipeline import export_llm
     from t2n_llm.graph import document as graph
-    from t2n_llm.tasks.text_generation import export_llm
 
     clock = StageClock(order["started"])
     translate = graph.translate_graph

@@ -10,22 +10,16 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import dialect_smoke as smoke
 import torch
+from dialect_smoke import Outcome, SmokeCase, judge
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from generic_export import TractNNEF, export_model_to_nnef
-from generic_export.errors import DialectError, EngineMissingError, T2NError
-from generic_export.inference_target.tract.engines.asking import ask_cli, ask_wheel
+from generic_export.errors import EngineMissingError
 from generic_export.inference_target.tract.engines.cli import TractCli
-from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.inference_target.tract.releases.dialect import RELEASES
 from generic_export.inference_target.tract.releases.install import TRACT_CLI_VERSION
@@ -52,75 +46,32 @@ class Column:
     engine: TractWheel | TractCli | str
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one module in one column."""
-
-    case: str
-    column: str
-    status: str
-    reason: str = ""
-
-
 def columns(versions: Sequence[str]) -> list[Column]:
     """Return a column per wheel, and one for the command."""
-    found = [Column(f"wheel {version}", version, _wheel(version)) for version in versions]
+    found = [Column(f"wheel {version}", version, _engine(version)) for version in versions]
     if TRACT_CLI_VERSION in versions:
-        found.append(Column(f"command {TRACT_CLI_VERSION}", TRACT_CLI_VERSION, _command()))
+        found.append(Column(f"command {TRACT_CLI_VERSION}", TRACT_CLI_VERSION, _engine()))
     return found
 
 
-def _wheel(version: str) -> TractWheel | str:
+def _engine(wheel: str | None = None) -> TractWheel | TractCli | str:
+    """Return the wheel of a release, or the command; why there is none."""
     try:
-        return TractWheel(timeout_seconds=_TIMEOUT_SECONDS, python=wheel_python(version))
+        if wheel is None:
+            return TractCli(timeout_seconds=_TIMEOUT_SECONDS)
+        return TractWheel(timeout_seconds=_TIMEOUT_SECONDS, python=wheel_python(wheel))
     except EngineMissingError as error:
         return error.message
 
 
-def _command() -> TractCli | str:
-    try:
-        return TractCli(timeout_seconds=_TIMEOUT_SECONDS)
-    except EngineMissingError as error:
-        return error.message
-
-
-def judge(case: Any, column: Column) -> Outcome:
-    """Export one module for a column's release, run it there at both sizes and compare with PyTorch."""
-    torch.manual_seed(0)
-    module = case.make().eval()
-    names = [f"input_{index}" for index in range(len(case.axes))]
-    axes = dict(zip(names, case.axes, strict=True))
-    target = TractNNEF(version=column.version, dynamic_axes=axes, check_io=False)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            archive = export_model_to_nnef(
-                module, case.inputs(smoke.SIZES[0]), Path(folder) / "smoke.nnef", target, input_names=names
-            )
-            for size in smoke.SIZES:
-                inputs = case.inputs(size)
-                arrays = [value.numpy() for value in inputs]
-                smoke.compare(module, inputs, _answers(column, archive, arrays), case.tolerance)
-        except DialectError as error:
-            return Outcome(case.name, column.title, "refused", error.message)
-        except (T2NError, AssertionError) as error:
-            return Outcome(case.name, column.title, "failed", " ".join(str(error).split())[:300])
-    return Outcome(case.name, column.title, "passed")
-
-
-def _answers(column: Column, archive: Path, arrays: list[Any]) -> list[Any]:
-    if isinstance(column.engine, TractWheel):
-        return ask_wheel(column.engine, archive, arrays, registries=DEFAULT_REGISTRIES)
-    if isinstance(column.engine, TractCli):
-        return ask_cli(column.engine, archive, arrays, registries=DEFAULT_REGISTRIES)
-    raise EngineMissingError(str(column.engine))
-
-
-def document(table: Sequence[Column], cases: Sequence[Any], found: Mapping[tuple[str, str], Outcome]) -> str:
+def document(table: Sequence[Column], cases: Sequence[SmokeCase], found: Mapping[tuple[str, str], Outcome]) -> str:
     """Return docs/compatibility.md."""
     return "\n".join(_lines(table, cases, found)) + "\n"
 
 
-def _lines(table: Sequence[Column], cases: Sequence[Any], found: Mapping[tuple[str, str], Outcome]) -> Iterator[str]:
+def _lines(
+    table: Sequence[Column], cases: Sequence[SmokeCase], found: Mapping[tuple[str, str], Outcome]
+) -> Iterator[str]:
     yield "# What passes in which engine"
     yield ""
     yield (
@@ -151,14 +102,10 @@ def _lines(table: Sequence[Column], cases: Sequence[Any], found: Mapping[tuple[s
 
 
 def _reasons(
-    table: Sequence[Column], cases: Sequence[Any], found: Mapping[tuple[str, str], Outcome], status: str
+    table: Sequence[Column], cases: Sequence[SmokeCase], found: Mapping[tuple[str, str], Outcome], status: str
 ) -> list[str]:
-    rows = []
-    for case in cases:
-        outcomes = [found[case.name, column.title] for column in table]
-        reasons = {outcome.column: outcome.reason for outcome in outcomes if outcome.status == status}
-        rows += [f"* {case.name}, {column}: {reason}" for column, reason in reasons.items()]
-    return rows
+    outcomes = ((column.title, found[case.name, column.title]) for case in cases for column in table)
+    return [f"* {outcome.case}, {title}: {outcome.reason}" for title, outcome in outcomes if outcome.status == status]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[tuple[str, str], Outcome] = {}
     for column in table:
         for case in cases:
-            outcome = found[case.name, column.title] = judge(case, column)
+            outcome = found[case.name, column.title] = judge(case, column.version, column.engine)
             print(f"{column.title}: {case.name}: {outcome.status} {outcome.reason}", flush=True)
     options.output.write_text(document(table, cases, found), encoding="utf-8")
     return int(any(outcome.status == "failed" for outcome in found.values()))

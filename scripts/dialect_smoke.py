@@ -1,16 +1,13 @@
-#!/usr/bin/env python3
-"""Export small modules for several tract releases, run each in that release's wheel, compare with PyTorch; print a table.
+"""The smoke set: small modules that are exported for a tract release, run in an engine of it, and compared with PyTorch.
 
-In: releases (their wheels come from scripts/install_tract_wheels). Out: a table module x release on stdout, exit code 1 when
-a module that the dialect accepts is wrong. A module that a release cannot express is "refused", with its reason below.
+In: a case, a release and an engine of it. Out: an `Outcome`. scripts/compatibility.py runs all of them in every engine.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import DialectError, T2NError
+from generic_export.inference_target.tract.engines.asking import ask_cli
+from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from generic_export.inference_target.tract.releases.dialect import RELEASES
-from generic_export.inference_target.tract.releases.wheels import wheel_python
 
 Inputs = tuple[Tensor, ...]
 
@@ -50,11 +48,10 @@ class SmokeCase:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of a case in one release: `passed`, `refused` (by the dialect, with its reason) or `failed`."""
+class Outcome:
+    """What became of a case: `passed`, `refused` (by the dialect, with its reason) or `failed`."""
 
     case: str
-    version: str
     status: str
     reason: str = ""
 
@@ -213,29 +210,35 @@ def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 SIZES = (3, 5)
 
 
-def judge(case: SmokeCase, version: str, python: Path | None) -> Verdict:
+def judge(case: SmokeCase, version: str, engine: TractWheel | TractCli) -> Outcome:
     """Export one case for one release, run it there at both sizes and compare with PyTorch."""
     torch.manual_seed(0)
     module = case.make().eval()
     names = [f"input_{index}" for index in range(len(case.axes))]
     target = TractNNEF(version=version, dynamic_axes=dict(zip(names, case.axes, strict=True)), check_io=False)
+    inputs = [case.inputs(size) for size in SIZES]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            archive = export_model_to_nnef(
-                module, case.inputs(SIZES[0]), Path(folder) / "smoke.nnef", target, input_names=names
-            )
-            with TractWheel(timeout_seconds=30, python=python).load(archive) as engine:
-                for size in SIZES:
-                    inputs = case.inputs(size)
-                    compare(module, inputs, engine.run([value.numpy() for value in inputs]), case.tolerance)
+            archive = export_model_to_nnef(module, inputs[0], Path(folder) / "smoke.nnef", target, input_names=names)
+            for values, answers in zip(inputs, _answers(engine, archive, inputs), strict=True):
+                compare(module, values, answers, case.tolerance)
         except DialectError as error:
-            return Verdict(case.name, version, "refused", error.message)
+            return Outcome(case.name, "refused", error.message)
         except (T2NError, AssertionError) as error:
-            return Verdict(case.name, version, "failed", " ".join(str(error).split())[:300])
-    return Verdict(case.name, version, "passed")
+            return Outcome(case.name, "failed", " ".join(str(error).split())[:300])
+    return Outcome(case.name, "passed")
+
+
+def _answers(engine: TractWheel | TractCli, archive: Path, inputs: Sequence[Inputs]) -> list[list[np.ndarray]]:
+    arrays = [[value.numpy() for value in values] for values in inputs]
+    if isinstance(engine, TractCli):
+        return [ask_cli(engine, archive, each, registries=DEFAULT_REGISTRIES) for each in arrays]
+    with engine.load(archive) as model:
+        return [model.run(each) for each in arrays]
 
 
 def compare(module: nn.Module, inputs: Inputs, answers: Sequence[np.ndarray], tolerance: float) -> None:
+    """Raise `AssertionError` where an engine's answers are not PyTorch's."""
     with torch.no_grad():
         result = module(*inputs)
     expected = [result] if isinstance(result, Tensor) else list(result)
@@ -243,33 +246,3 @@ def compare(module: nn.Module, inputs: Inputs, answers: Sequence[np.ndarray], to
         if answer.dtype != reference.numpy().dtype:
             raise AssertionError(f"element type {answer.dtype}, PyTorch has {reference.dtype}")
         np.testing.assert_allclose(answer, reference.numpy(), rtol=tolerance, atol=tolerance)
-
-
-def verdicts(versions: Sequence[str], cases: Sequence[SmokeCase]) -> Iterator[Verdict]:
-    """Judge every case in every release."""
-    for version in versions:
-        for case in cases:
-            yield judge(case, version, wheel_python(version))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; see --help."""
-    parser = argparse.ArgumentParser(prog="dialect_smoke", description="Run small modules in several tract releases.")
-    parser.add_argument("--versions", nargs="+", default=list(RELEASES), help="releases (default: %(default)s)")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    options = parser.parse_args(arguments)
-    cases = [case for case in CASES if options.only in case.name]
-    found = {(verdict.case, verdict.version): verdict for verdict in verdicts(options.versions, cases)}
-    print("| module | " + " | ".join(options.versions) + " |")
-    print("|---|" + "---|" * len(options.versions))
-    for case in cases:
-        print(f"| {case.name} | " + " | ".join(found[case.name, version].status for version in options.versions) + " |")
-    for verdict in found.values():
-        if verdict.status != "passed":
-            print(f"\n{verdict.status} {verdict.version} {verdict.case}: {verdict.reason}", end="")
-    print()
-    return int(any(verdict.status == "failed" for verdict in found.values()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -250,7 +250,7 @@ def tract_measure(folder: Path, windows: Sequence[Sequence[int]], calibration: s
     import torch
 
     from t2n_llm.check.runner import WheelRunner
-    from t2n_llm.tasks.text_generation import export_llm
+    from t2n_llm.export.pipeline import export_llm
 
     def measure(name: str) -> Iterator[Any]:
         algorithm, _, embeddings = name.partition("+")
@@ -437,7 +437,7 @@ def _measure(options: argparse.Namespace, folder: Path, windows: Sequence[Sequen
 
 def _setting(options: argparse.Namespace, folder: Path, windows: Sequence[Sequence[int]]) -> str:
     """Return a short name for everything but the row that decides a figure: engine, weights, tokens, calibration text."""
-    from t2n_llm.export.folder import sha256
+    from generic_export.files import sha256
 
     calibration = Path(options.calibration)
     digest = hashlib.sha256(json.dumps([options.engine, [list(window) for window in windows]]).encode())

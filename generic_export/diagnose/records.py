@@ -15,7 +15,7 @@ from pathlib import Path
 from generic_export.diagnose.plain_data import built, plain
 from generic_export.diagnose.report.text import diagnosis_text
 from generic_export.errors import ArchiveError, T2NError
-from generic_export.whole_file import write_whole
+from generic_export.files import write_whole
 
 SCHEMA_VERSION = 1
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.ops.complex import complex_of, real_and_imaginary
+from generic_export.ops.complex import both_parts, complex_of
 from generic_export.ops.integer_products import integer_linear
 from generic_export.torch_graph.dims import Dim, Shape, same_dim
 from generic_export.torch_graph.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape
-from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
+from generic_export.translate.complex_layout import as_complex, as_pairs
 from generic_export.translate.operands import result_dtype
 from generic_export.translate.registry import translates
 
@@ -82,9 +82,7 @@ def _complex_product(b: NnefBuilder, expression: str, values: Sequence[Value]) -
         return as_complex(b.product(f"{terms}Z->{output}Z", [as_pairs(values[0])]))
     if len(values) != 2:
         raise TranslationError(f"einsum {expression!r} of {len(values)} complex tensors: contract them two at a time.")
-    component = COMPONENT_DTYPES[values[0].dtype]
-    (a, c), (x, y) = (real_and_imaginary(b, value, component) for value in values)
-    assert c is not None and y is not None
+    (a, c), (x, y) = (both_parts(b, value) for value in values)
     ax, cy, ay, cx = (b.product(expression, pair) for pair in ((a, x), (c, y), (a, y), (c, x)))
     return complex_of(b, b.binary("sub", ax, cy), b.binary("add", ay, cx))
 
@@ -301,6 +299,3 @@ def minkowski(difference: torch.Tensor, p: float) -> torch.Tensor:
     if p == 2:
         return (size * size).sum(-1).sqrt()
     return size.pow(p).sum(-1).pow(1 / p)
-
-
-__all__ = ["minkowski", "product"]

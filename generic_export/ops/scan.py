@@ -140,6 +140,3 @@ class _Body:
             if known.text == text:
                 return known
             count += 1
-
-
-__all__ = ["Loop", "scan"]

@@ -14,7 +14,7 @@ from torch import nn
 
 from generic_export.export import evaluation_mode
 from generic_export.remodel.boundary import InputSide, OutputBoundary
-from generic_export.remodel.inputs import find_name, resized
+from generic_export.remodel.inputs import find_name, plans_by_name, resized
 from generic_export.remodel.plan import AxisName, OutputPlan, Place, SubgraphPlan
 from generic_export.remodel.subgraph import NamedTensor
 from generic_export.torch_graph.naming import identifier
@@ -65,7 +65,7 @@ def output_boundaries(
     Raises:
         OptionError: an output is unknown, or an axis that is to disappear is not of size 1.
     """
-    plans = _output_plans(names, plan, place)
+    plans = plans_by_name("output", plan.outputs, names, place)
     example = run({})
     dims = _output_dims(run, example, sizes)
     boundaries = []
@@ -117,17 +117,6 @@ def _kept_name(name: str, outputs: Sequence[OutputBoundary], place: Place) -> st
     names = [output.name for output in outputs]
     renamed = [output.name for output in outputs if output.outer_name == name]
     return renamed[0] if name not in names and len(renamed) == 1 else find_name("output", name, names, place)
-
-
-def _output_plans(names: Sequence[str], plan: SubgraphPlan, place: Place) -> dict[str, tuple[OutputPlan, Place]]:
-    plans: dict[str, tuple[OutputPlan, Place]] = {}
-    for key, one in plan.outputs.items():
-        here = place.at("outputs", key)
-        name = find_name("output", key, names, here)
-        if name in plans:
-            raise here.error(f"output {name!r} is planned twice.", "Say everything about it in one place.")
-        plans[name] = (one, here)
-    return plans
 
 
 def _collapsed(output: NamedTensor, plan: OutputPlan, place: Place) -> tuple[int, ...]:
@@ -223,6 +212,3 @@ def _probed(
         if [len(shape) for shape in found] == [len(shape) for shape in shapes]:
             return other, found
     return None
-
-
-__all__ = ["Run", "kept_outputs", "output_boundaries", "runner"]

@@ -15,11 +15,11 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.jit._trace import TracerWarning
 
+from generic_export.compat import TracerWarning
 from generic_export.errors import CaptureError, SpecializedAxisError
-from generic_export.torch_graph.conversion import DynamicAxes, symbol_name
 from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torch_graph.request import DynamicAxes, symbol_name
 from generic_export.torchscript.module import interpreted
 
 _Resized = Callable[[int], int]

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from generic_export.errors import WeightError
-from generic_export.weights.source import CHUNK_BYTES, InMemoryTensor, TensorSource
+from generic_export.weights.source import CHUNK_BYTES, InMemoryTensor, PlainValues, TensorSource
+from generic_export.weights.values import row_pieces
 
 Cut = tuple[int, int, int]
 """begin, end and step along one axis."""
@@ -73,7 +73,7 @@ class TensorPart:
 
 
 @dataclass(frozen=True, eq=False)
-class PartTensor:
+class PartTensor(PlainValues):
     """A part of a parameter as a source.
 
     Args:
@@ -105,21 +105,18 @@ class PartTensor:
     def dtype(self) -> torch.dtype:
         return self.source.dtype
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.part.shape) * self.dtype.itemsize
-
     def chunks(self) -> Iterator[memoryview]:
         """The part's bytes; raises whatever the source raises."""
         begin, end, step = self.part.cuts[0]
         wanted = range(begin, end, step)
         pending, filled = _buffer(self.part.shape[1:], self.dtype, len(wanted))
-        for index, slab in enumerate(_slabs(self.source, self.part.view)):
+        size = math.prod(self.part.view[1:])
+        for index, slab in enumerate(row_pieces(self.source, size, size)):
             if index >= end:
                 break
             if index not in wanted:
                 continue
-            inner = self._turned(slab)
+            inner = self._turned(slab.view(self.part.view[1:]))
             pending[filled][tuple(slice(size) for size in inner.shape)] = inner
             filled += 1
             if filled == len(pending):
@@ -141,24 +138,6 @@ def _buffer(shape: tuple[int, ...], dtype: torch.dtype, most: int) -> tuple[torc
     return torch.zeros((rows, *shape), dtype=dtype), 0
 
 
-def _slabs(source: TensorSource, view: tuple[int, ...]) -> Iterator[torch.Tensor]:
-    """Yield a tensor's slices along the first axis of a view of it, each in memory of its own."""
-    size = math.prod(view[1:]) * source.dtype.itemsize
-    slab, filled = np.empty(size, np.uint8), 0
-    for chunk in source.chunks():
-        data, taken = np.frombuffer(chunk, np.uint8), 0
-        while taken < len(data):
-            count = min(size - filled, len(data) - taken)
-            slab[filled : filled + count] = data[taken : taken + count]
-            filled, taken = filled + count, taken + count
-            if filled == size:
-                yield torch.from_numpy(slab).view(source.dtype).reshape(view[1:])
-                slab, filled = np.empty(size, np.uint8), 0
-
-
 def part_source(label: str, part: TensorPart, source: TensorSource) -> TensorSource:
     """Return the source of a stored tensor that is part of a parameter."""
     return source if part.is_whole else PartTensor(label, source, part)
-
-
-__all__ = ["PartTensor", "TensorPart", "part_source"]

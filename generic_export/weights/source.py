@@ -18,6 +18,7 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError, WeightError
 
+DOWNLOAD_AGAIN = "Download the file again."
 CHUNK_BYTES = 4 * 1024 * 1024  # a chunk, its cast and its hash stay in the processor's cache
 
 
@@ -58,6 +59,39 @@ class BlockTensorSource(TensorSource, Protocol):
         ...
 
 
+class PlainValues:
+    """Base of sources whose bytes are their values: how many bytes follows from shape and dtype."""
+
+    @property
+    def nbytes(self: _Shaped) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class DerivedTensor(PlainValues):
+    """Base of sources made of another one, their `source`: of its name and shape, unless they say otherwise."""
+
+    @property
+    def name(self: _Derived) -> str:
+        return self.source.name
+
+    @property
+    def shape(self: _Derived) -> tuple[int, ...]:
+        return self.source.shape
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+class _Derived(Protocol):
+    @property
+    def source(self) -> TensorSource: ...
+
+
 @runtime_checkable
 class SelfStored(Protocol):
     """A tensor subclass that says itself how its values are stored, such as `quant.QTensor`."""
@@ -96,23 +130,11 @@ class InMemoryBlocks:
 
 
 @dataclass(frozen=True, eq=False)
-class InMemoryTensor:
-    """A torch tensor that is already in memory, of any dtype (bf16 included) and any strides.
-
-    A contiguous CPU tensor is streamed without a copy; another layout is made contiguous piece by piece.
-
-    Raises:
-        WeightError: the tensor has no values to stream (meta device, sparse).
-    """
+class LikeTensor(PlainValues):
+    """What is the same of every source that streams the values of a torch tensor, under a name of its own."""
 
     name: str
     tensor: torch.Tensor
-
-    def __post_init__(self) -> None:
-        if self.tensor.device.type == "meta":
-            raise WeightError(f"tensor {self.name}: it is on the meta device and has no values.", "Load it first.")
-        if self.tensor.layout is not torch.strided:
-            raise WeightError(f"tensor {self.name}: layout {self.tensor.layout} has no plain bytes.", "Use to_dense().")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,9 +144,22 @@ class InMemoryTensor:
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
 
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.numel() * self.tensor.dtype.itemsize
+
+@dataclass(frozen=True, eq=False)
+class InMemoryTensor(LikeTensor):
+    """A torch tensor that is already in memory, of any dtype (bf16 included) and any strides.
+
+    A contiguous CPU tensor is streamed without a copy; another layout is made contiguous piece by piece.
+
+    Raises:
+        WeightError: the tensor has no values to stream (meta device, sparse).
+    """
+
+    def __post_init__(self) -> None:
+        if self.tensor.device.type == "meta":
+            raise WeightError(f"tensor {self.name}: it is on the meta device and has no values.", "Load it first.")
+        if self.tensor.layout is not torch.strided:
+            raise WeightError(f"tensor {self.name}: layout {self.tensor.layout} has no plain bytes.", "Use to_dense().")
 
     def chunks(self) -> Iterator[memoryview]:
         for piece in _contiguous_pieces(self.tensor.detach()):
@@ -135,7 +170,7 @@ class InMemoryTensor:
 
 
 @dataclass(frozen=True)
-class FileTensor:
+class FileTensor(PlainValues):
     """A tensor stored as plain bytes in a region of a file.
 
     Args:
@@ -150,10 +185,6 @@ class FileTensor:
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def chunks(self) -> Iterator[memoryview]:
         """The region's bytes, read as they are asked for.
@@ -174,12 +205,12 @@ class FileTensor:
                         raise CorruptCheckpointError(
                             f"tensor {self.name}: {self.path} ends {missing + self.nbytes - done - len(chunk)} bytes "
                             f"before the tensor does ({self.nbytes} bytes from offset {self.offset}).",
-                            "Download the file again.",
+                            DOWNLOAD_AGAIN,
                         )
                     yield chunk
         except FileNotFoundError as error:
             raise CorruptCheckpointError(
-                f"tensor {self.name}: {self.path} is not there any more.", "Download the file again."
+                f"tensor {self.name}: {self.path} is not there any more.", DOWNLOAD_AGAIN
             ) from error
         except OSError as error:
             raise WeightError(f"tensor {self.name}: cannot read {self.path}: {error.strerror}.") from error

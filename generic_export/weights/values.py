@@ -11,6 +11,7 @@ import torch
 from generic_export.errors import WeightError
 from generic_export.weights.source import TensorSource
 
+ROW_PIECE_VALUES = 1 << 18  # what is computed from a piece stays in a core's cache
 _OWN_PAGES_BYTES = 1 << 20  # tensors from here on get memory pages of their own
 
 
@@ -33,6 +34,32 @@ def values_of(data: bytearray | memoryview, dtype: torch.dtype) -> torch.Tensor:
     # torch.frombuffer warns about memory it may not write to, although nothing here does.
     readonly = isinstance(data, memoryview) and data.readonly
     return torch.frombuffer(bytearray(data) if readonly else data, dtype=dtype)
+
+
+def row_pieces(source: TensorSource, length: int, values: int = ROW_PIECE_VALUES) -> Iterator[torch.Tensor]:
+    """Yield a source's values as tensors [rows, length] of its own dtype, all but the last of about `values` values."""
+    row_bytes = length * source.dtype.itemsize
+    piece_bytes = max(1, values // length) * row_bytes
+    rest = bytearray()
+    for chunk in source.chunks():
+        start = 0
+        if rest:
+            start = min(piece_bytes - len(rest), len(chunk))
+            rest += chunk[:start]
+            if len(rest) < piece_bytes:
+                continue
+            yield _rows(rest, source.dtype, length)
+        # Pieces that lie within one chunk are not copied.
+        while len(chunk) - start >= piece_bytes:
+            yield _rows(chunk[start : start + piece_bytes], source.dtype, length)
+            start += piece_bytes
+        rest = bytearray(chunk[start:])
+    if rest:
+        yield _rows(rest, source.dtype, length)
+
+
+def _rows(data: bytearray | memoryview, dtype: torch.dtype, length: int) -> torch.Tensor:
+    return values_of(data, dtype).reshape(-1, length)
 
 
 def read_tensor(source: TensorSource, dtype: torch.dtype | None = None) -> torch.Tensor:

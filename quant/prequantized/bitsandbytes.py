@@ -17,9 +17,8 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError
 from generic_export.weights.source import TensorSource
-from generic_export.weights.values import read_tensor
+from generic_export.weights.values import read_tensor, row_pieces
 from quant.prequantized.tensors import PIECE_VALUES, DecodedTensor, Decoding, Layers
-from quant.stream import row_pieces
 
 _STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 _NOT_A_GRID = "4-bit floats lie on no grid of 16 equal steps"

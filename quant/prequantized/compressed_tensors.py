@@ -15,12 +15,11 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError, WeightError
 from generic_export.weights.source import TensorSource
-from generic_export.weights.values import read_tensor
+from generic_export.weights.values import read_tensor, row_pieces
 from quant.prequantized.float8 import decode_float8
 from quant.prequantized.grouped import GroupedWeight
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
 from quant.prequantized.words import WORD_BITS, check_bits, unpack_words
-from quant.stream import row_pieces
 
 _PACKED = "pack-quantized"
 _INTEGERS = ("int-quantized", "naive-quantized")

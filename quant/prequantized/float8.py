@@ -16,9 +16,8 @@ import torch
 from generic_export.errors import WeightError
 from generic_export.weights.safetensors_index import UnreadableTensor
 from generic_export.weights.source import FileTensor, TensorSource
-from generic_export.weights.values import read_tensor
+from generic_export.weights.values import read_tensor, row_pieces
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
-from quant.stream import row_pieces
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _SCALES = ("_scale_inv", "_scale")

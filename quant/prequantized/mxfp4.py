@@ -14,9 +14,8 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError
 from generic_export.weights.source import TensorSource
-from generic_export.weights.values import read_tensor
+from generic_export.weights.values import read_tensor, row_pieces
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
-from quant.stream import row_pieces
 
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _TABLE = torch.tensor([*_VALUES, *(-value for value in _VALUES)])

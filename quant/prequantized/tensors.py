@@ -5,16 +5,14 @@ In: a function that decodes a tensor piece by piece. Out: `DecodedTensor` (value
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from generic_export.errors import CorruptCheckpointError, MissingTensorError, WeightError
-from generic_export.nnef.dat import BLOCK_FORMATS
-from generic_export.weights.source import InMemoryTensor, TensorSource
-from quant.blocks import Q4Blocks
+from generic_export.weights.source import InMemoryTensor, PlainValues, TensorSource
+from quant.blocks import Q4Blocks, StoredBlocks
 from quant.packing import pack_q4_0
 
 PIECE_VALUES = 1 << 21
@@ -22,7 +20,7 @@ _EXAMPLES = 2
 
 
 @dataclass(frozen=True, eq=False)
-class DecodedTensor:
+class DecodedTensor(PlainValues):
     """Values that are decoded while they stream.
 
     Args:
@@ -39,11 +37,6 @@ class DecodedTensor:
     dtype: torch.dtype = torch.float32
     was_quantized: bool = True
 
-    @property
-    def nbytes(self) -> int:
-        """Length of the stream in bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
     def chunks(self) -> Iterator[memoryview]:
         """The values as bytes; raises whatever decoding raises."""
         for piece in self.pieces():
@@ -51,7 +44,7 @@ class DecodedTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class ExactTensor:
+class ExactTensor(PlainValues):
     """A tensor whose values are those of Q4_0 blocks: a source of float32 values, and of the very blocks.
 
     Args:
@@ -69,11 +62,6 @@ class ExactTensor:
         """Level times scale needs up to 15 bits, more than float16 has."""
         return torch.float32
 
-    @property
-    def nbytes(self) -> int:
-        """Length of the stream of values in bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
     def chunks(self) -> Iterator[memoryview]:
         """The float32 values as bytes; raises whatever reading raises."""
         for blocks in self.blocks():
@@ -85,7 +73,7 @@ class ExactTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredQ4:
+class StoredQ4(StoredBlocks):
     """The blocks of an `ExactTensor`, as `.dat` files and GGUF hold them."""
 
     tensor: ExactTensor
@@ -96,16 +84,6 @@ class StoredQ4:
     def shape(self) -> tuple[int, ...]:
         """Of the values."""
         return self.tensor.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """As the engine sees the values."""
-        return torch.float32
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the blocks in bytes."""
-        return BLOCK_FORMATS[self.block_format].data_size(self.shape)
 
     def chunks(self) -> Iterator[memoryview]:
         """The blocks as bytes.

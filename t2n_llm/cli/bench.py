@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from generic_export.figures import size_text
-from t2n_llm.cli.annotations import ArchiveArgument, DeviceOption, JsonOption
-from t2n_llm.cli.console import Sink
+from t2n_llm.cli.parameters import ArchiveArgument, DeviceOption, JsonOption
+from t2n_llm.cli.session import open_sink
 from t2n_llm.cli.tables import table_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def profile(
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
-    with Sink.speaking(as_json=as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.export.located import locate_archive
         from t2n_llm.measure.profiling import profile_archive
 
@@ -82,7 +82,7 @@ def bench(
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
-    with Sink.speaking(as_json=as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.cli.bench_plot import check_plot, plot_bench
         from t2n_llm.export.located import locate_archive
         from t2n_llm.measure.benchmark import BenchPlan, bench_archives
@@ -111,7 +111,7 @@ def _engine(name: str, binary: Path | None, device: str, timeout: float) -> Trac
     from generic_export.errors import OptionError
     from generic_export.inference_target.tract.engines.cli import TractCli
     from generic_export.inference_target.tract.engines.wheel import TractWheel
-    from t2n_llm.check.runner import ENGINES
+    from t2n_llm.check.options import ENGINES
 
     if name not in ENGINES:
         raise OptionError(f"engine {name!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,12 @@ from t2n_llm.tasks.names import TEXT_GENERATION
 
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
-    from t2n_llm.check.causal_lm import ValidationReport
+    from t2n_llm.check.agreement import CheckResult, ValidationReport
     from t2n_llm.export.adapter_only import AdapterExport
     from t2n_llm.export.pipeline import ExportResult
     from t2n_llm.export.plan import ExportPlan
     from t2n_llm.export.verify import IntegrityReport
     from t2n_llm.measure.quantize_report import QuantizeReport
-    from t2n_llm.tasks.heads.check import HeadReport
 
 
 _LINE_SECONDS = 5.0
@@ -66,6 +65,20 @@ class _Line:
 _PIPE_COLUMNS = 200  # tables in a pipe or a file are not folded to the 80 columns of a terminal that is not there
 
 
+# What is shown of a check: of logits of tokens, and of other values.
+_TOKEN_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
+    "steps": lambda check: str(len(check.steps)),
+    "max abs error": lambda check: f"{check.max_abs_error:.2e}",
+    "max KL": lambda check: f"{check.max_kl_divergence:.2e}",
+    "same token": lambda check: f"{check.same_top1}/{len(check.steps)}",
+}
+_VALUE_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
+    "texts x tokens": lambda check: " x ".join(map(str, check.shape or ())),
+    "max abs error": lambda check: f"{check.max_abs_error:.2e}",
+    "largest value": lambda check: f"{check.scale:.2e}",
+}
+
+
 class Sink:
     """Speaks for one command; also the `Reporter` of an export. Use it as a context manager around the work."""
 
@@ -78,11 +91,6 @@ class Sink:
         self._task: TaskID | None = None
         self._line: _Line | None = None
         self._warnings: list[str] = []
-
-    @staticmethod
-    def speaking(*, as_json: bool) -> Sink:
-        """Return the sink of a command that speaks to people or in JSON."""
-        return Sink(OutputMode.JSON if as_json else OutputMode.HUMAN)
 
     def __enter__(self) -> Sink:
         if self.mode is OutputMode.HUMAN and self._err.is_terminal:
@@ -170,7 +178,7 @@ class Sink:
         if error.hint:
             self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
 
-    def exported(self, result: ExportResult[Any]) -> None:
+    def exported(self, result: ExportResult) -> None:
         """Print the outcome of an export."""
         manifest = result.manifest
         if self.mode is OutputMode.JSON:
@@ -198,15 +206,6 @@ class Sink:
         if manifest["task"] == TEXT_GENERATION and "tokenizer.json" in manifest["companions"]:
             folder = escape(shlex.quote(str(result.output_dir)))
             self._out.print(f'try it    t2n-llm generate {folder} "Once upon a time"')
-
-    def _texts(self, report: HeadReport) -> None:
-        """Print how the texts of a check compare."""
-        title = f"PyTorch f32 against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
-        table = table_of("texts", ">batch", ">length", ">max abs error", ">largest value", "", title=title)
-        for check in report.checks:
-            figures = f"{check.batch}", f"{check.length}", f"{check.max_abs_error:.2e}", f"{check.scale:.2e}"
-            table.add_row(check.name, *figures, _agreement(check.passed))
-        self.show(table)
 
     def adapted(self, result: AdapterExport) -> None:
         """Print the outcome of an export of an adapter alone."""
@@ -241,26 +240,21 @@ class Sink:
             more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
             self._out.print(f"kept      {escape(names)}{more} ({size:.1f} MB): {escape(reason)}")
 
-    def validated(self, report: ValidationReport | HeadReport) -> None:
+    def validated(self, report: ValidationReport) -> None:
         """Print the outcome of a validation."""
         if self.mode is OutputMode.JSON:
             self._json(report.asdict())
         elif self.mode is OutputMode.HUMAN:
-            from t2n_llm.check.causal_lm import ValidationReport
-
-            if isinstance(report, ValidationReport):
-                self._checks(report)
-            else:
-                self._texts(report)
+            self._checks(report)
 
     def _checks(self, report: ValidationReport) -> None:
         weights = ", on the compressed weights" if report.original is not None else ""
         title = f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
-        table = table_of("check", ">steps", ">max abs error", ">max KL", ">same token", "", title=title)
+        columns = _TOKEN_COLUMNS if any(check.compares_tokens for check in report.checks) else _VALUE_COLUMNS
+        table = table_of("check", *(f">{heading}" for heading in columns), "", title=title)
         for check in report.checks:
-            steps = len(check.steps)
-            figures = f"{steps}", f"{check.max_abs_error:.2e}", f"{check.max_kl_divergence:.2e}"
-            table.add_row(check.name, *figures, f"{check.same_top1}/{steps}", _agreement(check.passed))
+            outcome = "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]"
+            table.add_row(check.name, *(show(check) for show in columns.values()), outcome)
         self.show(table)
         for check in report.checks:
             if check.note:
@@ -361,10 +355,6 @@ class Sink:
 
     def _json(self, record: Mapping[str, Any]) -> None:
         self._out.file.write(json_text(record) + "\n")
-
-
-def _agreement(passed: bool) -> str:
-    return "[green]agrees[/green]" if passed else "[bold red]DIFFERS[/bold red]"
 
 
 def _line(text: str) -> str:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from generic_export.errors import InterruptError, OptionError
-from generic_export.whole_file import write_whole
-from t2n_llm.cli.annotations import RevisionOption, TokenOption, TrustOption
+from generic_export.files import write_whole
 from t2n_llm.cli.console import OutputMode, Sink
+from t2n_llm.cli.parameters import takes_options
+from t2n_llm.cli.session import quiet_libraries
 from t2n_llm.cli.tables import table_of
+from t2n_llm.source.reference import SourceRef
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,15 +36,14 @@ _JsonOption = Annotated[
 ]
 
 
+@takes_options
 def coverage(
     model: _SourceArgument,
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="Capture all layers instead of one of each kind (slower).")
     ] = False,
     json_file: _JsonOption = None,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
-    trust_remote_code: TrustOption = False,
+    origin: SourceRef = SourceRef(),
 ) -> None:
     """List the operators that a model needs: supported, decomposed into others, or missing. Takes seconds.
 
@@ -54,10 +55,7 @@ def coverage(
         from t2n_llm.explain.coverage import cover_model
 
         report = cover_model(
-            model,
-            revision=revision,
-            token=token,
-            trust_remote_code=trust_remote_code,
+            origin.named(model),
             every_layer=every_layer,
             reporter=sink,
         )
@@ -67,6 +65,7 @@ def coverage(
         raise typer.Exit(_EXIT_FAILED)
 
 
+@takes_options
 def diagnose(
     model: Annotated[str, typer.Argument(help="Hub id, local folder, config.json or .gguf file.")],
     tiny: Annotated[
@@ -101,9 +100,7 @@ def diagnose(
     resume: Annotated[
         bool, typer.Option("--resume", help="Take over from --out what passed in an earlier run.")
     ] = False,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
-    trust_remote_code: TrustOption = False,
+    origin: SourceRef = SourceRef(),
 ) -> None:
     """Find the module, the operator and the line that keep a model from exporting, or make it wrong. No weights needed.
 
@@ -131,12 +128,9 @@ def diagnose(
             out=out,
             resume=resume,
             limits=Limits(seconds=timeout, memory=memory),
-            trust_remote_code=trust_remote_code,
         )
         with _interrupts_reach_the_search(), _ProgressView(sink) as view:
-            diagnosis = diagnose_model(
-                model, options, revision=revision, token=token, reporter=sink, progress=view.show
-            )
+            diagnosis = diagnose_model(origin.named(model), options, reporter=sink, progress=view.show)
     _tell(sink, diagnosis, html, json_file, out)
     if not diagnosis.ok:
         raise typer.Exit(_EXIT_FAILED)
@@ -267,18 +261,6 @@ def sink_for_json(json_file: str | None) -> Sink:
     return Sink(OutputMode.JSON if json_file == STDOUT else OutputMode.HUMAN)
 
 
-def quiet_libraries() -> None:
-    """Keep the notices of other libraries, which are about training, out of our output."""
-    import os
-    import warnings
-
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 def write_record(sink: Sink, record: dict[str, Any], json_file: str | None) -> None:
     """Write a report as JSON where it was asked for."""
     if json_file == STDOUT:
@@ -323,7 +305,7 @@ def _json_text(record: dict[str, Any]) -> str:
 def _coverage_parts(report: CoverageReport) -> Iterator[Any]:
     from rich.markup import escape
 
-    from generic_export.translate.coverage import Support
+    from generic_export.coverage import Support
 
     yield _operators(report)
     for row in report.of(Support.MISSING):
@@ -357,7 +339,7 @@ def _operators(report: CoverageReport) -> Table:
     """What is missing first; then what is decomposed, then the rest, each by how often it is called."""
     from rich.markup import escape
 
-    from generic_export.translate.coverage import Support
+    from generic_export.coverage import Support
 
     colours = {Support.MISSING: "bold red", Support.DECOMPOSED: "cyan", Support.SUPPORTED: "green"}
     table = table_of("operator", "", ">calls", "first use", "line", "written as")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from generic_export.figures import size_text
-from t2n_llm.cli.annotations import ArchiveArgument, JsonOption
-from t2n_llm.cli.console import Sink
+from t2n_llm.cli.parameters import ArchiveArgument, JsonOption
+from t2n_llm.cli.session import open_sink
 from t2n_llm.cli.tables import filled_table
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def inspect(
 
     Exit code 0: read. 1: tract refuses the archive. 2: it is damaged, or bad input. 3: a bug.
     """
-    with Sink.speaking(as_json=as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.export.located import locate_archive
         from t2n_llm.measure.inspection import ask_engine, inspect_archive
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, OptionError
-from generic_export.whole_file import write_whole
+from generic_export.files import write_whole
 from t2n_llm.cli.report_page import report_html
 from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality
 

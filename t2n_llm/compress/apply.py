@@ -12,8 +12,8 @@ from typing import Any
 
 from generic_export.errors import WeightError
 from generic_export.nnef.dat import BLOCK_FORMATS
+from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.nnef.graph import NnefGraph, NnefVariable
-from generic_export.translate.builder import TRACT_DTYPES
 from generic_export.weights.part import TensorPart
 from generic_export.weights.source import BlockTensorSource, RenamedTensor, TensorSource
 from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM, find_algorithm
@@ -23,7 +23,8 @@ from quant.prequantized import ExactTensor, StoredQ4
 from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import Recipe
 from quant.stream import QuantizationReport, QuantizedTensor
-from t2n_llm.compress.plan import CALIBRATED_ALGORITHMS, CompressionPlan, oriented, uncast
+from t2n_llm.compress.algorithms import CALIBRATED
+from t2n_llm.compress.plan import CompressionPlan, oriented, uncast
 from t2n_llm.weights.archive_weights import ArchiveWeights
 
 KEPT_BLOCKS = "as stored"
@@ -143,9 +144,9 @@ def compress(
     for variable in plan.graph.variables:
         plain = sources[plan.shared.get(variable.label, variable.label)]
         final[variable.label] = (
-            _weighed(variable, plan, plain, given[variable.label], report)
-            if variable.label in given
-            else _source(variable, plan, plain, replaced.get(variable.label), algorithms, report)
+            _fitting(replaced[variable.label], variable)
+            if variable.label in replaced and variable.label not in given
+            else _source(variable.label, plan, plain, algorithms, given.get(variable.label), report)
         )
     records = tuple(
         replace(
@@ -159,41 +160,26 @@ def compress(
 
 
 def _source(
-    variable: NnefVariable,
+    label: str,
     plan: CompressionPlan,
     plain: TensorSource,
-    override: TensorSource | None,
     algorithms: Mapping[str, Quantizer],
+    statistics: InputStatistics | None,
     report: QuantizationReport,
 ) -> TensorSource:
-    """Return where the bytes of a variable come from."""
-    label = variable.label
-    if override is not None:
-        return _fitting(override, variable)
+    """Return where the bytes of a variable come from that calibration did not make."""
     if label not in plan.formats:
         return plain
     stored = oriented(uncast(plain), plan.axes[label])
-    if isinstance(stored, ExactTensor) and plan.formats[label] == "q4_0":
+    if statistics is None and isinstance(stored, ExactTensor) and plan.formats[label] == "q4_0":
         return stored.stored(label)  # these very blocks, whatever the algorithm
-    source = RenamedTensor(stored, label)
-    return QuantizedTensor(source, _quantizer(label, plan, algorithms), report, plan.formats[label])
-
-
-def _weighed(
-    variable: NnefVariable,
-    plan: CompressionPlan,
-    plain: TensorSource,
-    statistics: InputStatistics,
-    report: QuantizationReport,
-) -> TensorSource:
-    """Return the search weighted by what a file says of the inputs, as the bytes of a variable."""
-    source = RenamedTensor(oriented(uncast(plain), plan.axes[variable.label]), variable.label)
-    return QuantizedTensor(source, ImatrixQuantizer(), report, plan.formats[variable.label], statistics)
+    quantizer = _quantizer(label, plan, algorithms) if statistics is None else ImatrixQuantizer()
+    return QuantizedTensor(RenamedTensor(stored, label), quantizer, report, plan.formats[label], statistics)
 
 
 def _quantizer(label: str, plan: CompressionPlan, algorithms: Mapping[str, Quantizer]) -> Quantizer:
     name = plan.algorithms.get(label, DEFAULT_ALGORITHM)  # only q4_0 leaves a choice
-    if name in CALIBRATED_ALGORITHMS:
+    if name in CALIBRATED:
         # Calibration watches the inputs of linear layers; what it has not seen (embeddings) gets the data-free search.
         return BUILT_IN[DEFAULT_ALGORITHM]
     return find_algorithm(name, algorithms)
@@ -219,7 +205,7 @@ def _record(
     label = variable.label
     quantized = label in plan.formats
     algorithm = plan.algorithms.get(label, "")
-    if algorithm in CALIBRATED_ALGORITHMS and not replaced and not weighed:
+    if algorithm in CALIBRATED and not replaced and not weighed:
         algorithm = DEFAULT_ALGORITHM
     if isinstance(source, StoredQ4):
         algorithm = KEPT_BLOCKS

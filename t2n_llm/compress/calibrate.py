@@ -16,14 +16,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from generic_export.compat import parameters_of
 from generic_export.errors import OptionError
 from generic_export.weights.source import FileTensor, TensorSource
 from quant.awq import scaled_statistics, search_factors
 from quant.blocks import GROUP, Q4Blocks
-from quant.gptq import GptqQuantizer, output_power
-from quant.imatrix import ImatrixQuantizer, StatisticsAccumulator
+from quant.gptq import output_power
+from quant.imatrix import StatisticsAccumulator
 from quant.packing import pack_q4_0
-from quant.protocol import InputStatistics, Quantizer
+from quant.protocol import InputStatistics
+from t2n_llm.compress.algorithms import CalibratedAlgorithm
 from t2n_llm.compress.experts import ExpertWatch, expert_parameters, one_expert_at_a_time, quantize_experts
 from t2n_llm.compress.folds import Fold, apply_fold, find_folds, producer_parameters
 from t2n_llm.compress.walk import LayerCall, WalkableModel, first_inputs, head_inputs, open_walkable, run_layer
@@ -33,36 +35,6 @@ logger = logging.getLogger(__name__)
 # Fewer input rows than this say little about a channel: the search by magnitude is the better guess.
 FEWEST_TOKENS = 32
 
-
-@dataclass(frozen=True)
-class CalibratedAlgorithm:
-    """An algorithm that learns from a layer's inputs.
-
-    Attributes:
-        name: as on the command line.
-        quantizer: chooses levels and scales.
-        needs_hessian: whether it reads E[x x^T] besides E[x^2].
-        folds: whether channels are scaled first, where that can be folded away.
-        sequential: whether it looks at what the quantised layers before give. What only weighs channels does better with
-            what the original model gives (measured: KL 0.201 instead of 0.203), and keeps statistics that anyone can use.
-    """
-
-    name: str
-    quantizer: Quantizer
-    needs_hessian: bool = False
-    folds: bool = False
-    sequential: bool = True
-
-
-CALIBRATED: Mapping[str, CalibratedAlgorithm] = {
-    algorithm.name: algorithm
-    for algorithm in (
-        CalibratedAlgorithm("imatrix", ImatrixQuantizer(), sequential=False),
-        CalibratedAlgorithm("gptq", GptqQuantizer(), needs_hessian=True),
-        CalibratedAlgorithm("awq", ImatrixQuantizer(), needs_hessian=True, folds=True),
-        CalibratedAlgorithm("best", GptqQuantizer(), needs_hessian=True, folds=True),
-    )
-}
 
 # Parameter name -> its algorithm, or None when calibration has nothing to do with it.
 Choice = Callable[[str], CalibratedAlgorithm | None]
@@ -101,7 +73,7 @@ class TensorError:
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """What a calibration made.
+    """What a calibration made; filled while it goes from layer to layer.
 
     Attributes:
         packed: parameter name -> its Q4_0 bytes, uint8 [..., K // 32 * 18], in a file of the work folder.
@@ -112,12 +84,12 @@ class CalibrationResult:
         statistics: mean squares of the inputs before any scaling, by parameter name.
     """
 
-    packed: Mapping[str, TensorSource]
-    changed: Mapping[str, TensorSource]
-    errors: Mapping[str, TensorError]
-    left: Mapping[str, str]
-    unfolded: tuple[str, ...]
-    statistics: Mapping[str, InputStatistics]
+    packed: dict[str, TensorSource] = field(default_factory=dict)
+    changed: dict[str, TensorSource] = field(default_factory=dict)
+    errors: dict[str, TensorError] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    unfolded: list[str] = field(default_factory=list)
+    statistics: dict[str, InputStatistics] = field(default_factory=dict)
 
 
 def calibrate(
@@ -147,7 +119,7 @@ def calibrate(
     if text_ids.ndim != 2 or not text_ids.numel():
         raise OptionError("the calibration text is empty.", "Give a text of a few thousand words.")
     model = open_walkable(model_source_folder, trust_remote_code=trust_remote_code)
-    run = _Run(model, recipe_choice, _Output(work_dir))
+    run = _Run(model, recipe_choice, work_dir)
     hidden, calls = first_inputs(model, text_ids)
     for index, call in enumerate(calls):
         with model.resident(index) as layer:
@@ -155,7 +127,7 @@ def calibrate(
         if progress is not None:
             progress(LayerProgress(index + 1, len(calls), error))
     run.quantize_head(text_ids, hidden)
-    return run.output.result()
+    return run.made
 
 
 def collect_statistics(
@@ -186,7 +158,7 @@ def _head_statistics(
     model: WalkableModel, ids: torch.Tensor, hidden: Sequence[torch.Tensor]
 ) -> dict[str, InputStatistics]:
     """Return what the head reads, under each of the names of its weight."""
-    head = model.causal_lm.get_output_embeddings() if hasattr(model.causal_lm, "get_output_embeddings") else None
+    head = model.head
     if head is None:
         return {}
     names = [name for name, each in model.causal_lm.named_parameters(remove_duplicate=False) if each is head.weight]
@@ -198,38 +170,11 @@ def _head_statistics(
 
 
 @dataclass
-class _Output:
-    """Collects a result; packed tensors go to files at once."""
-
-    folder: Path
-    packed: dict[str, TensorSource] = field(default_factory=dict)
-    changed: dict[str, TensorSource] = field(default_factory=dict)
-    errors: dict[str, TensorError] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    unfolded: list[str] = field(default_factory=list)
-    statistics: dict[str, InputStatistics] = field(default_factory=dict)
-
-    def pack(self, name: str, blocks: Q4Blocks) -> None:
-        self.packed[name] = self._write(name, pack_q4_0(blocks), ".q4_0")
-
-    def change(self, name: str, values: torch.Tensor) -> None:
-        self.changed[name] = self._write(name, values.detach().to(torch.float32).contiguous(), ".f32")
-
-    def result(self) -> CalibrationResult:
-        changed = {name: source for name, source in self.changed.items() if name not in self.packed}
-        return CalibrationResult(self.packed, changed, self.errors, self.left, tuple(self.unfolded), self.statistics)
-
-    def _write(self, name: str, values: torch.Tensor, suffix: str) -> FileTensor:
-        path = self.folder / (name + suffix)
-        path.write_bytes(values.view(torch.uint8).numpy().data)
-        return FileTensor(name, path, 0, tuple(values.shape), values.dtype)
-
-
-@dataclass
 class _Run:
     model: WalkableModel
     choice: Choice
-    output: _Output
+    folder: Path
+    made: CalibrationResult = field(default_factory=CalibrationResult)
 
     def quantize_layer(
         self, layer: nn.Module, prefix: str, hidden: list[torch.Tensor], call: LayerCall
@@ -246,7 +191,7 @@ class _Run:
         with one_expert_at_a_time(self.model.causal_lm.config) if experts else nullcontext(), watch:
             expected, statistics = observe(layer, hidden, call, {n: a.needs_hessian for n, a in chosen.items()})
         for name, seen in statistics.items():  # as they are before a scaling is folded in
-            self.output.statistics[f"{prefix}.{name}.weight"] = InputStatistics(seen.mean_square, seen.tokens)
+            self.made.statistics[f"{prefix}.{name}.weight"] = InputStatistics(seen.mean_square, seen.tokens)
         if any(algorithm.folds for algorithm in chosen.values()):
             self._fold(layer, prefix, chosen, statistics, lambda: run_layer(layer, hidden[0], call))
         for name, algorithm in chosen.items():
@@ -268,16 +213,16 @@ class _Run:
     def quantize_head(self, ids: torch.Tensor, hidden: Sequence[torch.Tensor]) -> None:
         """Quantise what turns the last hidden states into logits, under each of its chosen names; report the rest."""
         model = self.model.causal_lm
-        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        head = self.model.head
         names = self._chosen_outside()
         weight = getattr(head, "weight", None)
         of_head = {name: algorithm for name, algorithm in names.items() if model.get_parameter(name) is weight}
         for name in names.keys() - of_head.keys():
-            self.output.left[name] = "nothing is multiplied by it outside the decoder layers"
+            self.made.left[name] = "nothing is multiplied by it outside the decoder layers"
         if not of_head or weight is None or head is None:
             return
         if weight.shape[-1] % GROUP:
-            self.output.left.update(dict.fromkeys(of_head, _odd_width(weight.shape[-1])))
+            self.made.left.update(dict.fromkeys(of_head, _odd_width(weight.shape[-1])))
             return
         hessian = any(algorithm.needs_hessian for algorithm in of_head.values())
         seen = StatisticsAccumulator(weight.shape[-1], hessian)
@@ -285,7 +230,7 @@ class _Run:
             for inputs in head_inputs(self.model, head, ids, hidden):
                 seen.add(inputs)
             for name, algorithm in of_head.items():
-                self.output.statistics[name] = InputStatistics(seen.statistics().mean_square, seen.tokens)
+                self.made.statistics[name] = InputStatistics(seen.statistics().mean_square, seen.tokens)
                 self._pack(name, head.weight.detach(), algorithm, seen.statistics())
 
     def _chosen_outside(self) -> dict[str, CalibratedAlgorithm]:
@@ -308,9 +253,9 @@ class _Run:
                 if algorithm is None or values.ndim < 2 or f"{name}.{parameter}" in experts:
                     continue
                 if not isinstance(module, nn.Linear):
-                    self.output.left[f"{prefix}.{name}.{parameter}"] = f"{type(module).__name__} is not a linear layer"
+                    self.made.left[f"{prefix}.{name}.{parameter}"] = f"{type(module).__name__} is not a linear layer"
                 elif values.shape[-1] % GROUP:
-                    self.output.left[f"{prefix}.{name}.{parameter}"] = _odd_width(values.shape[-1])
+                    self.made.left[f"{prefix}.{name}.{parameter}"] = _odd_width(values.shape[-1])
                 else:
                     chosen[name] = algorithm
         return chosen
@@ -327,7 +272,7 @@ class _Run:
         reached = {name for fold in folds for name in fold.quantized}
         for name, algorithm in chosen.items():
             if algorithm.folds and name not in reached:
-                self.output.unfolded.append(f"{prefix}.{name}: nothing before it can take a scaling")
+                self.made.unfolded.append(f"{prefix}.{name}: nothing before it can take a scaling")
         for fold in folds:
             wanted = [name for name in fold.quantized if name in chosen and chosen[name].folds]
             if wanted:
@@ -347,20 +292,21 @@ class _Run:
         if not found.helps:
             return
         if not apply_fold(layer, fold, found.factors, run):
-            self.output.unfolded.append(f"{prefix}.{fold.producer}: a scaling of its outputs would change the layer's")
+            self.made.unfolded.append(f"{prefix}.{fold.producer}: a scaling of its outputs would change the layer's")
             return
         wide = found.factors if fold.sources is None else found.factors[fold.sources]
         for name in fold.quantized:
             if name in statistics:
                 statistics[name] = scaled_statistics(statistics[name], wide)
         for name in (*fold.readers, *producer_parameters(layer, fold)):
-            self.output.change(f"{prefix}.{name}", layer.get_parameter(name))
+            values = layer.get_parameter(name).detach().to(torch.float32).contiguous()
+            self.made.changed[f"{prefix}.{name}"] = self._write(f"{prefix}.{name}.f32", values)
 
     def _quantize(
         self, parameter: str, module: nn.Module, algorithm: CalibratedAlgorithm, statistics: InputStatistics
     ) -> None:
         values = self._pack(parameter, module.get_parameter("weight").detach(), algorithm, statistics)
-        module._parameters["weight"] = nn.Parameter(values, requires_grad=False)
+        parameters_of(module)["weight"] = nn.Parameter(values, requires_grad=False)
 
     def _quantize_experts(
         self,
@@ -374,15 +320,15 @@ class _Run:
         stacked = layer.get_parameter(name).detach()
         made = quantize_experts(stacked, statistics, algorithm.quantizer, FEWEST_TOKENS)
         values = made.blocks.dequantize()
-        self.output.pack(parameter, made.blocks)
+        self._keep(parameter, made.blocks)
         pairs = list(zip(stacked, values, statistics, strict=True))
         power = sum(output_power(weight, seen) * seen.tokens for weight, _, seen in pairs)
         wrong = sum(output_power(weight - new, seen) * seen.tokens for weight, new, seen in pairs)
-        self.output.errors[parameter] = TensorError(
+        self.made.errors[parameter] = TensorError(
             algorithm.name, wrong / power if power else 0.0, made.tokens, made.starved
         )
         owner, _, attribute = name.rpartition(".")
-        layer.get_submodule(owner)._parameters[attribute] = nn.Parameter(values, requires_grad=False)
+        parameters_of(layer.get_submodule(owner))[attribute] = nn.Parameter(values, requires_grad=False)
 
     def _pack(
         self, parameter: str, weight: torch.Tensor, algorithm: CalibratedAlgorithm, statistics: InputStatistics
@@ -391,10 +337,19 @@ class _Run:
         enough = statistics.tokens >= FEWEST_TOKENS
         blocks = algorithm.quantizer.quantize(weight, statistics if enough else None)
         values = blocks.dequantize()
-        self.output.pack(parameter, blocks)
+        self._keep(parameter, blocks)
         relative = _output_error(weight, values, statistics)
-        self.output.errors[parameter] = TensorError(algorithm.name, relative, statistics.tokens)
+        self.made.errors[parameter] = TensorError(algorithm.name, relative, statistics.tokens)
         return values
+
+    def _keep(self, parameter: str, blocks: Q4Blocks) -> None:
+        self.made.changed.pop(parameter, None)
+        self.made.packed[parameter] = self._write(f"{parameter}.q4_0", pack_q4_0(blocks))
+
+    def _write(self, name: str, values: torch.Tensor) -> FileTensor:
+        path = self.folder / name
+        path.write_bytes(values.view(torch.uint8).numpy().data)
+        return FileTensor(name.rpartition(".")[0], path, 0, tuple(values.shape), values.dtype)
 
 
 def observe(
@@ -465,14 +420,3 @@ def _relative_error(actual: Sequence[torch.Tensor], expected: Sequence[torch.Ten
     wrong = sum(float((a - e).square().sum()) for a, e in zip(actual, expected, strict=True))
     power = sum(float(e.square().sum()) for e in expected)
     return wrong / power if power else 0.0
-
-
-__all__ = [
-    "CALIBRATED",
-    "CalibratedAlgorithm",
-    "CalibrationResult",
-    "LayerProgress",
-    "TensorError",
-    "calibrate",
-    "collect_statistics",
-]

@@ -23,12 +23,8 @@ from quant.half import CastTensor
 from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import QUANTIZED_SCHEMES, Choice, Recipe, TensorName, choose
 from quant.stream import PermutedTensor
-from t2n_llm.source.empty_model import Weightless
-
-CALIBRATED_ALGORITHMS = ("imatrix", "gptq", "awq", "best")
-"""Algorithms that look at the whole model: `t2n_llm.compress.calibrate` makes their tensors before the others are streamed."""
-FOLDING_ALGORITHMS = ("awq", "best")
-"""Those that scale channels first, so that their tensors, and neighbours, are no longer the checkpoint's."""
+from t2n_llm.compress.algorithms import CALIBRATED
+from t2n_llm.source.empty_model import Weightless, names_shared
 
 _PLAIN_BYTES = {"f16": 2, "f32": 4}
 
@@ -70,7 +66,7 @@ class CompressionPlan:
 
     def calibrated(self) -> dict[str, str]:
         """Return the labels whose values calibration chooses, with the algorithm."""
-        return {label: name for label, name in self.algorithms.items() if name in CALIBRATED_ALGORITHMS}
+        return {label: name for label, name in self.algorithms.items() if name in CALIBRATED}
 
 
 def plan_compression(
@@ -137,8 +133,8 @@ def product_shapes(graph: NnefGraph, skeleton: Weightless) -> dict[str, tuple[in
 
 def _parts(graph: NnefGraph, skeleton: Weightless) -> list[_Part]:
     """Return every tensor that blocks could be made of, with its role; a tied table counts as embeddings and as head."""
-    embeddings, head = _embedding_name(skeleton), _head_name(skeleton)
-    tied = _tied_names(skeleton)
+    embeddings, head = (_weight_name(skeleton, f"get_{end}_embeddings") for end in ("input", "output"))
+    tied = names_shared(skeleton.tied)
     parts: list[_Part] = []
     for label, use in storage_uses(graph).items():
         names = tied.get(label, (label,))
@@ -158,22 +154,6 @@ def _role(use: StorageUse, is_head: bool) -> str:
     if use.multiplied:
         return "@linears"
     return "@embeddings" if use.gathered else ""
-
-
-def _tied_names(skeleton: Weightless) -> dict[str, tuple[str, ...]]:
-    """Return, for each name of a tied parameter, all its names."""
-    groups: dict[str, list[str]] = {}
-    for name, owner in skeleton.tied.items():
-        groups.setdefault(owner, [owner]).append(name)
-    return {name: tuple(names) for names in groups.values() for name in names}
-
-
-def _embedding_name(skeleton: Weightless) -> str | None:
-    return _weight_name(skeleton, "get_input_embeddings")
-
-
-def _head_name(skeleton: Weightless) -> str | None:
-    return _weight_name(skeleton, "get_output_embeddings")
 
 
 def _weight_name(skeleton: Weightless, getter: str) -> str | None:
@@ -281,7 +261,7 @@ def _algorithm(label: str, parts: Sequence[_Part], choices: Mapping[str, Choice]
 
 def _parameters(parts: Sequence[_Part], skeleton: Weightless) -> dict[str, tuple[str, ...]]:
     """Return the names of the model's parameters that each stored tensor stands for."""
-    tied = _tied_names(skeleton)
+    tied = names_shared(skeleton.tied)
     names: dict[str, list[str]] = {}
     for part in parts:
         names.setdefault(part.label, []).append(part.name.name)

@@ -16,11 +16,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from generic_export.errors import CaptureError, CorruptCheckpointError, MissingTensorError
+from generic_export.compat import parameters_of
+from generic_export.errors import CaptureError, MissingTensorError
 from generic_export.weights.source import TensorSource
-from t2n_llm.check.reference_model import Placement, load_f32, plan_residency
+from generic_export.weights.values import read_tensor
 from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.reference import SourceRef
+from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.names import match_parameters
+from t2n_llm.weights.placement import Placement, plan_residency
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,12 @@ class WalkableModel:
         """The decoder layers."""
         return cast(nn.ModuleList, self.causal_lm.get_submodule(self.layers_name))
 
+    @property
+    def head(self) -> Any | None:
+        """What makes logits, where the model says."""
+        found = getattr(self.causal_lm, "get_output_embeddings", None)
+        return found() if found is not None else None
+
     def layer_name(self, index: int) -> str:
         """Return the qualified name of a decoder layer."""
         return f"{self.layers_name}.{index}"
@@ -83,7 +93,7 @@ class WalkableModel:
         for name, local in names.items():
             tied = id(emptied[local])
             if tied not in values and name in self.stored:
-                values[tied] = nn.Parameter(read_f32(self.stored[name]), requires_grad=False)
+                values[tied] = nn.Parameter(read_tensor(self.stored[name], torch.float32), requires_grad=False)
         for name, local in names.items():
             if id(emptied[local]) not in values:
                 raise MissingTensorError(f"{self.source.name}: the checkpoint holds no tensor {name!r}.")
@@ -107,13 +117,13 @@ def open_walkable(folder: Path, *, trust_remote_code: bool = False) -> WalkableM
         NotEnoughMemoryError: the whole model must be loaded, and does not fit.
         SourceError, CorruptCheckpointError: as `open_source`.
     """
-    source = open_source(str(folder), trust_remote_code=trust_remote_code, require_tokenizer=False)
+    source = open_source(SourceRef(str(folder), trust_remote_code=trust_remote_code), require_tokenizer=False)
     model = _skeleton(source)
     tensors = match_parameters(model, source.checkpoint().tensors).tensors
     if _covers(tensors, model):
         return WalkableModel(source, model, _layers_name(model), tensors)
     plan_residency(model, Placement("cpu"))
-    whole = _whole(source)
+    whole = load_f32(source.weights, source.trust_remote_code).requires_grad_(False)
     return WalkableModel(source, whole, _layers_name(whole), None)
 
 
@@ -198,33 +208,6 @@ def run_layer(layer: nn.Module, hidden: torch.Tensor, call: LayerCall) -> torch.
     return result[0] if isinstance(result, tuple) else result
 
 
-def run_layers(layer: nn.Module, hidden: Sequence[torch.Tensor], call: LayerCall) -> list[torch.Tensor]:
-    """Return `run_layer` of each sequence."""
-    return [run_layer(layer, states, call) for states in hidden]
-
-
-def read_f32(source: TensorSource) -> torch.Tensor:
-    """Return a tensor's values as float32."""
-    return _read(source).to(torch.float32)
-
-
-def read_uint8(source: TensorSource) -> torch.Tensor:
-    """Return the bytes of a tensor of uint8, such as packed blocks."""
-    return _read(source)
-
-
-def _read(source: TensorSource) -> torch.Tensor:
-    data = bytearray(source.nbytes)
-    done = 0
-    for chunk in source.chunks():
-        data[done : done + len(chunk)] = chunk
-        done += len(chunk)
-    if done != source.nbytes:
-        raise CorruptCheckpointError(f"tensor {source.name}: {done} bytes instead of {source.nbytes}.")
-    values = torch.frombuffer(data, dtype=source.dtype) if data else torch.empty(0, dtype=source.dtype)
-    return values.reshape(source.shape)
-
-
 class _Recorder(nn.Module):
     """Stands in for a decoder layer: remembers how it was called and hands on the hidden states, or given ones."""
 
@@ -260,10 +243,6 @@ def _skeleton(source: ModelSource) -> nn.Module:
     return model.eval()
 
 
-def _whole(source: ModelSource) -> Any:
-    return load_f32(source.weights, source.trust_remote_code).requires_grad_(False)
-
-
 def _covers(stored: Mapping[str, TensorSource], model: nn.Module) -> bool:
     by_parameter: dict[int, bool] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -293,9 +272,9 @@ def _parameter_names(module: nn.Module) -> list[str]:
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter:
     owner, _, attribute = name.rpartition(".")
-    return cast(nn.Parameter, module.get_submodule(owner)._parameters[attribute])
+    return cast(nn.Parameter, parameters_of(module.get_submodule(owner))[attribute])
 
 
 def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     owner, _, attribute = name.rpartition(".")
-    module.get_submodule(owner)._parameters[attribute] = parameter
+    parameters_of(module.get_submodule(owner))[attribute] = parameter

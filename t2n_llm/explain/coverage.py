@@ -9,18 +9,14 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
-from generic_export.errors import CaptureError, T2NError
-from generic_export.export import producer_version
-from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
-from generic_export.translate.coverage import (
+from generic_export.compat import CAPTURE_LOGGERS
+from generic_export.coverage import (
     ModuleCoverage,
     OperatorCoverage,
     OperatorUse,
@@ -29,16 +25,22 @@ from generic_export.translate.coverage import (
     merged,
     seen_coverage,
 )
+from generic_export.errors import CaptureError, T2NError
+from generic_export.export import producer_version
+from generic_export.logs import logging_at
+from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
 from generic_export.translate.modules import translated_modules
 from kvcache import explicit_attention, explicit_experts, explicit_operators, fuse_rotary_embedding
 from kvcache.operators import OperatorNames
 from t2n_llm.explain.forward_record import ForwardRecord, record_forward
 from t2n_llm.explain.tiny_twin import tiny_twin
-from t2n_llm.export.options import LogReporter, Reporter
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.skeleton import WRAPPER_ATTRIBUTE, build_skeleton
+from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import open_config
 from t2n_llm.source.layer_cut import LayerCut, cut_layers, layers_path
+from t2n_llm.source.reference import SourceRef
 
 logger = logging.getLogger(__name__)
 
@@ -117,19 +119,15 @@ class CoverageReport:
 
 
 def cover_model(
-    name: str,
+    source: str | SourceRef,
     *,
-    revision: str | None = None,
-    token: str | None = None,
-    trust_remote_code: bool = False,
     every_layer: bool = False,
     reporter: Reporter | None = None,
 ) -> CoverageReport:
     """Say which operators a model needs, and which of them can be written.
 
     Args:
-        name: hub id, folder, config file or `.gguf` file; of a hub repository only the config is fetched.
-        revision, token, trust_remote_code: as for `open_source`.
+        source: hub id, folder, config file or `.gguf` file; of a hub repository only the config is fetched.
         every_layer: capture all layers instead of one of each kind (slower, the same answer).
         reporter: told what happens; None logs.
 
@@ -139,11 +137,13 @@ def cover_model(
     """
     reporter = reporter or LogReporter()
     started = time.monotonic()
-    reporter.stage(f"Reading {name}")
-    source = open_config(name, revision=revision, token=token, trust_remote_code=trust_remote_code)
-    cut = cut_layers(source.config, trust_remote_code=trust_remote_code)
+    ref = SourceRef.of(source)
+    trust_remote_code = ref.trust_remote_code
+    reporter.stage(f"Reading {ref.name}")
+    config = open_config(ref).config
+    cut = cut_layers(config, trust_remote_code=trust_remote_code)
     if every_layer:
-        cut = LayerCut(source.config, tuple(range(cut.depth)), (1,) * cut.depth)
+        cut = LayerCut(config, tuple(range(cut.depth)), (1,) * cut.depth)
     reporter.stage(f"Capturing {len(cut.picks)} of {cut.depth} layers")
     uncaptured: tuple[UncapturedModule, ...] = ()
     try:
@@ -152,12 +152,12 @@ def cover_model(
     except T2NError as error:
         reporter.stage("The whole cannot be captured: looking at its modules one by one")
         how, problems = MODULES, (error.message,)
-        found, uncaptured = _modules_coverage(source.config, trust_remote_code, error)
+        found, uncaptured = _modules_coverage(config, trust_remote_code, error)
         problems += found.problems
     return CoverageReport(
-        model=name,
-        architecture=_architecture(source.config, cut, trust_remote_code),
-        model_type=str(source.config.model_type),
+        model=ref.name,
+        architecture=_architecture(config, cut, trust_remote_code),
+        model_type=str(config.model_type),
         how=how,
         layers=cut.picks,
         depth=cut.depth,
@@ -185,7 +185,7 @@ def _versions() -> dict[str, str]:
 def _decoder_coverage(cut: LayerCut, trust_remote_code: bool) -> ModuleCoverage:
     with explicit_attention() as attention, explicit_experts() as experts:
         skeleton = build_skeleton(
-            cut.config, torch.float16, attention=attention, experts=experts, trust_remote_code=trust_remote_code
+            cut.config, GraphOptions(), attention=attention, experts=experts, trust_remote_code=trust_remote_code
         )
         prefix = f"{WRAPPER_ATTRIBUTE}."
         layers = layers_path(skeleton.module.causal_lm, skeleton.config)
@@ -223,7 +223,7 @@ def _modules_coverage(
             record = record_forward(model)
             layers = layers_path(model, twin.config)
             search = _ModuleSearch(record, lambda path: twin.cut.weight(_layer_of(path, layers)))
-            with _quiet_export():
+            with logging_at(logging.CRITICAL, *CAPTURE_LOGGERS):
                 search.visit(model, "")
     except T2NError as error:
         raise CaptureError(f"{cause.message} Nor can its modules be looked at: {error.message}", error.hint) from error
@@ -237,20 +237,6 @@ def _twin_model(make: Any, operators: OperatorNames, trust_remote_code: bool) ->
     except ValueError:
         model = make(trust_remote_code=trust_remote_code)
     return model
-
-
-@contextmanager
-def _quiet_export() -> Iterator[None]:
-    """Keep torch.export's warnings on failures, which are expected here, from the terminal."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._dynamo", "torch.fx")]
-    levels = [logger.level for logger in loggers]
-    for each in loggers:
-        each.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
 
 
 _SOURCE = re.compile(r"\b[\w.-]+\.py:\d+")

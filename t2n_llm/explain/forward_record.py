@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from generic_export.compat import OpOverload, TorchDispatchMode, pytree
+from generic_export.coverage import OperatorUse
 from generic_export.errors import CaptureError, described
-from generic_export.translate.coverage import OperatorUse
 
 _STEPS = 5
 _TORCH = os.path.dirname(torch.__file__)

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from generic_export.errors import AdapterError
-from generic_export.weights.source import CHUNK_BYTES, InMemoryTensor, RenamedTensor, TensorSource
-from generic_export.weights.values import read_tensor
+from generic_export.weights.source import CHUNK_BYTES, DerivedTensor, InMemoryTensor, RenamedTensor, TensorSource
+from generic_export.weights.values import read_tensor, row_pieces
+from t2n_llm.compat import accelerate_hook
 
 MERGE_ELSEWHERE = "Merge it with peft (merge_and_unload), save the model, and export that."
 
@@ -101,31 +102,19 @@ class LowRankUpdate:
 
 
 @dataclass(frozen=True)
-class MergedTensor:
+class MergedTensor(DerivedTensor):
     """A weight with a low-rank update, merged block of rows by block of rows in f32 while it streams.
 
     LoRA (arXiv 2106.09685): W + s B A. DoRA (arXiv 2402.09353): m (W + s B A) / |W + s B A|, the norm of each output's
     weights; where outputs are columns, the base is streamed twice.
     """
 
-    base: TensorSource
+    source: TensorSource
     update: LowRankUpdate
-
-    @property
-    def name(self) -> str:
-        return self.base.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.base.shape
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.float32
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def chunks(self) -> Iterator[memoryview]:
         """The merged values; raises whatever the base and the adapter raise."""
@@ -150,27 +139,13 @@ class MergedTensor:
         a, b = _values(lora.a), _values(lora.b)
         left, right = (a.T, b.T) if self.update.transposed else (b, a)
         start = 0
-        for rows in _row_blocks(self.base):
+        for stored in row_pieces(self.source, self.shape[1], CHUNK_BYTES // 4):
+            rows = torch.empty(stored.shape).copy_(
+                stored
+            )  # never the source's own memory, which is not to be written to
             rows.addmm_(left[start : start + len(rows)], right, alpha=lora.scaling)
             yield start, rows
             start += len(rows)
-
-
-def _row_blocks(source: TensorSource) -> Iterator[torch.Tensor]:
-    """Yield a matrix as f32 blocks of whole rows, about a chunk each."""
-    rows, columns = source.shape
-    step = max(1, CHUNK_BYTES // max(1, columns * 4))
-    block, filled = torch.empty(min(step, rows) * columns), 0
-    for chunk in source.chunks():
-        values = torch.frombuffer(bytearray(chunk) if chunk.readonly else chunk, dtype=source.dtype)
-        while len(values):
-            count = min(len(values), len(block) - filled)
-            block[filled : filled + count].copy_(values[:count])
-            values, filled = values[count:], filled + count
-            if filled == len(block):
-                yield block.view(-1, columns)
-                rows -= len(block) // columns
-                block, filled = torch.empty(min(step, rows) * columns), 0
 
 
 def _values(source: TensorSource) -> torch.Tensor:
@@ -313,6 +288,6 @@ class MergedWeights(Mapping[str, torch.Tensor]):
 
 def offloading_hooks(module: nn.Module) -> Sequence[Any]:
     """Return the hooks of accelerate that bring a module's weights."""
-    hook = getattr(module, "_hf_hook", None)
+    hook = accelerate_hook(module)
     hooks = getattr(hook, "hooks", (hook,))
     return [each for each in hooks if getattr(each, "weights_map", None) is not None]

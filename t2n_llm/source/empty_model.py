@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from generic_export.compat import buffers_of
 from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
 from kvcache.rotary_scaling import express_length_switches
 
@@ -174,29 +175,22 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     return tied
 
 
+def names_shared(tied: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return, for each name of a tied parameter, all its names, the owner's first; `tied` is as of `tied_names`."""
+    groups: dict[str, list[str]] = {}
+    for name, owner in tied.items():
+        groups.setdefault(owner, [owner]).append(name)
+    return {name: tuple(names) for names in groups.values() for name in names}
+
+
 def take_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the buffers' values and leave meta tensors in their place."""
     values: dict[str, torch.Tensor] = {}
     for path, module in model.named_modules():
-        for name, buffer in module._buffers.items():
+        for name, buffer in buffers_of(module).items():
             if buffer is not None:
                 # tract has no bf16: the same values in f32, and what they meet has the graph's element type.
                 value = buffer.float() if buffer.dtype == torch.bfloat16 else buffer
                 values[f"{path}.{name}" if path else name] = value
-                module._buffers[name] = value.to("meta")
+                buffers_of(module)[name] = value.to("meta")
     return values
-
-
-__all__ = [
-    "BACKBONE",
-    "CAUSAL_LM",
-    "CLASSIFIER",
-    "MULTIMODAL_MODEL",
-    "ModelKind",
-    "Weightless",
-    "instantiate",
-    "meta_model",
-    "take_buffers",
-    "tied_names",
-    "widen",
-]

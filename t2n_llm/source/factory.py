@@ -92,6 +92,3 @@ def _named(name: str, made: Any, spec: str) -> Subgraph:
     if isinstance(inputs, Mapping):
         return Subgraph(name, module, kwargs=inputs)
     return Subgraph(name, module, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs))
-
-
-__all__ = ["subgraphs_of"]

@@ -6,7 +6,8 @@ changes of layout are those of transformers' own GGUF tables; a change that only
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -219,7 +220,7 @@ def _processed(tensor: GgufTensor, name: str, shape: tuple[int, ...], processor:
 
     def pieces() -> Iterator[torch.Tensor]:
         made = _process(processor, tensor.name, tensor.values())
-        if made is None or _volume(made.shape) != _volume(shape):
+        if made is None or math.prod(made.shape) != math.prod(shape):
             raise WeightError(
                 f"tensor {tensor.name}: of shape {list(tensor.shape)} it does not make {name} of shape {list(shape)}.",
                 "Export the original checkpoint.",
@@ -227,13 +228,6 @@ def _processed(tensor: GgufTensor, name: str, shape: tuple[int, ...], processor:
         yield torch.from_numpy(np.ascontiguousarray(made, dtype=np.float32)).reshape(shape)
 
     return DecodedTensor(name, shape, pieces, was_quantized=not tensor.is_plain)
-
-
-def _volume(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 @contextmanager

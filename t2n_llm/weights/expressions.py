@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from generic_export.compat import pytree
 from generic_export.weights.source import CHUNK_BYTES, FileTensor, InMemoryTensor, TensorSource
+from generic_export.weights.values import read_tensor
 
 
 class Indivisible(Exception):  # noqa: N818 - control flow, never seen by a caller
@@ -24,15 +26,28 @@ class Indivisible(Exception):  # noqa: N818 - control flow, never seen by a call
 class Expression(ABC):
     """A tensor to come: its shape and dtype now, its values later, whole or in parts along the first axis."""
 
-    @property
     @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """Known from the shapes of what it is made of."""
+    def of(self, values: Callable[[Expression], torch.Tensor]) -> torch.Tensor:
+        """Return what is made when `values` gives the tensors that it is made of."""
+
+    @cached_property
+    def meta(self) -> torch.Tensor:
+        """A tensor without values, of its shape and dtype."""
+        return self.of(lambda part: part.meta)
+
+    def compute(self) -> torch.Tensor:
+        """Return its values, all of them."""
+        return self.of(lambda part: part.compute())
 
     @property
-    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Known from the shapes of what it is made of."""
+        return tuple(self.meta.shape)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Known from the dtypes of what it is made of."""
+        return self.meta.dtype
 
     def take(self, index: int) -> Expression:
         """Return `self[index]`; raises `Indivisible` where that cannot be had alone."""
@@ -48,27 +63,22 @@ class Expression(ABC):
         """Return its bytes, where they are those of its parts one after the other; None where they are not."""
         return None
 
-    @abstractmethod
-    def compute(self) -> torch.Tensor:
-        """Return its values, all of them."""
-
 
 # --- the kinds of expression ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf(Expression):
+class TensorLeaf(Expression):
     """A tensor of the checkpoint, or rows of one, or either in another shape."""
 
     source: TensorSource
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
+    @cached_property
+    def meta(self) -> torch.Tensor:
+        return torch.empty(self.source.shape, dtype=self.source.dtype, device="meta")
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
+    def of(self, values: Callable[[Expression], torch.Tensor]) -> torch.Tensor:
+        return read_tensor(self.source)
 
     def take(self, index: int) -> Expression:
         return self._part(index, index + 1, self.shape[1:])
@@ -79,26 +89,18 @@ class Leaf(Expression):
     def _part(self, start: int, stop: int, shape: tuple[int, ...]) -> Expression:
         if isinstance(self.source, FileTensor):
             row_bytes = count(self.shape[1:]) * self.dtype.itemsize
-            return Leaf(replace(self.source, offset=self.source.offset + start * row_bytes, shape=shape))
+            return TensorLeaf(replace(self.source, offset=self.source.offset + start * row_bytes, shape=shape))
         if isinstance(self.source, InMemoryTensor):
-            return Leaf(InMemoryTensor(self.source.name, self.source.tensor[start:stop].reshape(shape)))
+            return TensorLeaf(InMemoryTensor(self.source.name, self.source.tensor[start:stop].reshape(shape)))
         raise Indivisible
 
     def reshaped(self, shape: tuple[int, ...]) -> Expression:
         if isinstance(self.source, FileTensor):
-            return Leaf(replace(self.source, shape=shape))
+            return TensorLeaf(replace(self.source, shape=shape))
         return Reshaped(self, shape)
 
     def stream(self) -> Iterator[memoryview]:
         return self.source.chunks()
-
-    def compute(self) -> torch.Tensor:
-        values = torch.empty(self.shape, dtype=self.dtype)
-        data, filled = values.view(-1).view(torch.uint8).numpy().data if values.numel() else memoryview(b""), 0
-        for chunk in self.source.chunks():
-            data[filled : filled + len(chunk)] = chunk
-            filled += len(chunk)
-        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,14 +110,8 @@ class Joined(Expression):
     parts: tuple[Expression, ...]
     dim: int
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        first = self.parts[0].shape
-        return (*first[: self.dim], sum(part.shape[self.dim] for part in self.parts), *first[self.dim + 1 :])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.parts[0].dtype
+    def of(self, values: Callable[[Expression], torch.Tensor]) -> torch.Tensor:
+        return torch.cat([values(part) for part in self.parts], self.dim)
 
     def take(self, index: int) -> Expression:
         if self.dim:
@@ -143,9 +139,6 @@ class Joined(Expression):
             return None
         return (chunk for part in self.parts for chunk in stream_expression(part))
 
-    def compute(self) -> torch.Tensor:
-        return torch.cat([part.compute() for part in self.parts], self.dim)
-
 
 @dataclass(frozen=True, eq=False)
 class Reshaped(Expression):
@@ -154,13 +147,8 @@ class Reshaped(Expression):
     whole: Expression
     sizes: tuple[int, ...]
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.sizes
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.whole.dtype
+    def of(self, values: Callable[[Expression], torch.Tensor]) -> torch.Tensor:
+        return values(self.whole).reshape(self.sizes)
 
     def take(self, index: int) -> Expression:
         if self._splits_first_axis_only():
@@ -185,9 +173,6 @@ class Reshaped(Expression):
     def stream(self) -> Iterator[memoryview]:
         return stream_expression(self.whole)
 
-    def compute(self) -> torch.Tensor:
-        return self.whole.compute().reshape(self.shape)
-
 
 @dataclass(frozen=True, eq=False)
 class Narrowed(Expression):
@@ -198,22 +183,14 @@ class Narrowed(Expression):
     start: int
     length: int
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (*self.whole.shape[: self.dim], self.length, *self.whole.shape[self.dim + 1 :])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.whole.dtype
+    def of(self, values: Callable[[Expression], torch.Tensor]) -> torch.Tensor:
+        return values(self.whole).narrow(self.dim, self.start, self.length)
 
     def take(self, index: int) -> Expression:
         return narrowed(self.whole.take(index), self.dim - 1, self.start, self.length)
 
     def rows(self, start: int, stop: int) -> Expression:
         return replace(self, whole=self.whole.rows(start, stop))
-
-    def compute(self) -> torch.Tensor:
-        return self.whole.compute().narrow(self.dim, self.start, self.length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,15 +201,8 @@ class Transposed(Expression):
     dim0: int
     dim1: int
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        sizes = list(self.whole.shape)
-        sizes[self.dim0], sizes[self.dim1] = sizes[self.dim1], sizes[self.dim0]
-        return tuple(sizes)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.whole.dtype
+    def of(self, values: Callable[[Expression], torch.Tensor]) -> torch.Tensor:
+        return values(self.whole).transpose(self.dim0, self.dim1)
 
     def take(self, index: int) -> Expression:
         if self.dim0 == 0:
@@ -244,9 +214,6 @@ class Transposed(Expression):
             raise Indivisible
         return replace(self, whole=self.whole.rows(start, stop))
 
-    def compute(self) -> torch.Tensor:
-        return self.whole.compute().transpose(self.dim0, self.dim1)
-
 
 @dataclass(frozen=True, eq=False)
 class Computed(Expression):
@@ -255,31 +222,20 @@ class Computed(Expression):
     Args:
         operator: called with `args` and `kwargs`, in which expressions stand for their values.
         output: which of its results; None where it has one.
-        meta: a tensor without values of the result's shape and dtype.
     """
 
     operator: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     output: int | None
-    meta: torch.Tensor
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.meta.shape)
+    def of(self, values: Callable[[Expression], torch.Tensor]) -> torch.Tensor:
+        def value(each: Any) -> Any:
+            return values(each) if isinstance(each, Expression) else each
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.meta.dtype
-
-    def compute(self) -> torch.Tensor:
-        args, kwargs = tree_map(_values, (self.args, dict(self.kwargs)))
+        args, kwargs = pytree.tree_map(value, (self.args, dict(self.kwargs)))
         result = self.operator(*args, **kwargs)
         return result if self.output is None else result[self.output]
-
-
-def _values(value: Any) -> Any:
-    return value.compute() if isinstance(value, Expression) else value
 
 
 def count(shape: Sequence[int]) -> int:
@@ -293,7 +249,7 @@ def reshaped(whole: Expression, shape: tuple[int, ...]) -> Expression:
         whole = whole.whole
     if whole.shape == shape:
         return whole
-    return whole.reshaped(shape) if isinstance(whole, Leaf) else Reshaped(whole, shape)
+    return whole.reshaped(shape) if isinstance(whole, TensorLeaf) else Reshaped(whole, shape)
 
 
 def narrowed(whole: Expression, dim: int, start: int, length: int) -> Expression:

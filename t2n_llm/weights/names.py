@@ -15,15 +15,16 @@ from typing import Any
 from torch import nn
 
 from generic_export.errors import MissingTensorError, WeightError
+from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.nnef.graph import NnefGraph
-from generic_export.translate.builder import TRACT_DTYPES
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.part import part_source
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
 from quant.half import CastReport, cast_tensor
 from quant.prequantized import DecodedTensor, ExactTensor
+from t2n_llm.compat import superfluous_names
 from t2n_llm.source.adapter_merge import Update
-from t2n_llm.source.empty_model import Weightless
+from t2n_llm.source.empty_model import Weightless, names_shared
 from t2n_llm.weights.conversion import ConvertedTensor, RecordedTensor, record
 
 _TORCH_DTYPES = {name: dtype for dtype, name in TRACT_DTYPES.items()}
@@ -92,13 +93,13 @@ def graph_sources(
         MissingTensorError: a parameter, or one of the tensors it is made of, is in neither.
         WeightError: tensors that belong together do not fit together.
     """
-    aliases = _aliases(skeleton.tied)
+    shared = names_shared(skeleton.tied)
     model = skeleton.network
     match = match_parameters(model, checkpoint.tensors)
     sources: dict[str, TensorSource] = {}
     for variable in graph.variables:
         parameter = variable.parameter
-        names = (parameter, *aliases.get(parameter, ()))
+        names = (parameter, *shared.get(parameter, ()))
         found = next((match.tensors[name] for name in names if name in match.tensors), None)
         if found is None and parameter in skeleton.buffers:
             found = InMemoryTensor(parameter, skeleton.buffers[parameter])
@@ -112,17 +113,9 @@ def graph_sources(
     return GraphSources(sources, _unexpected(model, match.unclaimed))
 
 
-def _aliases(tied: Mapping[str, str]) -> dict[str, list[str]]:
-    aliases: dict[str, list[str]] = {}
-    for name, owner in tied.items():
-        aliases.setdefault(owner, []).append(name)
-        aliases.setdefault(name, []).append(owner)
-    return aliases
-
-
 def _unexpected(model: nn.Module, unclaimed: Sequence[str]) -> tuple[str, ...]:
     """Leave out what the model's class knows to be superfluous."""
-    patterns = (*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), _COMPUTED_BUFFERS)
+    patterns = (*superfluous_names(model), _COMPUTED_BUFFERS)
     superfluous = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
     return tuple(name for name in sorted(unclaimed) if not superfluous.search(name))
 

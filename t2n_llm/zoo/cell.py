@@ -17,7 +17,7 @@ from t2n_llm.zoo.verdict import FAILED, NOT_RUNNABLE, RIGHT, WRONG, Cell, Check,
 
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
-    from t2n_llm.check.causal_lm import ValidationReport
+    from t2n_llm.check.agreement import ValidationReport
 
 _PACKAGES = ("t2n-llm", "torch", "transformers", "tract")
 _LONGEST_MESSAGE = 600
@@ -43,7 +43,7 @@ def preload() -> None:
     import transformers.generation
     import transformers.models.auto.modeling_auto  # noqa: F401
 
-    import t2n_llm.check.causal_lm
+    import t2n_llm.export.pipeline
     import t2n_llm.tasks.text_generation
     import t2n_llm.zoo.tiny_model  # noqa: F401
 
@@ -108,8 +108,8 @@ class _Trial:
         return str(self.folder / "model")
 
     def _export(self, source: str) -> Verdict:
-        from t2n_llm.check.causal_lm import FailedValidationError
-        from t2n_llm.tasks.text_generation import export_llm
+        from t2n_llm.check.agreement import FailedValidationError
+        from t2n_llm.export.pipeline import export_llm
 
         self._begin("open")
         try:

@@ -56,21 +56,8 @@ def _ray() -> Any:
     return ray
 
 
-class _HostActor:
-    """A host on some node of the cluster; lines of JSON in and out."""
-
-    def __init__(self, options: HostOptions) -> None:
-        self._host = Host(options)
-
-    def run(self, line: str) -> str:
-        return self._host.run(Cell.from_json(line)).to_json()
-
-    def close(self) -> None:
-        self._host.close()
-
-
 def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) -> Iterator[Verdict]:
-    remote = ray.remote(num_cpus=1, max_restarts=0)(_HostActor)
+    remote = ray.remote(num_cpus=1, max_restarts=0)(Host)
     waiting = [(cell, 1) for cell in cells]
     idle = [remote.remote(options) for _ in range(max(1, min(jobs, len(cells))))]
     running: dict[Any, tuple[Any, Cell, int]] = {}
@@ -78,11 +65,11 @@ def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) ->
         while waiting or running:
             while waiting and idle:
                 (cell, tries), actor = waiting.pop(0), idle.pop()
-                running[actor.run.remote(cell.to_json())] = (actor, cell, tries)
+                running[actor.run.remote(cell)] = (actor, cell, tries)
             (answer,), _ = ray.wait(list(running), num_returns=1)
             actor, cell, tries = running.pop(answer)
             try:
-                yield Verdict.from_json(ray.get(answer))
+                yield ray.get(answer)
                 idle.append(actor)
             except ray.exceptions.RayError as error:  # the node or the actor is lost
                 idle.append(remote.remote(options))

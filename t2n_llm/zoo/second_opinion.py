@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from generic_export.compat import TorchDispatchMode
 from kvcache.forms import state_form
-from t2n_llm.check.causal_lm import ValidationReport, validate_archive
+from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.reference import ReferenceRun, plan_check, run_reference
-from t2n_llm.check.reference_model import load_f32
 from t2n_llm.check.runner import open_runner
+from t2n_llm.check.turns import validate_archive
 from t2n_llm.export.folder import archive_in, read_manifest
-from t2n_llm.export.manifest import recorded_states
+from t2n_llm.graph.interface import recorded_states
+from t2n_llm.weights.f32_model import load_f32
 
 
 def float64_report(checkpoint: Path, export: Path, decode_steps: int) -> ValidationReport:

@@ -1,4 +1,4 @@
-"""What goes between the processes of the zoo: a cell to run, and what became of it; both are one line of JSON."""
+"""What goes between the processes of the zoo: a cell to run, and what became of it, which is one line of JSON in its results."""
 
 from __future__ import annotations
 
@@ -53,15 +53,6 @@ class Cell:
     def key(self) -> str:
         """What a line of results is found by."""
         return f"{self.architecture}:{self.dtype}"
-
-    def to_json(self) -> str:
-        """Return it as one line."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(line: str) -> Cell:
-        """Read what `to_json` wrote."""
-        return Cell(**json.loads(line))
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ import torch
 
 from generic_export.errors import WeightError
 from generic_export.weights.source import BlockTensorSource, InMemoryTensor
+from generic_export.weights.values import row_pieces
 from quant import stream
 from quant.algorithms import BUILT_IN
 from quant.packing import pack_q4_0, pack_q8_1
-from quant.stream import PermutedTensor, QuantizationReport, QuantizedTensor, row_length, row_pieces
+from quant.stream import PermutedTensor, QuantizationReport, QuantizedTensor, row_length
 
 
 def streamed(source: InMemoryTensor, **options: object) -> tuple[bytes, QuantizationReport]:
@@ -27,7 +28,7 @@ def streamed(source: InMemoryTensor, **options: object) -> tuple[bytes, Quantiza
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("piece", [32, 200, 1 << 20])
 def test_pieces_give_the_bytes_of_the_whole(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, piece: int) -> None:
-    monkeypatch.setattr(stream, "_PIECE_VALUES", piece)
+    monkeypatch.setattr(stream, "ROW_PIECE_VALUES", piece)
     monkeypatch.setattr("generic_export.weights.source.CHUNK_BYTES", 1000)  # chunks that split rows
     weight = torch.randn(37, 96).to(dtype)
     data, report = streamed(InMemoryTensor("w", weight))
@@ -100,7 +101,7 @@ def test_a_source_is_read_only_a_few_pieces_ahead() -> None:
     tensor = QuantizedTensor(Counting(), BUILT_IN["min_max"], QuantizationReport())
     chunks = tensor.chunks()
     next(chunks)
-    assert read <= 4 * (stream._PIECE_VALUES >> 16)
+    assert read <= 4 * (stream.ROW_PIECE_VALUES >> 16)
     chunks.close()  # type: ignore[attr-defined]
 
 

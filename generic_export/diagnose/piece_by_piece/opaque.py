@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from generic_export.compat import forget_operators
 from generic_export.diagnose.record.axes import Form, Symbols
 from generic_export.diagnose.record.layout import argument_names, call_layout, put_in_state, result_layout, take_apart
 from generic_export.diagnose.record.recording import RecordedCall
@@ -126,7 +127,7 @@ class OpaqueModule:
             self.module.forward = self._original
         else:
             del self.module.forward
-        self._library._destroy()
+        forget_operators(self._library)
         self._library = None
 
     def shapes(self) -> tuple[Shapes, list[OutputShape]]:

@@ -18,9 +18,10 @@ from generic_export.diagnose.piece_by_piece.tree import ModelDiagnoseOutput, bui
 from generic_export.diagnose.record.functions import watched_functions
 from generic_export.diagnose.record.input_sets import InputSet, as_call
 from generic_export.diagnose.record.recording import Recorder, Recording, all_paths
-from generic_export.diagnose.record.store import TensorStore, parse_bytes
+from generic_export.diagnose.record.store import TensorStore
 from generic_export.errors import OptionError
 from generic_export.export import evaluation_mode
+from generic_export.sizes import parse_size
 
 TracedMethod = Mapping[type[nn.Module] | str, str | None]
 """`{class or class name: method}`: another method than forward; None leaves the class and everything in it out."""
@@ -68,7 +69,7 @@ def trace_forward_execution(
     """
     del verbose
     methods, visible = _chosen(model, traced_method or {})
-    recording = Recording(model, TensorStore(parse_bytes(_BUDGET)))
+    recording = Recording(model, TensorStore(parse_size(_BUDGET)))
     recording.paths = {module: paths for module, paths in all_paths(model).items() if module in visible}
     recorder = Recorder(recording, max_calls=1 << 31, skip=())
     trace = Trace()

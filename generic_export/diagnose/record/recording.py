@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.compat import is_compiled
 from generic_export.diagnose.record.functions import watched_functions
 from generic_export.diagnose.record.layout import (
     Layout,
@@ -31,9 +32,10 @@ from generic_export.diagnose.record.layout import (
     with_blank_slots,
 )
 from generic_export.diagnose.record.state import holds_tensors
-from generic_export.diagnose.record.store import Held, TensorStore, checksum, parse_bytes, version_of
+from generic_export.diagnose.record.store import Held, TensorStore, checksum, version_of
 from generic_export.diagnose.records import Call, Leaf, LeafKind
 from generic_export.errors import CaptureError, OptionError
+from generic_export.sizes import parse_size
 from generic_export.torch_graph.asides import is_aside
 
 logger = logging.getLogger(__name__)
@@ -197,7 +199,7 @@ def observe(
         raise OptionError(f"model is a {type(model).__name__}, not an nn.Module.")
     if max_calls < 1:
         raise OptionError(f"max_calls is {max_calls}.", "Record at least one call.")
-    recording = Recording(model, TensorStore(parse_bytes(budget)), paths=all_paths(model))
+    recording = Recording(model, TensorStore(parse_size(budget)), paths=all_paths(model))
     recording.skipped = tuple(kind.__name__ for kind in skip)
     recorder = Recorder(recording, max_calls=max_calls, skip=tuple(skip))
     if any(module.training for module in model.modules()):
@@ -237,7 +239,7 @@ def _visible_modules(model: nn.Module, skip: tuple[type[nn.Module], ...]) -> lis
 
 def _is_opaque(module: nn.Module) -> bool:
     """Say whether what is inside runs in a form that hooks would change or not see."""
-    return isinstance(module, (torch._dynamo.eval_frame.OptimizedModule, torch.jit.ScriptModule))
+    return is_compiled(module) or isinstance(module, torch.jit.ScriptModule)
 
 
 def _has_forward(module: nn.Module) -> bool:

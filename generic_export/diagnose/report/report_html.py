@@ -10,8 +10,8 @@ from pathlib import Path
 
 from generic_export.diagnose.records import Diagnosis, Metrics, Outcome, Piece, Stage, Verdict
 from generic_export.figures import seconds_text
+from generic_export.files import write_whole
 from generic_export.pages import render
-from generic_export.whole_file import write_whole
 
 # outcome -> (its look, sign for those who do not see colours)
 _LOOKS = {

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.translate.builder import NnefBuilder, Value, ints
+from generic_export.translate.builder import NnefBuilder
 from generic_export.translate.modules import translates_module
+from generic_export.translate.value import Value, ints
 
 
 class DataDependentBranch(nn.Module):

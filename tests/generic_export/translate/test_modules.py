@@ -14,8 +14,9 @@ from torch import nn
 from generic_export.errors import CaptureError, GraphError, RegistrationError
 from generic_export.nnef.graph import NnefFragment
 from generic_export.translate import modules
-from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.builder import NnefBuilder
 from generic_export.translate.modules import translates_module
+from generic_export.translate.value import Value
 from tests.engine_check import check
 
 ROOT = Path(__file__).resolve().parents[3]

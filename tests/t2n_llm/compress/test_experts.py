@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from generic_export.weights.values import read_tensor
 from quant.imatrix import ImatrixQuantizer
 from quant.packing import unpack_q4_0
-from t2n_llm.compress.calibrate import CALIBRATED, FEWEST_TOKENS, calibrate, observe
+from t2n_llm.compress.algorithms import CALIBRATED
+from t2n_llm.compress.calibrate import FEWEST_TOKENS, calibrate, observe
 from t2n_llm.compress.experts import ExpertWatch, expert_parameters, one_expert_at_a_time
-from t2n_llm.compress.walk import first_inputs, open_walkable, read_uint8
+from t2n_llm.compress.walk import first_inputs, open_walkable
 from tests.t2n_llm.compress.test_calibrate import _mixtral, load
 
 STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
@@ -61,7 +63,7 @@ def test_experts_are_quantised_and_those_without_tokens_fall_back(mixtral: Path,
     starved = 0
     for stack in STACKS:
         parameter = f"model.layers.0.{stack}"
-        values = unpack_q4_0(read_uint8(result.packed[parameter])).dequantize().reshape(state[parameter].shape)
+        values = unpack_q4_0(read_tensor(result.packed[parameter])).dequantize().reshape(state[parameter].shape)
         error = result.errors[parameter]
         assert error.tokens == 128 and 0 < error.relative < 0.02
         blind = ImatrixQuantizer().quantize(state[parameter]).dequantize()

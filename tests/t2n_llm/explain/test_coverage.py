@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from generic_export.coverage import Support
 from generic_export.errors import CaptureError, SourceError
-from generic_export.translate.coverage import Support
 from t2n_llm.explain.coverage import DECODER, MODULES, CoverageReport, cover_model
 from t2n_llm.explain.forward_record import record_forward
 from t2n_llm.source.hub import open_config

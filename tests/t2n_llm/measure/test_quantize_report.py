@@ -14,8 +14,8 @@ import pytest
 
 from generic_export.errors import ArchiveError, OptionError, SourceError
 from t2n_llm.cli.report_plot import plot_report, require_plotting
+from t2n_llm.export.pipeline import export_llm
 from t2n_llm.measure.quantize_report import QuantizeReport, quantize_report
-from t2n_llm.tasks.text_generation import export_llm
 from tests.families import save_tiny_model
 from tests.t2n_llm.command_line import call
 from tests.t2n_llm.conftest import REAL_MODEL

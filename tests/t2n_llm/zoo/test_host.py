@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from generic_export.processes import end_tree, process_tree
@@ -167,8 +168,9 @@ def _zombie(pid: int) -> bool:
 
 def test_ending_a_tree_that_is_gone_is_no_error() -> None:
     process = subprocess.Popen(["true"], start_new_session=True)
+    seen = psutil.Process(process.pid)
     process.wait()
-    end_tree(process.pid)
+    end_tree(seen)
     assert process_tree(process.pid) == []
 
 

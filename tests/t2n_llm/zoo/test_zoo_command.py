@@ -95,7 +95,7 @@ def test_a_cell_over_its_limits_is_a_verdict(tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_hosts_and_their_cells(tmp_path: Path) -> None:
     results = tmp_path / "out.jsonl"
     command = RunningCommand("zoo", "run", "--only", "opt,gpt2", "--jobs", 1, "--no-expect", "--results", results)
-    command.wait_until(lambda: len(command.children("t2n_llm.zoo.host")) >= 2)  # the host, and the cell forked from it
+    command.wait_until(lambda: len(command.children("spawn_main")) >= 2)  # the host, and the cell forked from it
     command.press_ctrl_c()
     outcome = command.end()  # which asserts that no process is left
     assert outcome.code == 2, outcome

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of scripts/install_tract_wheels: print one line per release."""
     parser = argparse.ArgumentParser(
         prog="install_tract_wheels",
-        description="Install tract releases, each in a virtual environment of its own, for scripts/dialect_smoke.py.",
+        description="Install tract releases, each in a virtual environment of its own, for scripts/compatibility.py.",
         epilog=f"They lie in {wheels_dir()}. Running it twice is instant.",
     )
     parser.add_argument("versions", nargs="*", default=list(RELEASES), help="releases (default: %(default)s)")
