@@ -65,7 +65,7 @@ class BenchError(Exception):
 
 
 @dataclass(frozen=True)
-class Stage:
+class TimedStage:
     """One stage of an export: how long it took, processor time in all threads, and the peak memory until its end."""
 
     title: str
@@ -78,14 +78,14 @@ class StageClock:
     """A `Reporter` that times the stages."""
 
     def __init__(self, started: float) -> None:
-        self.stages: list[Stage] = []
+        self.stages: list[TimedStage] = []
         self._title = "Starting, importing"
         self._since, self._cpu_since = started, 0.0
 
     def stage(self, title: str) -> None:
         """End the stage before and begin another."""
         now, cpu = time.time(), time.process_time()
-        self.stages.append(Stage(self._title, now - self._since, cpu - self._cpu_since, peak_rss_mib()))
+        self.stages.append(TimedStage(self._title, now - self._since, cpu - self._cpu_since, peak_rss_mib()))
         self._title = title.split(" /")[0]  # without the path of the checkpoint
         self._since, self._cpu_since = now, cpu
 
@@ -171,7 +171,7 @@ class ChildRun:
     user: float
     system: float
     peak_mib: float
-    stages: tuple[Stage, ...]
+    stages: tuple[TimedStage, ...]
 
 
 @dataclass(frozen=True)
@@ -238,11 +238,11 @@ class Outcome:
         """Median peak memory of the export over the baseline."""
         return median(run.peak_mib for run in self.exports) - self.baseline_mib
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[TimedStage]:
         """Return the medians of each stage."""
         runs = zip(*(run.stages for run in self.exports), strict=True)
         return [
-            Stage(
+            TimedStage(
                 same[0].title,
                 median(s.seconds for s in same),
                 median(s.cpu for s in same),
@@ -372,10 +372,10 @@ def run_child(work: Path, order: Mapping[str, Any]) -> ChildRun:
     if done.returncode or not figures.is_file():
         raise BenchError(f"the measured process ended with code {done.returncode}; its message is above.")
     record = json.loads(figures.read_text(encoding="utf-8"))
-    stages = [Stage(**stage) for stage in record["stages"]]
+    stages = [TimedStage(**stage) for stage in record["stages"]]
     rest = max(0.0, seconds - sum(stage.seconds for stage in stages))
     cpu = record["user"] + record["system"] - sum(stage.cpu for stage in stages)
-    stages.append(Stage("Ending Python", rest, max(0.0, cpu), record["peak_mib"]))
+    stages.append(TimedStage("Ending Python", rest, max(0.0, cpu), record["peak_mib"]))
     return ChildRun(seconds, record["user"], record["system"], record["peak_mib"], tuple(stages))
 
 

@@ -27,6 +27,7 @@ FORBIDDEN = {
 ORDER = {
     "generic_export": """
         .
+        diagnose/report/reproduction
         diagnose
         diagnose/piece_by_piece diagnose/report
         diagnose/attempt
@@ -34,8 +35,9 @@ ORDER = {
         diagnose/records
         diagnose/plain_data
         remodel
-        checking coverage
+        checking
         export
+        coverage capture documents
         inference_target/tract/evidence
         inference_target
         inference_target/tract
@@ -57,7 +59,7 @@ ORDER = {
         nnef
         weights
         pages
-        allocator figures files processes sizes
+        allocator figures files logs processes sizes
         compat errors
     """,
     "quant": """

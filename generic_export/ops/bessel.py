@@ -94,22 +94,19 @@ def _wave(size: Tensor, order: int) -> tuple[Tensor, Tensor]:
     return horner(3.0 / t, _AMPLITUDE[order]) / torch.sqrt(t), t + horner(3.0 / t, _PHASE[order])
 
 
-@rewrites(aten.special_bessel_j0.default)
-def j0(self: Tensor) -> Tensor:
-    """Bessel function of the first kind, order 0."""
-    size = in_double(self).abs()
-    amplitude, phase = _wave(size, 0)
-    near = horner(torch.square(torch.clamp(size, max=3.0) / 3.0), _J0_NEAR)
-    return back_to(torch.where(size <= 3.0, near, amplitude * torch.cos(phase)), self)
-
-
-@rewrites(aten.special_bessel_j1.default)
-def j1(self: Tensor) -> Tensor:
-    """Bessel function of the first kind, order 1."""
+def _first_kind_wave(self: Tensor, *, order: int) -> Tensor:
+    """Bessel function of the first kind."""
     x = in_double(self)
-    amplitude, phase = _wave(x.abs(), 1)
-    near = x * horner(torch.square(torch.clamp(x.abs(), max=3.0) / 3.0), _J1_NEAR)
-    return back_to(torch.where(x.abs() <= 3.0, near, amplitude * torch.cos(phase) * torch.sign(x)), self)
+    size = x.abs()
+    amplitude, phase = _wave(size, order)
+    near = horner(torch.square(torch.clamp(size, max=3.0) / 3.0), (_J0_NEAR, _J1_NEAR)[order])
+    near = x * near if order else near
+    is_near, far = size <= 3.0, amplitude * torch.cos(phase)
+    return back_to(torch.where(is_near, near, far * torch.sign(x) if order else far), self)
+
+
+rewrites(aten.special_bessel_j0.default)(given(_first_kind_wave, order=0))
+rewrites(aten.special_bessel_j1.default)(given(_first_kind_wave, order=1))
 
 
 def _weber(self: Tensor, *, order: int) -> Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from generic_export.compat import OpOverload
 from generic_export.errors import TranslationError
 from generic_export.ops.complex import (
     as_complex_dtype,
@@ -165,27 +164,8 @@ def pow_tensor(b: NnefBuilder, self: Operand, exponent: Value) -> Value:
 
 # --- one operand ---------------------------------------------------------------------------------
 
-# aten operator -> NNEF operator; integer input is promoted to float first, as PyTorch does.
-_FLOAT_UNARY: dict[OpOverload, str] = {
-    aten.exp.default: "exp",
-    aten.log.default: "log",
-    aten.sin.default: "sin",
-    aten.cos.default: "cos",
-    aten.tan.default: "tan",
-    aten.asin.default: "asin",
-    aten.acos.default: "acos",
-    aten.atan.default: "atan",
-    aten.sinh.default: "sinh",
-    aten.cosh.default: "cosh",
-    aten.asinh.default: "asinh",
-    aten.acosh.default: "acosh",
-    aten.atanh.default: "atanh",
-    aten.tanh.default: "tanh",
-    aten.sqrt.default: "sqrt",
-    aten.rsqrt.default: "rsqrt",
-    aten.reciprocal.default: "recip",
-    aten.erf.default: "tract_core_erf",
-}
+# What both call by one name; integer input is promoted to float first, as PyTorch does.
+_SAME_NAME = "exp log sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh sqrt rsqrt"
 
 # On complex numbers only these of them have a form.
 _COMPLEX_UNARY: dict[str, Callable[[NnefBuilder, Value], Value]] = {"exp": complex_exponential}
@@ -194,6 +174,8 @@ _COMPLEX_UNARY: dict[str, Callable[[NnefBuilder, Value], Value]] = {"exp": compl
 _F32_AT_MOST = frozenset({"tract_core_erf"})
 
 
+@variant(aten.reciprocal.default, operator="recip")
+@variant(aten.erf.default, operator="tract_core_erf")
 def float_unary(b: NnefBuilder, self: Value, *, operator: str) -> Value:
     """Emit an operation of one float operand, in a type that tract has a kernel for."""
     if self.dtype.is_complex and operator in _COMPLEX_UNARY:
@@ -203,8 +185,8 @@ def float_unary(b: NnefBuilder, self: Value, *, operator: str) -> Value:
     return b.cast(b.unary(operator, narrow), value.dtype)
 
 
-for _overload, _operator in _FLOAT_UNARY.items():
-    variant(_overload, operator=_operator)(float_unary)
+for _name in _SAME_NAME.split():
+    variant(getattr(aten, _name).default, operator=_name)(float_unary)
 
 
 @translates(aten.neg.default)

@@ -113,27 +113,21 @@ def matmul(b: NnefBuilder, self: Value, other: Value) -> Value:
     right = "k" if other.rank == 1 else "kn"
     batch = max(self.rank - len(left), other.rank - len(right), 0)
     shape = broadcast_shape(self.shape[: max(self.rank - 2, 0)], other.shape[: max(other.rank - 2, 0)])
-    left_letters, right_letters = (_batch_letters(value, shape) for value in (self, other))
     result = _BATCH_LETTERS[:batch] + left.replace("k", "") + right.replace("k", "")
-    operands = [_without_unit_batch(b, value, shape) for value in (self, other)]
-    return product(b, f"{left_letters}{left},{right_letters}{right}->{result}", operands)
+    (own, first), (others, second) = (_batch(b, value, shape) for value in (self, other))
+    return product(b, f"{own}{left},{others}{right}->{result}", [first, second])
 
 
-def _kept_batch_axes(value: Value, shape: Shape) -> list[int]:
-    """Return the batch axes of a value that the product really runs over (not 1 where the other operand is wider)."""
+def _batch(b: NnefBuilder, value: Value, shape: Shape) -> tuple[str, Value]:
+    """Return the letters of the batch axes that the product really runs over, and the factor without the others.
+
+    Those are 1 where the other factor is wider.
+    """
     count = max(value.rank - 2, 0)
     offset = len(shape) - count
-    return [axis for axis in range(count) if same_dim(value.shape[axis], shape[offset + axis])]
-
-
-def _batch_letters(value: Value, shape: Shape) -> str:
-    offset = len(shape) - max(value.rank - 2, 0)
-    return "".join(_BATCH_LETTERS[offset + axis] for axis in _kept_batch_axes(value, shape))
-
-
-def _without_unit_batch(b: NnefBuilder, value: Value, shape: Shape) -> Value:
-    kept = _kept_batch_axes(value, shape)
-    return b.squeeze(value, [axis for axis in range(max(value.rank - 2, 0)) if axis not in kept])
+    kept = [axis for axis in range(count) if same_dim(value.shape[axis], shape[offset + axis])]
+    letters = "".join(_BATCH_LETTERS[offset + axis] for axis in kept)
+    return letters, b.squeeze(value, [axis for axis in range(count) if axis not in kept])
 
 
 @translates(aten.mm.default, aten.bmm.default)

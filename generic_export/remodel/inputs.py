@@ -22,6 +22,7 @@ from generic_export.remodel.plan import (
     OutputPlan,
     Place,
     SubgraphPlan,
+    dims_text,
 )
 from generic_export.remodel.subgraph import NamedTensor, Signature
 from generic_export.remodel.symbols import SymbolTable
@@ -324,17 +325,13 @@ def _require_expandable(
     pairs = list(zip(reversed(source), reversed(dims), strict=False))
     if len(source) > len(dims) or any(one not in (1, other) for one, other in pairs):
         raise place.error(
-            f"{what} {_dims_text(source)} does not fit into {target.tensor.name!r} {_dims_text(dims)}.",
+            f"{what} {dims_text(source)} does not fit into {target.tensor.name!r} {dims_text(dims)}.",
             "Bind to something of the same shape.",
         )
 
 
 def _canonical(tensor: NamedTensor, table: SymbolTable) -> tuple[AxisName, ...]:
     return tuple(table.canonical[dim] if isinstance(dim, str) else dim for dim in tensor.dims)
-
-
-def _dims_text(dims: Sequence[AxisName]) -> str:
-    return f"[{', '.join(map(str, dims))}]"
 
 
 def _require_distinct(boundaries: Sequence[InputBoundary], inputs: Sequence[Planned]) -> None:
@@ -396,6 +393,6 @@ def _require_carried(
         for dim in boundary.dims if boundary.bound is not None else ():
             if isinstance(dim, str) and dim not in carriers and dim not in fixed:
                 raise one.place.at("bind").error(
-                    f"no input of the archive has {dim}, an axis of {one.tensor.name!r} {_dims_text(boundary.dims)}.",
+                    f"no input of the archive has {dim}, an axis of {one.tensor.name!r} {dims_text(boundary.dims)}.",
                     f"Collapse {dim}, pin it, or alias it with a symbol of an input that stays.",
                 )

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from generic_export.export import evaluation_mode
+from generic_export.capture import evaluation_mode
 from generic_export.remodel.boundary import InputSide, OutputBoundary
 from generic_export.remodel.inputs import find_name, plans_by_name, resized
-from generic_export.remodel.plan import AxisName, OutputPlan, Place, SubgraphPlan
+from generic_export.remodel.plan import AxisName, OutputPlan, Place, SubgraphPlan, dims_text
 from generic_export.remodel.subgraph import NamedTensor
 from generic_export.torch_graph.naming import identifier
 from generic_export.torch_graph.nested import named_outputs
@@ -142,9 +142,8 @@ def _number(axis: AxisName, output: NamedTensor, place: Place) -> int:
         return axis % rank
     found = [number for number, dim in enumerate(output.dims) if dim == axis]
     if len(found) != 1:
-        shape = ", ".join(map(str, output.dims))
         raise place.error(
-            f"{len(found) or 'none'} of the axes of output {output.name!r} [{shape}] is {axis}.",
+            f"{len(found) or 'none'} of the axes of output {output.name!r} {dims_text(output.dims)} is {axis}.",
             "Give the number of the axis.",
         )
     return found[0]

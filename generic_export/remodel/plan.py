@@ -188,6 +188,11 @@ class Place:
         )
 
 
+def dims_text(dims: Iterable[AxisName]) -> str:
+    """Return axes as text: `[B, 80, T]`."""
+    return f"[{', '.join(map(str, dims))}]"
+
+
 def dotted(path: Path) -> str:
     """Return a path as text: `encoder.inputs.audio.collapse[0]`."""
     text = ""

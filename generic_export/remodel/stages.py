@@ -15,7 +15,7 @@ import torch
 
 from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.remodel.boundary import Boundary, InputBoundary, OutputBoundary
-from generic_export.remodel.plan import AxisName
+from generic_export.remodel.plan import AxisName, dims_text
 
 STAGES = ("raw", "collapsed", "bound", "final")
 
@@ -39,7 +39,7 @@ class Port:
     @property
     def shape(self) -> str:
         """The axes as text."""
-        return f"[{', '.join(map(str, self.dims))}]"
+        return dims_text(self.dims)
 
     def __str__(self) -> str:
         return f"{self.kind:<6}  {self.name}  {self.dtype}{self.shape}"

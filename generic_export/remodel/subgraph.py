@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.capture import evaluation_mode
 from generic_export.errors import OptionError
-from generic_export.export import evaluation_mode
 from generic_export.inference_target.example import call_example
 from generic_export.remodel.plan import AxisName
 from generic_export.torch_graph.nested import FlatCall, named_outputs

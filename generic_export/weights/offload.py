@@ -114,7 +114,9 @@ class OffloadStore:
         """Return a source's values; the result is shared and must not be written to."""
         key = (id(source), dtype, device)
         size = math.prod(source.shape) * dtype.itemsize
-        with self._turn(key):  # a second thread that wants the same tensor waits for it instead of reading it too
+        with self._lock:
+            turn = self._loading.setdefault(key, threading.Lock())
+        with turn:  # a second thread that wants the same tensor waits for it instead of reading it too
             held = self._held(key)
             if held is not None:
                 return held
@@ -122,7 +124,8 @@ class OffloadStore:
             try:
                 values = read_tensor(source, dtype).to(device)
             except BaseException:
-                self._release(size if keep else 0)
+                with self._lock:
+                    self._bytes -= size if keep else 0
                 raise
             with self._lock:
                 self._loads += 1
@@ -136,13 +139,6 @@ class OffloadStore:
             self._evictions += len(self._resident)
             self._bytes -= sum(values.nbytes for _, values in self._resident.values())
             self._resident.clear()
-
-    @contextmanager
-    def _turn(self, key: _Key) -> Iterator[None]:
-        with self._lock:
-            turn = self._loading.setdefault(key, threading.Lock())
-        with turn:
-            yield
 
     def _held(self, key: _Key) -> torch.Tensor | None:
         with self._lock:
@@ -166,10 +162,6 @@ class OffloadStore:
             self._bytes += size
             self._peak = max(self._peak, self._bytes)
             return True
-
-    def _release(self, size: int) -> None:
-        with self._lock:
-            self._bytes -= size
 
 
 class OffloadedTensor(torch.Tensor):

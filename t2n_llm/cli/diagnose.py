@@ -140,6 +140,7 @@ def _tell(sink: Sink, diagnosis: Diagnosis, html: Path | None, json_file: str | 
     """Write the reports that were asked for, and speak."""
     from rich.text import Text
 
+    from generic_export.diagnose import diagnosis_text
     from generic_export.diagnose.report.report_html import diagnosis_html
 
     pages = [path for path in (html, out / "report.html" if out is not None else None) if path is not None]
@@ -149,7 +150,7 @@ def _tell(sink: Sink, diagnosis: Diagnosis, html: Path | None, json_file: str | 
         typer.echo(diagnosis.to_json(), nl=False)
     elif json_file is not None:
         write_text(Path(json_file), diagnosis.to_json())
-    text = Text(diagnosis.to_text())
+    text = Text(diagnosis_text(diagnosis))
     text.highlight_regex(r"\bfailed: \w+", "bold red")
     text.highlight_regex(r"(?m)(?<=  )ok\b", "green")
     sink.show(text)

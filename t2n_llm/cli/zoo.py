@@ -16,7 +16,7 @@ from t2n_llm.cli.session import open_sink
 if TYPE_CHECKING:
     from t2n_llm.zoo.expectations import Expected, Surprise
     from t2n_llm.zoo.history import Run
-    from t2n_llm.zoo.verdict import Verdict
+    from t2n_llm.zoo.verdict import CellVerdict
 
 _EXIT_SURPRISE = 1
 
@@ -206,7 +206,7 @@ def _expected_rows(path: Path | None) -> dict[str, Expected]:
     return read_expected(path or EXPECTED_FILE)
 
 
-def _update(verdicts: Sequence[Verdict], rows: Mapping[str, Expected], path: Path | None) -> dict[str, Expected]:
+def _update(verdicts: Sequence[CellVerdict], rows: Mapping[str, Expected], path: Path | None) -> dict[str, Expected]:
     """Rewrite the rows of cells that were run; those of architectures that are gone go."""
     from t2n_llm.zoo.configs import architectures
     from t2n_llm.zoo.expectations import EXPECTED_FILE, updated, write_expected
@@ -217,13 +217,13 @@ def _update(verdicts: Sequence[Verdict], rows: Mapping[str, Expected], path: Pat
     return new
 
 
-def _judged(verdicts: Sequence[Verdict], rows: Mapping[str, Expected] | None) -> list[Surprise] | None:
+def _judged(verdicts: Sequence[CellVerdict], rows: Mapping[str, Expected] | None) -> list[Surprise] | None:
     from t2n_llm.zoo.expectations import surprises
 
     return surprises(verdicts, rows) if rows is not None else None
 
 
-def _kept(verdicts: Sequence[Verdict], history: Path | None) -> Run:
+def _kept(verdicts: Sequence[CellVerdict], history: Path | None) -> Run:
     from t2n_llm.zoo.history import Run, keep_run
 
     return keep_run(history, verdicts) if history is not None else Run("this run", tuple(verdicts))
@@ -267,7 +267,7 @@ def _show_surprises(sink: Sink, found: Sequence[Surprise]) -> None:
         sink.show("Everything is as expected.")
 
 
-def _line(verdict: Verdict) -> Any:
+def _line(verdict: CellVerdict) -> Any:
     error = verdict.max_abs_error
     figure = f" max abs err {error:.2g}" if error is not None else ""
     reason = f" {verdict.error}: {verdict.message}" if verdict.message else ""

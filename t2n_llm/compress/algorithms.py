@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from quant.gptq import GptqQuantizer
 from quant.imatrix import ImatrixQuantizer
 from quant.protocol import Quantizer
-from t2n_llm.compress.request import IMATRIX
+
+IMATRIX = "imatrix"
+"""The algorithm that statistics alone suffice for."""
 
 
 @dataclass(frozen=True)

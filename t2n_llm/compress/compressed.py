@@ -16,10 +16,10 @@ from generic_export.weights.source import TensorSource
 from quant.protocol import InputStatistics
 from quant.stream import PackedBlocks
 from quant.weighted_search import prepare_search
-from t2n_llm.compress.algorithms import CALIBRATED
+from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX
 from t2n_llm.compress.apply import Compression, compress
 from t2n_llm.compress.plan import CompressionPlan, plan_compression, product_shapes
-from t2n_llm.compress.request import IMATRIX, CompressionOptions
+from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.compress.statistics import read_statistics, write_statistics
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.empty_model import Weightless

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from quant.protocol import Quantizer
     from quant.recipe import Recipe
 
-IMATRIX = "imatrix"
-"""The algorithm that statistics alone suffice for."""
-
 
 @dataclass(frozen=True)
 class CompressionOptions:
@@ -67,17 +64,23 @@ class CompressionOptions:
         if self.name is None and self.file is None and self.target_size is not None:
             raise OptionError("--target-size is given without a recipe.", "Add --compress q4_0-mixed.")
         self.recipe()  # whatever is wrong with it should be known before the work
-        if self.imatrix is not None and IMATRIX not in self.algorithm_names():
-            raise OptionError(
-                "--imatrix is given, and no tensor uses it.",
-                f"Only the algorithm {IMATRIX} can: --compress q4_0:{IMATRIX}.",
-            )
+        if self.imatrix is not None:
+            self._refuse_unused_statistics()
         if self.save_imatrix is not None:
             from t2n_llm.compress.statistics import check_name
 
             check_name(self.save_imatrix)
             if not self.calibrates():
                 raise OptionError("--save-imatrix is given, and nothing is calibrated.", "Add --compress q4_0:imatrix.")
+
+    def _refuse_unused_statistics(self) -> None:
+        from t2n_llm.compress.algorithms import IMATRIX
+
+        if IMATRIX not in self.algorithm_names():
+            raise OptionError(
+                "--imatrix is given, and no tensor uses it.",
+                f"Only the algorithm {IMATRIX} can: --compress q4_0:{IMATRIX}.",
+            )
 
     def algorithms(self) -> Mapping[str, Quantizer]:
         """Return the algorithms that work on one tensor at a time."""
@@ -110,12 +113,12 @@ class CompressionOptions:
 
     def calibrates(self) -> bool:
         """Say whether the recipe asks for an algorithm that runs the model."""
-        names = self.algorithm_names() - ({IMATRIX} if self.imatrix is not None else set())
+        names = self.algorithm_names()
         if not names:
             return False
-        from t2n_llm.compress.algorithms import CALIBRATED
+        from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX
 
-        return not names.isdisjoint(CALIBRATED)
+        return not (names - ({IMATRIX} if self.imatrix is not None else set())).isdisjoint(CALIBRATED)
 
     def algorithm_names(self) -> set[str]:
         """Return the algorithms that the recipe asks for."""

@@ -15,21 +15,26 @@ from typing import Any
 
 from torch import nn
 
+from generic_export.capture import ModuleCall, captured
 from generic_export.compat import CAPTURE_LOGGERS
 from generic_export.coverage import (
     ModuleCoverage,
     OperatorCoverage,
     OperatorUse,
     Support,
+    Weigh,
     captured_coverage,
     merged,
     seen_coverage,
 )
+from generic_export.diagnose.record.pieces import kinds_of_calls
+from generic_export.diagnose.record.recording import RecordedCall
+from generic_export.documents import producer_version
 from generic_export.errors import CaptureError, T2NError
-from generic_export.export import producer_version
+from generic_export.inference_target import TractNNEF
 from generic_export.logs import logging_at
-from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
-from generic_export.translate.modules import translated_modules
+from generic_export.torch_graph.request import DynamicAxes
+from generic_export.torch_graph.tracer import torch_version
 from kvcache import explicit_attention, explicit_experts, explicit_operators, fuse_rotary_embedding
 from kvcache.operators import OperatorNames
 from t2n_llm.explain.forward_record import ForwardRecord, record_forward
@@ -187,20 +192,24 @@ def _decoder_coverage(cut: LayerCut, trust_remote_code: bool) -> ModuleCoverage:
         skeleton = build_skeleton(
             cut.config, GraphOptions(), attention=attention, experts=experts, trust_remote_code=trust_remote_code
         )
-        prefix = f"{WRAPPER_ATTRIBUTE}."
         layers = layers_path(skeleton.module.causal_lm, skeleton.config)
-        tracer = TorchModuleTracer(
-            module=skeleton.module,
-            args=skeleton.example_inputs(),
+        call = ModuleCall(
+            skeleton.module,
+            skeleton.example_inputs(),
             input_names=skeleton.input_names,
             output_names=skeleton.output_names,
-            dynamic_axes=skeleton.dynamic_axes,
-            strip_prefix=prefix,
-            whole=translated_modules(),
+            strip_prefix=f"{WRAPPER_ATTRIBUTE}.",
         )
-        return captured_coverage(
-            tracer, (fuse_rotary_embedding,), weigh=lambda path: cut.weight(_layer_of(path, layers))
-        )
+        return _covered(call, lambda path: cut.weight(_layer_of(path, layers)), skeleton.dynamic_axes)
+
+
+def _covered(call: ModuleCall, weigh: Weigh, dynamic_axes: DynamicAxes | None = None) -> ModuleCoverage:
+    """Capture as an export does: without values, and so without a script or a trace in a module's place."""
+    target = TractNNEF(dynamic_axes=dynamic_axes or {}, check_io=False)
+    coverage, _, _ = captured(
+        call, target, lambda tracer: captured_coverage(tracer, (fuse_rotary_embedding,), weigh), torchscript=False
+    )
+    return coverage
 
 
 def _layer_of(path: str, layers: str) -> int | None:
@@ -224,7 +233,7 @@ def _modules_coverage(
             layers = layers_path(model, twin.config)
             search = _ModuleSearch(record, lambda path: twin.cut.weight(_layer_of(path, layers)))
             with logging_at(logging.CRITICAL, *CAPTURE_LOGGERS):
-                search.visit(model, "")
+                search.visit()
     except T2NError as error:
         raise CaptureError(f"{cause.message} Nor can its modules be looked at: {error.message}", error.hint) from error
     return merged(search.parts), tuple(search.uncaptured.values())
@@ -245,43 +254,44 @@ _SOURCE = re.compile(r"\b[\w.-]+\.py:\d+")
 class _ModuleSearch:
     """Captures modules from the outside in; goes into one only when it cannot be captured itself."""
 
-    def __init__(self, record: ForwardRecord, weigh: Any) -> None:
-        self._record = record
+    def __init__(self, record: ForwardRecord, weigh: Weigh) -> None:
+        self._uses = record.uses
         self._weigh = weigh
-        self._seen: dict[object, ModuleCoverage | T2NError] = {}
+        self._kinds = kinds_of_calls(record.recording)
+        self._inside: dict[int | None, list[RecordedCall]] = {}
+        for recorded in record.recording.calls:
+            if recorded.call.turn == 0:
+                self._inside.setdefault(recorded.call.parent, []).append(recorded)
+        self._seen: dict[str, ModuleCoverage | T2NError] = {}
         self.parts: list[ModuleCoverage] = []
-        self.uncaptured: dict[object, UncapturedModule] = {}
+        self.uncaptured: dict[str, UncapturedModule] = {}
 
-    def visit(self, module: nn.Module, path: str) -> bool:
-        """Add the coverage of a module; returns whether all of it was captured."""
-        call = self._record.calls.get(path)
-        if call is None:  # a list of modules, or one that is never called
-            return self._visit_children(module, path)
-        key = (type(module), call.signature, tuple(name for name, _ in module.named_parameters()))
-        outcome = self._seen.get(key)
-        if outcome is None:
-            outcome = self._seen[key] = self._captured(module, path)
+    def visit(self, parent: int | None = None) -> bool:
+        """Add the coverage of what is called inside a call, the root by default; returns whether all of it was captured."""
+        captured_ones = [self._visit_call(recorded) for recorded in self._inside.get(parent, ())]
+        return all(captured_ones)
+
+    def _visit_call(self, recorded: RecordedCall) -> bool:
+        kind, path = self._kinds[recorded.call.index], recorded.call.path
+        if kind not in self._seen:
+            self._seen[kind] = self._captured(recorded)
+        outcome = self._seen[kind]
         if isinstance(outcome, ModuleCoverage):
             self.parts.append(self._placed(outcome, path))
             return True
-        own = [use for use in self._record.uses if use.module_path == path]
-        self.parts.append(seen_coverage(own, self._weigh))
-        if self._visit_children(module, path):
-            self._blame(key, module, path, outcome)
+        self.parts.append(seen_coverage([use for use in self._uses if use.module_path == path], self._weigh))
+        if self.visit(recorded.call.index):
+            self._blame(kind, recorded, outcome)
         return False
 
-    def _visit_children(self, module: nn.Module, path: str) -> bool:
-        captured = [self.visit(child, _join(path, name)) for name, child in module.named_children()]
-        return all(captured)
-
-    def _captured(self, module: nn.Module, path: str) -> ModuleCoverage | T2NError:
+    def _captured(self, recorded: RecordedCall) -> ModuleCoverage | T2NError:
         """Return the coverage of a module, with paths relative to it and each call counted once."""
-        call = self._record.calls[path]
-        tracer = TorchModuleTracer(module, call.args, call.kwargs, whole=translated_modules())
+        path = recorded.call.path
+        # Inside a layer the counts are multiplied later, since the modules of several layers share them.
+        weigh: Weigh = (lambda _: 1) if self._weigh(path) > 1 else (lambda inner: self._weigh(_join(path, inner)))
         try:
-            # Inside a layer the counts are multiplied later, since the modules of several layers share them.
-            weigh = (lambda _: 1) if self._weigh(path) > 1 else (lambda inner: self._weigh(_join(path, inner)))
-            return captured_coverage(tracer, (fuse_rotary_embedding,), weigh)
+            args, kwargs = recorded.arguments.rebuilt(recorded.inputs().__getitem__)
+            return _covered(ModuleCall(recorded.module, args, kwargs), weigh)
         except T2NError as error:
             return error
 
@@ -293,22 +303,19 @@ class _ModuleSearch:
                 count=row.count * factor,
                 refused=row.refused * factor,
                 module_path=_join(path, row.module_path),
-                module_type=row.module_type,
             )
             for row in coverage.operators
         )
         return ModuleCoverage(rows, coverage.problems)
 
-    def _blame(self, key: object, module: nn.Module, path: str, error: T2NError) -> None:
-        known = self.uncaptured.get(key)
-        count = self._weigh(path)
-        if known is not None:
-            self.uncaptured[key] = replace(known, count=known.count + count)
-            return
+    def _blame(self, kind: str, recorded: RecordedCall, error: T2NError) -> None:
+        path = recorded.call.path
         source = _SOURCE.search(error.message)
-        self.uncaptured[key] = UncapturedModule(
-            path, type(module).__name__, count, error.message, error.hint or "", source[0] if source else ""
+        found = UncapturedModule(
+            path, recorded.call.class_name, 0, error.message, error.hint or "", source[0] if source else ""
         )
+        known = self.uncaptured.get(kind, found)
+        self.uncaptured[kind] = replace(known, count=known.count + self._weigh(path))
 
 
 def _join(path: str, name: str) -> str:

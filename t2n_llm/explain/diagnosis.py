@@ -142,6 +142,7 @@ def diagnose_model(
             out=options.out,
             resume=options.resume,
             fusions=(fuse_rotary_embedding,),
+            torchscript=False,  # an export captures a model without values, and has nothing to compare a trace with
             axes=calls.axes,
             limits=options.limits,
             context=calls.code,

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
-from generic_export.export import producer_version
+from generic_export.documents import producer_version
 from generic_export.write.document import WrittenArchive
 from t2n_llm.export.folder import MANIFEST_FORMAT
 from t2n_llm.export.options import ExportOptions

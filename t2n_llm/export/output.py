@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from generic_export.export import producer_version
+from generic_export.documents import producer_version
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource

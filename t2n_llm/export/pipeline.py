@@ -30,7 +30,7 @@ from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import open_source
 from t2n_llm.source.reference import SourceRef
-from t2n_llm.tasks.protocol import Subject, Task, TaskGraph
+from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.names import graph_sources
 
@@ -235,7 +235,7 @@ class _Export:
         options, main = self.folder.options, parts[-1]
         paths = {role: archive.path for role, archive in archives.items()}
         return self.task.check(
-            Subject(
+            CheckSubject(
                 source=self.folder.source,
                 network=main.graph.skeleton.network,
                 archives=paths,

@@ -20,7 +20,7 @@ from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.names import recorded_task
-from t2n_llm.tasks.protocol import MODEL_ROLE, Subject
+from t2n_llm.tasks.protocol import MODEL_ROLE, CheckSubject
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
 
@@ -58,7 +58,7 @@ def validate_folder(
     records = (manifest.get("compression") or {}).get("tensors", ())
     main = list(archives.values())[-1]
     return task.check(
-        Subject(
+        CheckSubject(
             source=source,
             network=task.network(source),
             archives=archives,

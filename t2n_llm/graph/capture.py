@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.export import capture, producer_properties, translate_graph
+from generic_export.capture import capture
+from generic_export.documents import producer_properties, translate_graph
 from generic_export.inference_target import TractNNEF
 from generic_export.nnef.graph import NnefGraph
 from generic_export.translate.translate import TranslationOptions

@@ -57,7 +57,7 @@ class TaskGraph:
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckSubject:
     """An export that is to be compared with PyTorch: just written, or a folder opened again.
 
     Attributes:
@@ -153,7 +153,7 @@ class Task(ABC):
         """Return the model without weights that the check runs with weights."""
 
     @abstractmethod
-    def check(self, subject: Subject) -> ValidationReport:
+    def check(self, subject: CheckSubject) -> ValidationReport:
         """Compare the archives with PyTorch, in the engine.
 
         Raises:
@@ -180,4 +180,4 @@ class Task(ABC):
         return 4 * graphs[-1].parameters + stored_bytes
 
 
-__all__ = ["MODEL_ROLE", "Subject", "Task", "TaskGraph"]
+__all__ = ["MODEL_ROLE", "CheckSubject", "Task", "TaskGraph"]

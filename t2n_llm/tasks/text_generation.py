@@ -22,7 +22,7 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.names import TEXT_GENERATION
-from t2n_llm.tasks.protocol import Subject, Task, TaskGraph
+from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.weights.f32_model import require_resident
 from t2n_llm.weights.placement import Residency, plan_residency
 
@@ -73,7 +73,7 @@ class TextGeneration(Task):
                 "Pass --no-check, and run t2n-llm validate on a larger machine.",
             )
 
-    def check(self, subject: Subject) -> ValidationReport:
+    def check(self, subject: CheckSubject) -> ValidationReport:
         """Run the four checks; see `check.turns`."""
         source, options, checking = subject.source, subject.options, subject.checking
         residency = _residency(subject.network, source, checking)

@@ -19,14 +19,14 @@ from types import ModuleType
 import psutil
 
 from generic_export.processes import Ending, ProcessLimits, Reason, TaskProcess, start_task, wait_for_news
-from t2n_llm.zoo.verdict import CRASHED, MEMORY, TIMEOUT, Cell, Verdict
+from t2n_llm.zoo.verdict import CRASHED, MEMORY, TIMEOUT, Cell, CellVerdict
 
 DEFAULT_WORK = "t2n_llm.zoo.cell"
 _LOOK_SECONDS = 0.1
 _LOG_LENGTH = 4000
 
 
-def run_in_process(cell: Cell, work: ModuleType, *, fresh: bool = False) -> Verdict:
+def run_in_process(cell: Cell, work: ModuleType, *, fresh: bool = False) -> CellVerdict:
     """Run one cell in a process of its own, within its limits; nothing of it is left behind.
 
     Args:
@@ -50,19 +50,19 @@ def _run_cell(cell: Cell, work: str, folder: Path, host: Connection) -> None:
     host.send(importlib.import_module(work).run_cell(cell, own, host.send))
 
 
-def _watch(process: TaskProcess, cell: Cell) -> Verdict:
+def _watch(process: TaskProcess, cell: Cell) -> CellVerdict:
     stage = "start"
     while True:
         wait_for_news([process], _LOOK_SECONDS)
         messages, ending = process.news()
         for message in messages:
-            if isinstance(message, Verdict):
+            if isinstance(message, CellVerdict):
                 return message
             stage = message
         if ending is not None:
             outcome, words = _explained(ending, cell, process.peak_bytes)
             log = ending.output[-_LOG_LENGTH:].strip()
-            return Verdict(cell.architecture, cell.dtype, outcome, stage, message=words, log=log)
+            return CellVerdict(cell.architecture, cell.dtype, outcome, stage, message=words, log=log)
 
 
 def _explained(ending: Ending, cell: Cell, peak_bytes: int) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from functools import partial
 
 from generic_export.processes import TaskProcess, start_task
 from t2n_llm.zoo.host import DEFAULT_WORK, serve
-from t2n_llm.zoo.verdict import CRASHED, Cell, Verdict
+from t2n_llm.zoo.verdict import CRASHED, Cell, CellVerdict
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # the hosts are what uses the cores; and a host that forks must have one thread
@@ -48,17 +48,19 @@ class Host:
         self._lock = threading.Lock()  # a host is closed while another thread starts it or waits for its verdict
         self._closed = False
 
-    def run(self, cell: Cell) -> Verdict:
+    def run(self, cell: Cell) -> CellVerdict:
         """Run one cell and wait for its verdict; a host that died under it is a verdict too."""
         try:
             connection = self._started().connection
             connection.send(cell)
-            verdict: Verdict = connection.recv()
+            verdict: CellVerdict = connection.recv()
             return verdict
         except (OSError, EOFError) as error:
             self._end()
             message = f"{error}" or "the host died"
-            return Verdict(cell.architecture, cell.dtype, CRASHED, "host", error=type(error).__name__, message=message)
+            return CellVerdict(
+                cell.architecture, cell.dtype, CRASHED, "host", error=type(error).__name__, message=message
+            )
 
     def _started(self) -> TaskProcess:
         with self._lock:
@@ -85,7 +87,7 @@ class Host:
             self._process = None
 
 
-def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = None) -> Iterator[Verdict]:
+def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = None) -> Iterator[CellVerdict]:
     """Yield verdicts as they come.
 
     Args:
@@ -107,7 +109,7 @@ def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = No
             host.close()
 
 
-def _run_on_idle(idle: queue.SimpleQueue[Host], cell: Cell) -> Verdict:
+def _run_on_idle(idle: queue.SimpleQueue[Host], cell: Cell) -> CellVerdict:
     host = idle.get()
     try:
         return host.run(cell)

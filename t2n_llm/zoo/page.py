@@ -13,7 +13,7 @@ from t2n_llm.zoo.compare import KINDS, compare_runs
 from t2n_llm.zoo.expectations import Expected, reason_of
 from t2n_llm.zoo.history import Run
 from t2n_llm.zoo.tables import by_architecture, dtypes_of
-from t2n_llm.zoo.verdict import CRASHED, FAILED, MEMORY, NOT_RUNNABLE, OUTCOMES, RIGHT, TIMEOUT, WRONG, Verdict
+from t2n_llm.zoo.verdict import CRASHED, FAILED, MEMORY, NOT_RUNNABLE, OUTCOMES, RIGHT, TIMEOUT, WRONG, CellVerdict
 
 _LOOKS = {
     RIGHT: "good",
@@ -69,7 +69,7 @@ def _shares(run: Run, dtype: str) -> list[tuple[str, int, str]]:
     ]
 
 
-def _reasons(cells: Iterable[Verdict], expected: Mapping[str, Expected]) -> list[str]:
+def _reasons(cells: Iterable[CellVerdict], expected: Mapping[str, Expected]) -> list[str]:
     """Return why cells are not right, the same reason once."""
     told = [reason_of(cell, expected.get(cell.key)) for cell in cells if cell.outcome != RIGHT]
     return list(dict.fromkeys(told))

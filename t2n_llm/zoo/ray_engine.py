@@ -12,13 +12,15 @@ from typing import Any
 
 from generic_export.errors import MissingExtraError
 from t2n_llm.zoo.local import Host, HostOptions
-from t2n_llm.zoo.verdict import CRASHED, Cell, Verdict
+from t2n_llm.zoo.verdict import CRASHED, Cell, CellVerdict
 
 _TRIES = 2
 """A node that is lost takes its cell along; the cell is tried once more. A verdict is never tried again."""
 
 
-def run_on_ray(cells: Sequence[Cell], jobs: int, options: HostOptions, address: str | None = None) -> Iterator[Verdict]:
+def run_on_ray(
+    cells: Sequence[Cell], jobs: int, options: HostOptions, address: str | None = None
+) -> Iterator[CellVerdict]:
     """Yield verdicts as they come.
 
     Args:
@@ -56,7 +58,7 @@ def _ray() -> Any:
     return ray
 
 
-def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) -> Iterator[Verdict]:
+def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) -> Iterator[CellVerdict]:
     remote = ray.remote(num_cpus=1, max_restarts=0)(Host)
     waiting = [(cell, 1) for cell in cells]
     idle = [remote.remote(options) for _ in range(max(1, min(jobs, len(cells))))]
@@ -77,7 +79,7 @@ def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) ->
                     waiting.insert(0, (cell, tries + 1))
                 else:
                     message = " ".join(str(error).split())[:300]
-                    yield Verdict(
+                    yield CellVerdict(
                         cell.architecture, cell.dtype, CRASHED, "node", error=type(error).__name__, message=message
                     )
     finally:

@@ -20,7 +20,7 @@ from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.heads.check import bundles_size, check_head, plan_cases, run_head_reference, write_head_bundles
 from t2n_llm.tasks.heads.model import BATCH, HEADS, INPUT_NAMES, STEPS, Head, build_head_graph
 from t2n_llm.tasks.names import FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION
-from t2n_llm.tasks.protocol import Subject, Task, TaskGraph
+from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 
 
 class HeadTask(Task):
@@ -84,7 +84,7 @@ class HeadTask(Task):
             "Give a checkpoint that was trained for classification, or use --task feature-extraction.",
         )
 
-    def check(self, subject: Subject) -> ValidationReport:
+    def check(self, subject: CheckSubject) -> ValidationReport:
         """Compare a few batches of texts; see `heads.check`."""
         cases = plan_cases(self.head, subject.source.config, subject.tokenizer, batched=BATCH in subject.symbols)
         subject.reporter.stage("Running PyTorch in f32 for reference")

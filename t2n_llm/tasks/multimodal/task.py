@@ -19,7 +19,7 @@ from t2n_llm.tasks.multimodal.check import check_multimodal, plan_prompts, run_m
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, family_of
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED, build_parts
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
-from t2n_llm.tasks.protocol import Subject, Task, TaskGraph
+from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 
 _POSITIONS = (
     "int64 [3, 1, S], time, row, column: text counts on from the position before in all three; an image that starts at p has "
@@ -82,7 +82,7 @@ class MultimodalTask(Task):
         )
         return network
 
-    def check(self, subject: Subject) -> ValidationReport:
+    def check(self, subject: CheckSubject) -> ValidationReport:
         """Compare prompts with and without images; see `multimodal.check`."""
         source, checking = subject.source, subject.checking
         family = self._family(source, subject.options)

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.capture import capture
 from generic_export.errors import CaptureError, NotCapturableError, SpecializedAxisError
-from generic_export.export import capture
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torchscript.module import interpreted

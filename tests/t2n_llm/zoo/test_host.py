@@ -15,7 +15,7 @@ import pytest
 from generic_export.processes import end_tree, process_tree
 from t2n_llm.zoo.host import run_in_process
 from t2n_llm.zoo.local import Host, HostOptions, run_local
-from t2n_llm.zoo.verdict import CRASHED, MEMORY, RIGHT, TIMEOUT, Cell, Verdict
+from t2n_llm.zoo.verdict import CRASHED, MEMORY, RIGHT, TIMEOUT, Cell, CellVerdict
 from tests.t2n_llm.zoo import fake_cells
 
 FAKE = "tests.t2n_llm.zoo.fake_cells"
@@ -28,7 +28,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def judge(name: str, *, timeout: float = 60.0, memory: int = 1 << 40, fresh: bool = False) -> Verdict:
+def judge(name: str, *, timeout: float = 60.0, memory: int = 1 << 40, fresh: bool = False) -> CellVerdict:
     cell = Cell(name, timeout_seconds=timeout, max_rss_bytes=memory)
     return run_in_process(cell, fake_cells, fresh=fresh)
 

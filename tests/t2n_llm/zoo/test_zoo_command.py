@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from t2n_llm.zoo.history import read_results, write_results
-from t2n_llm.zoo.verdict import FAILED, RIGHT, Verdict
+from t2n_llm.zoo.verdict import FAILED, RIGHT, CellVerdict
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
 
-RIGHT_ONE = Verdict("llama", "f32", RIGHT, "done")
-FAILED_ONE = Verdict("mamba", "f32", FAILED, "capture", error="CaptureError", message="[no] form")
+RIGHT_ONE = CellVerdict("llama", "f32", RIGHT, "done")
+FAILED_ONE = CellVerdict("mamba", "f32", FAILED, "capture", error="CaptureError", message="[no] form")
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ _LARGEST_F16 = 65504.0
 
 
 @dataclass(frozen=True)
-class Translation:
+class Provenance:
     """What an archive was made from.
 
     Attributes:
@@ -98,7 +98,7 @@ class Failure(Suspect):
     reason: str
 
 
-def first_failure(archive: Path, translation: Translation, example: ExampleRun, ask: Ask) -> Failure | None:
+def first_failure(archive: Path, translation: Provenance, example: ExampleRun, ask: Ask) -> Failure | None:
     """Find the first tensor of an archive at which the engine stops, by giving the graph fewer outputs.
 
     Args:
@@ -126,7 +126,7 @@ def first_failure(archive: Path, translation: Translation, example: ExampleRun, 
 
 def first_divergence(
     archive: Path,
-    translation: Translation,
+    translation: Provenance,
     example: ExampleRun,
     ask: Ask,
     tolerance: TractCheckTolerance | ToleranceLimits,
@@ -183,7 +183,7 @@ class _Probe:
     def __init__(
         self,
         folder: Path,
-        translation: Translation,
+        translation: Provenance,
         example: ExampleRun,
         ask: Ask,
         tolerance: TractCheckTolerance | ToleranceLimits,
@@ -349,4 +349,4 @@ def _alike(answer: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.nd
     return answer, reference
 
 
-__all__ = ["Ask", "Divergence", "Failure", "Translation", "first_divergence", "first_failure"]
+__all__ = ["Ask", "Divergence", "Failure", "Provenance", "first_divergence", "first_failure"]

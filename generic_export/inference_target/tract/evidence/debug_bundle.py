@@ -32,7 +32,7 @@ from generic_export.inference_target.tract.evidence import reproduce
 from generic_export.inference_target.tract.evidence.bisect import (
     Divergence,
     Failure,
-    Translation,
+    Provenance,
     first_divergence,
     first_failure,
 )
@@ -69,7 +69,7 @@ class FailingCase:
     archive: Path
     error: T2NError
     example: ExampleRun
-    translation: Translation
+    translation: Provenance
     target: TractNNEF
     model: nn.Module
     args: Sequence[Any]

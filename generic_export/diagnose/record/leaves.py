@@ -115,16 +115,6 @@ def belongs(leaf: str, states: Sequence[str]) -> bool:
     return any(leaf.startswith(f"{name}.") for name in states)
 
 
-def put_in_state(nodes: Sequence[Any], leaf: str, value: torch.Tensor) -> bool:
-    """Put a tensor into the state that a leaf is a slot of; False when it is none's."""
-    for node in nodes:
-        for state in _states(node):
-            if leaf.startswith(f"{state.name}."):
-                state.adapter.assign(state.template, {leaf.removeprefix(f"{state.name}."): value})
-                return True
-    return False
-
-
 def _rebuilt(node: Any, lookup: Lookup, states: dict[int, Any]) -> Any:
     if isinstance(node, _Tensor):
         return lookup(node.name)
@@ -217,16 +207,37 @@ def _text(value: Any) -> str:
 # --- calls ----------------------------------------------------------------------------------------
 
 
-def argument_names(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a name per positional argument: the parameter's, `rest.0` in `*rest`, or `arg_0` where nothing is known."""
-    try:
-        parameters = list(inspect.signature(forward).parameters.values())
-    except (TypeError, ValueError):  # a forward made in C
-        parameters = []
+def named_arguments(
+    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """Return the arguments with their names: the parameter's, `rest.0` in `*rest`, or `arg_0` where nothing is known."""
+    parameters = _parameters(forward)
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
-    for index in range(len(args)):
-        yield plain[index] if index < len(plain) else f"{rest}.{index - len(plain)}"
+    names = [*plain[: len(args)], *(f"{rest}.{index}" for index in range(len(args) - len(plain)))]
+    return [*zip(names, args, strict=True), *kwargs.items()]
+
+
+def _parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(forward).parameters.values())
+    except (TypeError, ValueError):  # a forward made in C
+        return []
+
+
+def tensors_in(named: Sequence[tuple[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return every tensor in named values, states looked into, one that stands in several places under each name."""
+    return take_apart(named, keep_states=False)[1].named_tensors()
+
+
+def write_into(named: Sequence[tuple[str, Any]], leaf: str, value: torch.Tensor) -> None:
+    """Do to an argument what a call did: a tensor is overwritten, a state gets the new tensor in its slot."""
+    nodes, layout = take_apart(named, keep_states=False)
+    for state in (found for node in nodes for found in _states(node)):
+        if leaf.startswith(f"{state.name}."):
+            state.adapter.assign(state.template, {leaf.removeprefix(f"{state.name}."): value})
+            return
+    layout.tensors[leaf].copy_(value)
 
 
 def call_layout(
@@ -237,8 +248,8 @@ def call_layout(
     Leaves are in the order of the signature whichever way they were passed, and bear its names: two calls that say the same
     have the same leaves. Parameters left out have their defaults as leaves.
     """
-    named = list(zip(argument_names(forward, args, kwargs), args, strict=True))
-    nodes, layout = take_apart([*named, *kwargs.items()], keep_states=keep_states)
+    named = named_arguments(forward, args, kwargs)
+    nodes, layout = take_apart(named, keep_states=keep_states)
     count = len(args)
     keywords = list(kwargs)
 
@@ -246,15 +257,12 @@ def call_layout(
         return tuple(items[:count]), dict(zip(keywords, items[count:], strict=True))
 
     layout.root = _Container(tuple(nodes), together)
-    layout.leaves = _in_signature_order(forward, layout.leaves, {name for name, _ in named} | set(keywords))
+    layout.leaves = _in_signature_order(forward, layout.leaves, {name for name, _ in named})
     return layout
 
 
 def _in_signature_order(forward: Callable[..., Any], leaves: tuple[Leaf, ...], given: set[str]) -> tuple[Leaf, ...]:
-    try:
-        parameters = list(inspect.signature(forward).parameters.values())
-    except (TypeError, ValueError):
-        return leaves
+    parameters = _parameters(forward)
     order = {parameter.name: index for index, parameter in enumerate(parameters)}
     defaults = tuple(
         _default_leaf(p.name, p.default)
@@ -319,12 +327,13 @@ __all__ = [
     "Layout",
     "Lookup",
     "adapters_in",
-    "argument_names",
     "belongs",
     "call_layout",
-    "put_in_state",
+    "named_arguments",
     "result_layout",
     "state_names",
     "take_apart",
+    "tensors_in",
     "with_blank_slots",
+    "write_into",
 ]

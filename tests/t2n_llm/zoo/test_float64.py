@@ -9,9 +9,9 @@ import torch
 
 from t2n_llm import export_llm
 from t2n_llm.zoo.cell import run_cell
-from t2n_llm.zoo.second_opinion import float64_report
+from t2n_llm.zoo.float64 import float64_report
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
-from t2n_llm.zoo.verdict import RIGHT, Cell, Verdict
+from t2n_llm.zoo.verdict import RIGHT, Cell, CellVerdict
 
 
 def test_zamba2_is_what_one_pass_says(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_zamba2_is_what_one_pass_says(tmp_path: Path) -> None:
     assert (verdict.outcome, verdict.reference) == (RIGHT, "f64")
     assert verdict.max_abs_error is not None
     assert verdict.max_abs_error <= 1e-4
-    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert CellVerdict.from_json(verdict.to_json()) == verdict
 
 
 def test_zamba2_in_transformers_differs_from_itself() -> None:

@@ -6,10 +6,8 @@ In: a `Diagnosis`. Out: text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from generic_export.diagnose.records import Culprit, Diagnosis, Piece, Verdict
+from generic_export.diagnose.records import Culprit, Diagnosis, Piece, Verdict
 
 _HEADINGS = ("piece", "where", "verdict", "seconds")
 

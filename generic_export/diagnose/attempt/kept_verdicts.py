@@ -17,15 +17,15 @@ from torch import nn
 from generic_export.diagnose.plain_data import built, plain
 from generic_export.diagnose.record.pieces import Case, class_sources
 from generic_export.diagnose.records import Outcome, Verdict
+from generic_export.documents import producer_version
 from generic_export.errors import ArchiveError
-from generic_export.export import producer_version
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.torch_graph.tracer import torch_version
 
 FILE = "verdicts.jsonl"
 
 
-class Journal:
+class KeptVerdicts:
     """The verdicts of earlier runs, and of this one.
 
     Args:
@@ -104,4 +104,4 @@ def _weights_mark(module: nn.Module) -> str:
     return digest.hexdigest()[:12]
 
 
-__all__ = ["FILE", "Journal", "fingerprint"]
+__all__ = ["FILE", "KeptVerdicts", "fingerprint"]
