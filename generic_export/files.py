@@ -1,4 +1,4 @@
-"""Files, for all rooms: what their bytes hash to, and whether writing one failed for want of space."""
+"""Files, for all rooms: hashed, written whole or not at all, and whether writing failed for want of space."""
 
 from __future__ import annotations
 
@@ -24,4 +24,18 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _DISK_FULL
 
 
-__all__ = ["is_disk_full", "sha256"]
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file of UTF-8 beside its place, then put it there; an earlier one stays until then.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        return partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+__all__ = ["is_disk_full", "sha256", "write_whole"]

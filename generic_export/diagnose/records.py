@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from generic_export.diagnose.plain_data import built, plain
 from generic_export.errors import ArchiveError, T2NError
+from generic_export.files import write_whole
 
 SCHEMA_VERSION = 1
 
@@ -493,10 +494,7 @@ class Diagnosis:
 
     def write_json(self, path: Path) -> Path:
         """Write `to_json()` to a file, whole or not at all."""
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(self.to_json(), encoding="utf-8")
-        partial.replace(path)
-        return path
+        return write_whole(path, self.to_json())
 
     @staticmethod
     def from_json(text: str) -> Diagnosis:

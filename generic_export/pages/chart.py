@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _WIDTH, _HEIGHT = 640, 170
-_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 24, 12, 24
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 24, 12, 24
 
 
 @dataclass(frozen=True)

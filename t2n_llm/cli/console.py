@@ -21,10 +21,10 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
 from generic_export.errors import T2NError
 from t2n_llm.cli.report_tables import quality_tables
+from t2n_llm.cli.tables import filled_table, table_of
 from t2n_llm.export.folder import json_text
 from t2n_llm.tasks.names import TEXT_GENERATION
 
@@ -249,21 +249,13 @@ class Sink:
 
     def _checks(self, report: ValidationReport) -> None:
         weights = ", on the compressed weights" if report.original is not None else ""
-        table = Table(
-            title=f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
-        )
-        table.add_column("check")
+        title = f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
         columns = _TOKEN_COLUMNS if any(check.compares_tokens for check in report.checks) else _VALUE_COLUMNS
-        for heading in columns:
-            table.add_column(heading, justify="right")
-        table.add_column("")
+        table = table_of("check", *(f">{heading}" for heading in columns), "", title=title)
         for check in report.checks:
-            table.add_row(
-                check.name,
-                *(show(check) for show in columns.values()),
-                "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]",
-            )
-        self._out.print(table)
+            outcome = "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]"
+            table.add_row(check.name, *(show(check) for show in columns.values()), outcome)
+        self.show(table)
         for check in report.checks:
             if check.note:
                 self._out.print(f"{check.name}: {escape(check.note)}")
@@ -283,8 +275,7 @@ class Sink:
         if self.mode is OutputMode.JSON:
             self._json(report.asdict())
         elif self.mode is OutputMode.HUMAN:
-            for table in quality_tables(report):
-                self._out.print(table)
+            self.show(*quality_tables(report))
             self._out.print(
                 f"{report.engine}, {report.seconds:.1f} s, {escape(report.reading)}; text {escape(report.text)}, "
                 f"{measured.positions} tokens scored"
@@ -295,14 +286,20 @@ class Sink:
         if self.mode is OutputMode.JSON:
             self._json(plan.asdict())
             return
-        table = Table(title=f"{plan.output_dir}: nothing is written")
-        table.add_column("tensors", overflow="fold")
-        for heading in ("count", "shape", "type", "MB"):
-            table.add_column(heading, justify="right")
-        for group in plan.groups:
-            shape = " x ".join(map(str, group.shape)) or "scalar"
-            table.add_row(escape(group.name), str(group.count), shape, group.dtype, f"{group.bytes / 1e6:.2f}")
-        self._out.print(table)
+        headings = "tensors", ">count", ">shape", ">type", ">MB"
+        rows = [
+            (
+                group.name,
+                str(group.count),
+                " x ".join(map(str, group.shape)) or "scalar",
+                group.dtype,
+                f"{group.bytes / 1e6:.2f}",
+            )
+            for group in plan.groups
+        ]
+        table = filled_table(headings, rows, f"{plan.output_dir}: nothing is written")
+        table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+        self._print(table)
         most = "" if plan.exact else " at most (uncompressed)"
         seconds = "unknown (the disk cannot be tried)" if plan.seconds is None else f"about {plan.seconds:.0f} s"
         check = f", of which {plan.check_bytes / 1e9:.2f} GB to check" if plan.check_bytes else ""
@@ -346,7 +343,10 @@ class Sink:
         """Print tables and lines for people; their text is markup."""
         if self.mode is OutputMode.HUMAN:
             for part in parts:
-                self._out.print(part, width=None if self._out.is_terminal else _PIPE_COLUMNS)
+                self._print(part)
+
+    def _print(self, part: Any) -> None:
+        self._out.print(part, width=None if self._out.is_terminal else _PIPE_COLUMNS)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Print a result as JSON, when that is asked for."""

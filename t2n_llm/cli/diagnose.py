@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from generic_export.errors import InterruptError, OptionError
+from generic_export.files import write_whole
 from t2n_llm.cli.console import OutputMode, Sink
-from t2n_llm.cli.inspect import table_of
 from t2n_llm.cli.parameters import takes_options
 from t2n_llm.cli.session import quiet_libraries
+from t2n_llm.cli.tables import table_of
 from t2n_llm.source.reference import SourceRef
 
 if TYPE_CHECKING:
@@ -275,12 +276,9 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OptionError: it cannot be written there.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise OptionError(
             f"{path}: cannot be written: {error.strerror}.", "Name a file in a folder of yours."
         ) from error

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from t2n_llm.cli.parameters import JsonOption
+from t2n_llm.cli.parameters import DeviceOption, JsonOption
 from t2n_llm.cli.session import open_sink, quiet_libraries
 
 
@@ -23,7 +23,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
     ] = True,
-    device: Annotated[str, typer.Option(help="cpu, cuda or metal, where tract has it.")] = "cpu",
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Generate text in tract, streamed, with the cache kept by the engine."""

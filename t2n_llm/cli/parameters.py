@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -15,6 +16,10 @@ from typer.models import OptionInfo
 
 from t2n_llm.option import Option, Panel, made, options_of
 
+ArchiveArgument = Annotated[
+    Path, typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.")
+]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or metal, where tract has it.")]
 JsonOption = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=Panel.OUTPUT.value),

@@ -30,7 +30,8 @@ def quantize_report(
     tokens: Annotated[int, typer.Option(min=1, help="About how many tokens to score.")] = 2048,
     window: Annotated[int, typer.Option(min=2, help="Tokens in one piece of the text.")] = 256,
     plot: Annotated[
-        Path | None, typer.Option(metavar="PNG", help="Draw the error by layer (needs t2n-llm[plot]).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the error by layer: .png (t2n-llm[plot]), or .html with all tables."),
     ] = None,
     max_kl: Annotated[
         float | None, typer.Option(min=0.0, help="Exit with 1 when the mean KL divergence is above this.")

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from t2n_llm.cli.inspect import JsonOption, sink_for, table_of
+from t2n_llm.cli.console import Sink
+from t2n_llm.cli.parameters import JsonOption
+from t2n_llm.cli.session import open_sink
+from t2n_llm.cli.tables import table_of
 
 if TYPE_CHECKING:
     from generic_export.remodel import BoundaryStages, Remodelled, RemodelPlan, Subgraph
-    from t2n_llm.cli.console import Sink
 
 _ARCHIVES: Mapping[str, int | None] = {"tar": 0, "tgz": 6, "dir": None}
 
@@ -48,7 +50,7 @@ def remodel(
 
     Exit code 0: exported (and checked). 2: bad input, or tract disagrees. 3: a bug.
     """
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from generic_export.errors import OptionError
         from generic_export.remodel import load_plan
         from t2n_llm.source.factory import subgraphs_of

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from t2n_llm.cli.inspect import JsonOption, sink_for
+from t2n_llm.cli.console import Sink
+from t2n_llm.cli.parameters import JsonOption
+from t2n_llm.cli.session import open_sink
 
 if TYPE_CHECKING:
-    from t2n_llm.cli.console import Sink
     from t2n_llm.zoo.expectations import Expected, Surprise
     from t2n_llm.zoo.history import Run
     from t2n_llm.zoo.verdict import CellVerdict
@@ -78,7 +79,7 @@ def run_command(
     Exit code 0: everything is as expected. 1: something is not: a pass that was not expected counts, and with
     --no-expect, or for real checkpoints without --expected, whatever is not right. 2: bad input.
     """
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from generic_export.sizes import parse_size
         from t2n_llm.zoo.run import RunOptions, local_hosts, parse_shard, read_models, run_zoo
         from t2n_llm.zoo.verdict import NOT_RUNNABLE, RIGHT
@@ -120,7 +121,7 @@ def report_command(
     as_json: JsonOption = False,
 ) -> None:
     """Put the shards of a run together, and write its page and tables."""
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.zoo.history import read_results
 
         verdicts = read_results(results)
@@ -136,7 +137,7 @@ def diff_command(
     as_json: JsonOption = False,
 ) -> None:
     """Show the cells that ended differently. Exit code 1 when one that was right is not any more."""
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.zoo.compare import compare_runs
         from t2n_llm.zoo.history import read_results
 
@@ -161,7 +162,7 @@ def expect_command(
 
     Exit code 0: as expected, or updated. 1: not as expected. 2: bad input.
     """
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.zoo.configs import architectures
         from t2n_llm.zoo.expectations import surprises
         from t2n_llm.zoo.history import read_results
@@ -183,7 +184,7 @@ def expect_command(
 @zoo.command(name="list")
 def list_command(as_json: JsonOption = False) -> None:
     """List the architectures of the installed transformers, and their classes."""
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.zoo.configs import architectures
 
         names = architectures()

@@ -85,6 +85,11 @@ class TensorQuality:
         return -10 * math.log10(self.relative_error) if self.relative_error > 0 else math.inf
 
     @property
+    def drawn_error(self) -> float | None:
+        """What charts show: the error of the weights, or of the outputs where the weights were scaled on purpose."""
+        return self.relative_error if self.relative_error is not None else self.output_error
+
+    @property
     def quantized(self) -> bool:
         """Whether it is stored in blocks."""
         return self.scheme not in _PLAIN

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from generic_export.diagnose.records import Diagnosis, Metrics, Outcome, Piece, Stage, Verdict
 from generic_export.figures import seconds_text
+from generic_export.files import write_whole
 from generic_export.pages import render
 
 # outcome -> (its look, sign for those who do not see colours)
@@ -62,13 +63,7 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
 
 def write_html(diagnosis: Diagnosis, path: Path) -> Path:
     """Write `diagnosis_html` to a file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(diagnosis_html(diagnosis), encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
+    return write_whole(path, diagnosis_html(diagnosis))
 
 
 def _ended(diagnosis: Diagnosis, faults: int) -> tuple[str, str]:

@@ -39,6 +39,8 @@
       only.setAttribute("aria-pressed", String(only.getAttribute("aria-pressed") !== "true"));
       filter();
     });
+  }
+  if (all) {
     all.addEventListener("click", () => {
       const wanted = all.textContent === "Open all";
       rows.forEach((row) => open(row, wanted));
