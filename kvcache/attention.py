@@ -84,16 +84,7 @@ def attention(
 
 
 @attention.register_fake
-def _(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    is_causal: bool,
-    softcap: float | None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
     return query.new_empty(*query.shape[:-1], value.shape[-1])
 
 

@@ -112,6 +112,3 @@ def _keys_of(blocks: torch.Tensor, size: int, total: int) -> torch.Tensor:
     """Return what is said of blocks [..., N] for each of the first `total` keys in them."""
     each = blocks.unsqueeze(-1).expand(*blocks.shape, size)
     return each.reshape(*blocks.shape[:-1], blocks.shape[-1] * size)[..., :total]
-
-
-__all__ = ["ALWAYS", "NEVER", "best", "minimax_m3_keys", "minimax_m3_mask", "qwen4_keys", "whole_blocks"]

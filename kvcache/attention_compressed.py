@@ -107,6 +107,3 @@ def _after_the_one_before(blocks: torch.Tensor, filler: float) -> torch.Tensor:
     former, own = blocks.chunk(2, dim=-1)
     before = torch.cat([former.new_full((former.shape[0], 1, *former.shape[2:]), filler), former], dim=1)
     return torch.cat([before.narrow(1, 0, own.shape[1]), own], dim=2)
-
-
-__all__ = ["attention", "chosen_entries", "heavily_compressed", "sparsely_compressed"]

@@ -83,5 +83,3 @@ _FORWARDS: Forwards = {
     ("minimax_m3_vl", "MiniMaxM3VLIndexer", "build_block_mask"): minimax_m3_mask,
     ("qwen4_exp", "Qwen4ExpTextQSAIndexer", "forward"): qwen4_keys,
 }
-
-__all__ = ["Forwards", "explicit_attention_families", "registered", "replaced_forwards"]

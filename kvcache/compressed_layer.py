@@ -31,6 +31,3 @@ class CompressedLayer(DynamicLayer):
         every = rows if past is None else torch.cat([past, rows], dim=1)
         setattr(self, name, every)
         return every
-
-
-__all__ = ["CompressedLayer"]

@@ -84,6 +84,3 @@ def _cached(operation: NnefOperation, state: StateTensor, bits: int | None) -> N
 def _shape(state: StateTensor, length: str) -> ArrayLiteral:
     values: dict[int | str, Argument] = {BATCH: 1, PAST: DimLiteral(length)}
     return ArrayLiteral(tuple(values.get(dim, dim) for dim in state.shape))
-
-
-__all__ = ["engine_held"]

@@ -69,6 +69,3 @@ class ExportedCode:
             self.form.replacements(module, self.last_read),
         ):
             yield
-
-
-__all__ = ["ExportedCode", "OperatorNames", "explicit_operators"]

@@ -109,6 +109,3 @@ def _forward(module: Any, forward: Any, x: torch.Tensor, position_ids: torch.Ten
     length = position_ids.max() + 1
     own = {_name("inv_freq", layer_type): frequencies(module, layer_type, length)}
     return forward(_WithFrequencies(module, **own), x, position_ids, *rest, **kwargs)
-
-
-__all__ = ["express_length_switches"]

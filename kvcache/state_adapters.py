@@ -182,6 +182,3 @@ def _assign_cells(cells: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         number, _, layer = name.partition("_")
         cells.rnn_state[int(layer)][int(number)].tensor = tensor
-
-
-__all__ = ["cache_adapters", "register_cache_adapters"]

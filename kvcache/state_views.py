@@ -132,6 +132,3 @@ def _number(argument: Argument | Mapping | None) -> int | None:
     """Return the one number of an array of one; None when it is a size that is not fixed."""
     element = argument.elements[0] if isinstance(argument, ArrayLiteral) and len(argument.elements) == 1 else None
     return element if isinstance(element, int) else None
-
-
-__all__ = ["keep_states_whole"]

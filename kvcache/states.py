@@ -219,17 +219,3 @@ def _symbol(sizes: Sequence[int], first: Probe, second: Probe, slot: Slot, owner
         f"{second.steps}.",
         "A state either has a fixed size or one position per token; this one has no translation yet.",
     )
-
-
-__all__ = [
-    "BATCH",
-    "PAST",
-    "PAST_LENGTH",
-    "Probe",
-    "Slot",
-    "StateTensor",
-    "States",
-    "describe_states",
-    "is_window_symbol",
-    "window_symbol",
-]

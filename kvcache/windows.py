@@ -116,6 +116,3 @@ def past_length(past: Mapping[Slot, torch.Tensor], windows: Mapping[int, int]) -
     return next(
         tensor.shape[-2] for slot, tensor in past.items() if slot.kind in _KEPT_KINDS and slot.layer not in windows
     )
-
-
-__all__ = ["WindowLayer", "cut_to_windows", "past_length", "sliding_windows"]

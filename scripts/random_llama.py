@@ -6,12 +6,14 @@ In: a `Shape`. Out: a folder with config.json and sharded safetensors of random 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 
 SHARD_BYTES = 5_000_000_000  # what save_pretrained and the hub call 5GB
 _CHUNK_BYTES = 1 << 24
@@ -19,17 +21,17 @@ _CHUNK_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama model."""
+    """The sizes of a Llama model, in the words of its config.json."""
 
     title: str
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
-    intermediate: int
-    vocab: int
-    tied: bool
+    intermediate_size: int
+    vocab_size: int
+    tie_word_embeddings: bool
     rope_factor: float
 
 
@@ -43,18 +45,12 @@ SHAPES: Mapping[str, Shape] = {
 
 def config_of(shape: Shape) -> dict[str, Any]:
     """Return the content of `config.json`, in the words the hub's own files use."""
+    sizes = {name: value for name, value in asdict(shape).items() if name not in ("title", "rope_factor")}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "torch_dtype": "bfloat16",
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.intermediate,
-        "vocab_size": shape.vocab,
-        "tie_word_embeddings": shape.tied,
+        **sizes,
         "max_position_embeddings": 131072,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-05,
@@ -74,38 +70,21 @@ def config_of(shape: Shape) -> dict[str, Any]:
 
 
 def tensors_of(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor, in the order of the hub's files."""
-    hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    layer = {
-        "input_layernorm": (hidden,),
-        "mlp.down_proj": (hidden, shape.intermediate),
-        "mlp.gate_proj": (shape.intermediate, hidden),
-        "mlp.up_proj": (shape.intermediate, hidden),
-        "post_attention_layernorm": (hidden,),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.v_proj": (keys, hidden),
-    }
-    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab, hidden)}
-    for index in range(shape.layers):
-        tensors |= {f"model.layers.{index}.{name}.weight": sizes for name, sizes in layer.items()}
-    tensors["model.norm.weight"] = (hidden,)
-    return tensors if shape.tied else tensors | {"lm_head.weight": (shape.vocab, hidden)}
+    """Return the shape of each tensor that a checkpoint holds."""
+    from accelerate import init_empty_weights
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with init_empty_weights():
+        model = LlamaForCausalLM(LlamaConfig(**config_of(shape)))
+    model.tie_weights()
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def shards_of(tensors: Mapping[str, tuple[int, ...]], limit: int) -> list[list[str]]:
+def shards_of(tensors: Mapping[str, tuple[int, ...]], limit: int) -> StateDictSplit:
     """Distribute the tensors over files of at most `limit` bytes, as far as single tensors allow."""
-    shards: list[list[str]] = [[]]
-    filled = 0
-    for name, sizes in tensors.items():
-        size = bytes_of(sizes)
-        if shards[-1] and filled + size > limit:
-            shards.append([])
-            filled = 0
-        shards[-1].append(name)
-        filled += size
-    return shards
+    return split_state_dict_into_shards_factory(
+        dict(tensors), get_storage_size=bytes_of, filename_pattern="model{suffix}.safetensors", max_shard_size=limit
+    )
 
 
 def write_checkpoint(folder: Path, shape: Shape, *, shard_bytes: int = SHARD_BYTES, seed: int = 0) -> int:
@@ -123,17 +102,12 @@ def write_checkpoint(folder: Path, shape: Shape, *, shard_bytes: int = SHARD_BYT
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config_of(shape), indent=2), encoding="utf-8")
     tensors = tensors_of(shape)
-    shards = shards_of(tensors, shard_bytes)
+    split = shards_of(tensors, shard_bytes)
     random = np.random.Generator(np.random.SFC64(seed))
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        sharded = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        file = sharded if len(shards) > 1 else "model.safetensors"
+    for file, names in split.filename_to_tensors.items():
         _write_shard(folder / file, {name: tensors[name] for name in names}, random)
-        weight_map |= dict.fromkeys(names, file)
-    if len(shards) > 1:
-        total = sum(map(bytes_of, tensors.values()))
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
     return sum(file.stat().st_size for file in folder.iterdir())
 
@@ -166,7 +140,4 @@ def random_bf16(nbytes: int, random: np.random.Generator) -> Iterator[memoryview
 
 def bytes_of(sizes: Sequence[int]) -> int:
     """Return how many bytes a bf16 tensor of these sizes takes."""
-    total = 2
-    for size in sizes:
-        total *= size
-    return total
+    return 2 * math.prod(sizes)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvcache.explicit_cache import ExplicitCache
 
 # Families that number the tokens of every call from 0 when they are not told positions, as `generate()` tells them.
-_COUNTS_FROM_ZERO = frozenset({"bamba"})
+_COUNTS_FROM_ZERO = frozenset({"bamba", "minimax"})
 # What their forwards call the cache.
 _ARGUMENTS = ("cache_params", "past_key_values")
 
@@ -64,15 +64,18 @@ class CacheConversation:
     """A model with transformers' own cache."""
 
     def __init__(self, model: nn.Module, windowed: bool) -> None:
+        self._model = model
+        self._cache = self._own_cache(windowed)
+        self._length = 0
+
+    def _own_cache(self, windowed: bool) -> Any:
         from transformers import DynamicCache
 
         from kvcache.explicit_cache import growing_cache
 
-        self._model = model
-        config: Any = model.config
+        config: Any = self._model.config
         windowed = windowed and config.model_type not in WINDOW_IN_CACHE_ALONE
-        self._cache = DynamicCache(config=config) if windowed else growing_cache(config)
-        self._length = 0
+        return DynamicCache(config=config) if windowed else growing_cache(config)
 
     def answer(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
         """See `Conversation.answer`."""
@@ -102,6 +105,3 @@ def _argument(model: nn.Module) -> str:
     """Return the forward's name for the cache."""
     parameters = signature(model.forward).parameters
     return next(name for name in _ARGUMENTS if name in parameters)
-
-
-__all__ = ["WINDOW_IN_CACHE_ALONE", "CacheConversation", "CacheForm", "positions"]

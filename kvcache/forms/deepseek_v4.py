@@ -34,6 +34,3 @@ class _Conversation(CacheConversation):
     def states(self) -> States:
         with torch.no_grad(), explicit_attention_families():
             return DeepseekV4Form().run(self._model, None, input_ids=torch.cat(self._said, dim=1))[1]
-
-
-__all__ = ["DeepseekV4Form"]

@@ -73,6 +73,3 @@ class StateForm(ABC):
         with self.replacements(model, last_read):
             result = model(**keywords)
         return result.logits, self.states(keywords)
-
-
-__all__ = ["Conversation", "StateForm"]

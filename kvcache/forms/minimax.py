@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kvcache.forms.cache import positions
+from kvcache.forms.cache import CacheConversation, positions
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time
@@ -56,28 +56,14 @@ class MiniMaxForm(StateForm):
 
     def conversation(self, model: nn.Module, *, windowed: bool) -> MiniMaxConversation:
         """See `StateForm.conversation`; there is no window."""
-        return MiniMaxConversation(model)
+        return MiniMaxConversation(model, windowed)
 
 
-class MiniMaxConversation:
+class MiniMaxConversation(CacheConversation):
     """MiniMax with transformers' own cache, positions given as `generate()` does."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._cache = sys.modules[type(model).__module__].MiniMaxCache()
-        self._length = 0
-
-    def answer(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
-        """See `Conversation.answer`."""
-        logits: torch.Tensor = self._model(
-            input_ids=ids,
-            position_ids=positions(ids, self._length),
-            past_key_values=self._cache,
-            use_cache=True,
-            **options,
-        ).logits
-        self._length += ids.shape[1]
-        return logits
+    def _own_cache(self, windowed: bool) -> Any:
+        return sys.modules[type(self._model).__module__].MiniMaxCache()
 
     def states(self) -> States:
         """See `Conversation.states`."""
@@ -121,6 +107,3 @@ def _step(
     """state [B, H, K, V]; q and k [B, H, K]; v [B, H, V]; decay [H, 1, 1]."""
     state = decay * state + k.unsqueeze(-1) * v.unsqueeze(-2)
     return state, (q.unsqueeze(-1) * state).sum(dim=-2)
-
-
-__all__ = ["MiniMaxConversation", "MiniMaxForm", "lightning_attention"]

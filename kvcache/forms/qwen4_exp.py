@@ -62,6 +62,3 @@ def _shifted(states: States, by: int) -> States:
 
 def _holds_tokens(slot: Slot, tensor: torch.Tensor) -> bool:
     return slot.kind == "conv_state" and slot.index == _TOKENS and not tensor.is_floating_point()
-
-
-__all__ = ["Qwen4ExpForm"]

@@ -19,7 +19,7 @@ from torch.nn import functional
 from kvcache.forms.cache import CacheConversation
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
-from kvcache.recurrent.loop import over_time, time_first, time_second
+from kvcache.recurrent.loop import over_time, swap_time
 from kvcache.states import Slot, States
 
 
@@ -118,17 +118,14 @@ def _linear_unit(
     if past is None:
         past = hidden_states.new_zeros(hidden_states[:, 0].shape, dtype=torch.float32)
     decay = (recurrent_gate * ~reset).float()
-    sequences = [time_first(tensor) for tensor in (decay, hidden_states.float())]
+    sequences = [swap_time(tensor) for tensor in (decay, hidden_states.float())]
     state, outputs = over_time(_step, [past], sequences)
     if running.cache is not None:
         running.cache.update_recurrent_state(state, running.layer)
-    return time_second(outputs).to(hidden_states.dtype), None
+    return swap_time(outputs).to(hidden_states.dtype), None
 
 
 def _step(state: torch.Tensor, decay: torch.Tensor, x: torch.Tensor) -> Sequence[torch.Tensor]:
     """Everything [B, W]."""
     state = decay * state + x
     return state, state.clone()
-
-
-__all__ = ["RecurrentGemmaConversation", "RecurrentGemmaForm"]

@@ -17,7 +17,7 @@ from torch import nn
 
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
-from kvcache.recurrent.loop import over_time, time_first, time_second
+from kvcache.recurrent.loop import over_time, swap_time
 from kvcache.states import Slot, States
 
 # Position in transformers' list -> where we keep one layer's part of it.
@@ -171,11 +171,11 @@ def weighted_average(
     # After any token the denominator is at least 1.
     exponent = torch.where(denominator == 0, _LOWEST_EXPONENT, exponent)
     keys = key.float()
-    sequences = [time_first(tensor) for tensor in (keys, keys + time_first_bonus.float(), value.float())]
+    sequences = [swap_time(tensor) for tensor in (keys, keys + time_first_bonus.float(), value.float())]
     decay = -torch.exp(time_decay.float())
     *after, outputs = over_time(_step, [numerator, denominator, exponent], sequences, [decay])
     kept = after if return_state or state is not None else None
-    return time_second(outputs).to(key.dtype), kept
+    return swap_time(outputs).to(key.dtype), kept
 
 
 def _step(
@@ -195,6 +195,3 @@ def _step(
     top = torch.maximum(decayed, key)
     old, new = torch.exp(decayed - top), torch.exp(key - top)
     return old * numerator + new * value, old * denominator + new, top, output
-
-
-__all__ = ["OneLayerEach", "RwkvConversation", "RwkvForm", "weighted_average"]

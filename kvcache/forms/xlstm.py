@@ -176,6 +176,3 @@ def _step(
     numerator = (q.unsqueeze(-1) * memory).sum(dim=-2)
     denominator = torch.maximum((q * norm).sum(dim=-1, keepdim=True).abs(), torch.exp(-top))
     return memory, norm, top, numerator, denominator
-
-
-__all__ = ["Cells", "StateCell", "XlstmConversation", "XlstmForm", "matrix_memory"]

@@ -44,6 +44,3 @@ def _adapted(self: Any, language: str, _: torch.Tensor, hidden_states: torch.Ten
         residual = hidden_states
     adapted: torch.Tensor = self.adapter_modules[language](hidden_states) + residual
     return adapted
-
-
-__all__ = ["XmodForm"]

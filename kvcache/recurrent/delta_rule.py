@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kvcache.recurrent.loop import over_time, time_first, time_second
+from kvcache.recurrent.loop import over_time, swap_time
 
 _NORM_EPS = 1e-6
 
@@ -56,9 +56,9 @@ def gated_delta_rule(
         state = value.new_zeros((value.shape[0], value.shape[2], key.shape[-1], value.shape[-1]))
     decay = torch.exp(g)
     decay = decay.unsqueeze(-1) if decay.ndim == 3 else decay
-    sequences = [time_first(tensor) for tensor in (query * scale, key, value, decay, beta)]
+    sequences = [swap_time(tensor) for tensor in (query * scale, key, value, decay, beta)]
     last, outputs = over_time(_step, [state.float()], sequences)
-    return time_second(outputs).to(dtype), last if output_final_state else None
+    return swap_time(outputs).to(dtype), last if output_final_state else None
 
 
 def _step(
@@ -79,6 +79,3 @@ def _heads(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def _unit(tensor: torch.Tensor) -> torch.Tensor:
     return tensor * torch.rsqrt((tensor * tensor).sum(dim=-1, keepdim=True) + _NORM_EPS)
-
-
-__all__ = ["gated_delta_rule"]

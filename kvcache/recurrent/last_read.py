@@ -32,6 +32,3 @@ class LastRead:
 
     def __reduce__(self) -> tuple[type[LastRead], tuple[()]]:
         return LastRead, ()
-
-
-__all__ = ["LastRead"]

@@ -39,14 +39,6 @@ def over_time(
     return list(scan_operator()(step, tuple(carried), tuple(sequences), tuple(constants)))
 
 
-def time_first(tensor: torch.Tensor) -> torch.Tensor:
-    """[B, S, ...] -> [S, B, ...]."""
+def swap_time(tensor: torch.Tensor) -> torch.Tensor:
+    """[B, S, ...] -> [S, B, ...], and back."""
     return tensor.transpose(0, 1)
-
-
-def time_second(tensor: torch.Tensor) -> torch.Tensor:
-    """[S, B, ...] -> [B, S, ...]."""
-    return tensor.transpose(0, 1)
-
-
-__all__ = ["over_time", "time_first", "time_second"]

@@ -68,6 +68,3 @@ def _step(
     """state and decay [batch, D, N]; x = dt * input [batch, D]; b and c [batch, N]."""
     state = decay * state + x.unsqueeze(-1) * b.unsqueeze(1)
     return state, (state * c.unsqueeze(1)).sum(dim=-1)
-
-
-__all__ = ["selective_scan"]

@@ -35,6 +35,3 @@ def short_convolution(
     if activation is not None:
         result = ACT2FN[activation](result)
     return result.to(hidden_states.dtype)
-
-
-__all__ = ["short_convolution"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from kvcache.recurrent.loop import over_time, time_first, time_second
+from kvcache.recurrent.loop import over_time, swap_time
 
 
 def state_space_dual(
@@ -64,9 +64,9 @@ def state_space_dual(
     decay = torch.exp(step_size * A.float()).reshape(split)
     scaled = (inputs * step_size.unsqueeze(-1)).reshape(*split, width)
     state = state.reshape(batch, groups, heads // groups, width, size)
-    sequences = [time_first(tensor) for tensor in (decay, scaled, B.float(), C.float())]
+    sequences = [swap_time(tensor) for tensor in (decay, scaled, B.float(), C.float())]
     last, outputs = over_time(_step, [state], sequences)
-    result = time_second(outputs).reshape(batch, steps, heads, width)
+    result = swap_time(outputs).reshape(batch, steps, heads, width)
     if D is not None:
         result = result + inputs * D.float().unsqueeze(-1)
     return (result, last.reshape(batch, heads, width, size)) if return_final_states else result
@@ -78,6 +78,3 @@ def _step(
     """state [batch, G, R, P, N]; decay [batch, G, R]; x [batch, G, R, P]; b and c [batch, G, N]."""
     state = state * decay[..., None, None] + x.unsqueeze(-1) * b[:, :, None, None, :]
     return state, (state * c[:, :, None, None, :]).sum(dim=-1)
-
-
-__all__ = ["state_space_dual"]

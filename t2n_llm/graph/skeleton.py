@@ -201,6 +201,3 @@ def _probe(model: nn.Module, form: StateForm, batch: int, steps: int) -> Probe:
 
 def _on_shapes(model: nn.Module) -> str:
     return " on shapes alone" if any(parameter.is_meta for parameter in model.parameters()) else ""
-
-
-__all__ = ["WRAPPER_ATTRIBUTE", "CausalLMWithCache", "Skeleton", "build_skeleton", "probe_states"]

@@ -9,6 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from generic_export.errors import OptionError
+from t2n_llm.measure.quality import compare_windows, windows_of
 from tests.families import save_tiny_model
 from tests.load_script import load_script
 
@@ -48,18 +50,19 @@ def test_another_structure_is_refused(script, tmp_path):
 def test_divergence_agreement_and_perplexity(script):
     expected = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]).log()
     actual = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]]).log()
-    kl, top1, perplexity = script.compare([[0, 1, 1]], [expected], iter([actual]))
+    found = compare_windows([[0, 1, 1]], script._given([expected]), script._given([actual]))
+    kl, top1, perplexity = found.mean_kl, found.same_top1, found.perplexity
     assert kl == pytest.approx((0.5 * 0.6931472 - 0.25 * 0.6931472) / 2, rel=1e-5)
     assert top1 == 0.5
     assert perplexity == pytest.approx((0.5 * 0.8) ** -0.5, rel=1e-5)
 
 
 def test_windows_are_spread_over_the_text(script):
-    windows = script.windows_of(list(range(1000)), 8)
+    windows = windows_of(list(range(1000)), 8, script.WINDOW)
     assert [len(window) for window in windows] == [384, 384]
     assert [window[0] for window in windows] == [0, 500]
-    with pytest.raises(script.TableError, match="100 tokens"):
-        script.windows_of(list(range(100)), 8)
+    with pytest.raises(OptionError, match="100 tokens"):
+        windows_of(list(range(100)), 8, script.WINDOW)
 
 
 def test_a_small_table_and_its_continuation(script, tmp_path, capsys):
