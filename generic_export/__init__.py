@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from generic_export.earlier_paths import keep_importable
+
 if TYPE_CHECKING:
     from generic_export.checking import assert_io, assert_io_and_debug_bundle
     from generic_export.errors import T2NError
@@ -69,6 +71,18 @@ __all__ = [
     "export_tensors_to_nnef",
     "iter_torch_tensors_from_disk",
 ]
+
+
+keep_importable(
+    {
+        "generic_export.inference_target.tract.wheel": "generic_export.inference_target.tract.engines.wheel",
+        "generic_export.ops.builder": "generic_export.translate.builder",
+        "generic_export.ops.modules": "generic_export.translate.modules",
+        "generic_export.ops.registry": "generic_export.translate.registry",
+        "generic_export.torch_graph.harden": "generic_export.torchscript.harden",
+        "generic_export.weights.disk": "generic_export.write.weights_only",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

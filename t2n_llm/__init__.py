@@ -7,10 +7,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from generic_export.earlier_paths import keep_importable
+
 if TYPE_CHECKING:
     from t2n_llm.export.pipeline import ExportResult, export_llm
 
 __all__ = ["ExportResult", "export_llm"]
+
+
+keep_importable(
+    {
+        "t2n_llm.benchmark": "t2n_llm.measure.benchmark",
+        "t2n_llm.diagnosis": "t2n_llm.explain.diagnosis",
+        "t2n_llm.inspection": "t2n_llm.measure.inspection",
+        "t2n_llm.located": "t2n_llm.export.located",
+        "t2n_llm.options": "t2n_llm.export.options",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

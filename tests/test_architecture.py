@@ -60,7 +60,7 @@ ORDER = {
         weights
         pages
         allocator figures files logs processes sizes
-        compat errors
+        compat earlier_paths errors
     """,
     "quant": """
         .

@@ -1,0 +1,40 @@
+"""Paths that documents have named stay importable, as the very modules at their new places."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "name"),
+    [
+        ("generic_export.ops.builder", "generic_export.translate.builder", "NnefBuilder"),
+        ("generic_export.ops.registry", "generic_export.translate.registry", "translates"),
+        ("generic_export.ops.modules", "generic_export.translate.modules", "translates_module"),
+        ("generic_export.torch_graph.harden", "generic_export.torchscript.harden", "harden_jit_for_export"),
+        (
+            "generic_export.inference_target.tract.wheel",
+            "generic_export.inference_target.tract.engines.wheel",
+            "TractWheel",
+        ),
+        ("generic_export.weights.disk", "generic_export.write.weights_only", "export_tensors_to_nnef"),
+        ("t2n_llm.benchmark", "t2n_llm.measure.benchmark", "bench_archives"),
+        ("t2n_llm.diagnosis", "t2n_llm.explain.diagnosis", "diagnose_model"),
+        ("t2n_llm.inspection", "t2n_llm.measure.inspection", "inspect_archive"),
+        ("t2n_llm.located", "t2n_llm.export.located", "locate_archive"),
+        ("t2n_llm.options", "t2n_llm.export.options", "ExportOptions"),
+    ],
+)
+def test_an_earlier_path_is_the_same_module(earlier: str, now: str, name: str) -> None:
+    module = importlib.import_module(earlier)
+    assert module is importlib.import_module(now)
+    assert hasattr(module, name)
+    assert module.__spec__ is not None
+    assert module.__spec__.name == now
+
+
+def test_what_never_was_is_missing() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("generic_export.ops.nothing")
