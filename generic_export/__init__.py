@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         TractNNEF,
     )
     from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
-    from generic_export.inference_target.tract.evidence.second_opinion import debug_dumper_pytorch_to_onnx_to_nnef
+    from generic_export.inference_target.tract.evidence.through_onnx import debug_dumper_pytorch_to_onnx_to_nnef
     from generic_export.inference_target.tract.releases.downloader import TractBinaryDownloader
     from generic_export.write.weights_only import (
         export_tensors_from_disk_to_nnef,
@@ -43,7 +43,7 @@ _HOMES = {
     "assert_io": "generic_export.checking",
     "assert_io_and_debug_bundle": "generic_export.checking",
     "assert_io_cmd_str": "generic_export.inference_target.tract.engines.asking",
-    "debug_dumper_pytorch_to_onnx_to_nnef": "generic_export.inference_target.tract.evidence.second_opinion",
+    "debug_dumper_pytorch_to_onnx_to_nnef": "generic_export.inference_target.tract.evidence.through_onnx",
     "export_model_to_nnef": "generic_export.export",
     "export_tensors_from_disk_to_nnef": "generic_export.write.weights_only",
     "export_tensors_to_nnef": "generic_export.write.weights_only",

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import EngineError, EngineMissingError, MismatchError, OptionError
-from generic_export.export import evaluation_mode, prepare, translate_graph, write_failing_case
+from generic_export.capture import evaluation_mode, prepare
+from generic_export.documents import translate_graph
+from generic_export.errors import OptionError, T2NError
+from generic_export.export import bundled_failure, write_failing_case
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.check import Comparison
 from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions
@@ -84,11 +86,8 @@ def assert_io_and_debug_bundle(
     """
     target = inference_target or TractNNEF.latest()
     arguments, path = _tuple(args), Path(archive)
-    try:
-        return assert_io(model, arguments, path, target, kwargs=kwargs)
-    except EngineMissingError:
-        raise
-    except (EngineError, MismatchError) as error:
+
+    def write(error: T2NError) -> Path:
         signature = signature_of(read_graph_text(path))
         with evaluation_mode(model):
             prepared = prepare(
@@ -102,18 +101,12 @@ def assert_io_and_debug_bundle(
             )
             options = TranslationOptions(naming_scheme=nnef_variable_naming_scheme)
             document = translate_graph(prepared.graph, target, options)
-            bundle = write_failing_case(
-                Path(debug_bundle_path),
-                path,
-                ExampleRun.of(model, arguments, kwargs),
-                prepared,
-                document,
-                target,
-                error,
-                BundleOptions(weight_seed=weight_seed, second_opinion=second_opinion),
-            )
-        hint = f"{error.hint or ''} The case is in {bundle}.".strip()
-        raise type(error)(error.message, hint) from error
+            example = ExampleRun.of(model, arguments, kwargs)
+            bundle = BundleOptions(weight_seed=weight_seed, second_opinion=second_opinion)
+            return write_failing_case(Path(debug_bundle_path), path, example, prepared, document, target, error, bundle)
+
+    with bundled_failure(write):
+        return assert_io(model, arguments, path, target, kwargs=kwargs)
 
 
 def _names(target: TractNNEF, identifiers: Sequence[str]) -> Sequence[str]:

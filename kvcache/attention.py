@@ -20,6 +20,7 @@ from generic_export.ops.attention import additive_mask, causal_mask, engine_atte
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
 from kvcache.attention_families import explicit_attention_families, registered
+from kvcache.compat import attention_tables
 
 Model = TypeVar("Model")
 
@@ -151,15 +152,11 @@ def explicit_attention(*, masked: bool = False) -> Iterator[AttentionChoice]:
     Args:
         masked: see `AttentionChoice`; for a model that another block chose it for.
     """
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
     choice = AttentionChoice(masked)
-    # The class-wide tables: masking_utils looks only there (AttentionMaskInterface._global_mapping).
-    tables = (type(ALL_ATTENTION_FUNCTIONS)._global_mapping, type(ALL_MASK_ATTENTION_FUNCTIONS)._global_mapping)
+    attentions, masks = attention_tables()
     with (
-        registered(tables[0], ATTENTION_NAME, choice.forward),
-        registered(tables[1], ATTENTION_NAME, choice.mask),
+        registered(attentions, ATTENTION_NAME, choice.forward),
+        registered(masks, ATTENTION_NAME, choice.mask),
         explicit_attention_families(),
     ):
         yield choice

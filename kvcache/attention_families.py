@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -15,6 +14,7 @@ import torch
 
 from kvcache import attention_compressed
 from kvcache.attention_blocks import minimax_m3_keys, minimax_m3_mask, qwen4_keys
+from kvcache.compat import family_class
 
 # (family, class, method) -> what stands in its place
 Forwards = Mapping[tuple[str, str, str], Callable[..., Any]]
@@ -22,11 +22,11 @@ Forwards = Mapping[tuple[str, str, str], Callable[..., Any]]
 
 @contextmanager
 def replaced_forwards(forwards: Forwards) -> Iterator[None]:
-    """Put functions in the place of methods of transformers' classes for the length of the block."""
+    """Put functions in the place of methods of transformers' classes, those it has, for the length of the block."""
     with ExitStack() as stack:
         for (family, owner, method), ours in forwards.items():
-            module = import_module(f"transformers.models.{family}.modeling_{family}")
-            stack.enter_context(mock.patch.object(getattr(module, owner), method, ours))
+            if (found := family_class(family, owner)) is not None:
+                stack.enter_context(mock.patch.object(found, method, ours))
         yield
 
 

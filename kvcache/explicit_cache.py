@@ -14,7 +14,6 @@ import torch
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
-    DummyLayer,
     DynamicCache,
     DynamicIndexedLayer,
     DynamicLayer,
@@ -25,6 +24,7 @@ from transformers.cache_utils import (
 )
 
 from generic_export.errors import CaptureError
+from kvcache.compat import DummyLayer
 from kvcache.compressed_layer import CompressedLayer
 from kvcache.recurrent.last_read import LastRead
 from kvcache.states import PAST_LENGTH, Slot, States

@@ -1,26 +1,21 @@
 """Mixtures of experts as explicit operators: any router stays in the graph, the experts it chooses are one operator.
 
-`explicit_experts()` makes transformers call them, through its own experts interface, inside a `with` block; `moe_engine.py` writes
+`moe_families.py` makes transformers call them inside a `with` block, most through its own experts interface; `moe_engine.py` writes
 them as `tract_moe_ffn`, or as products over all experts where an activation is none of that operator's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from generic_export.compat import without_modes
 from generic_export.torch_graph.asides import aside
-from kvcache.attention_families import registered
-
-EXPERTS_NAME = "t2n_explicit"
-"""The name under which transformers knows our experts while `explicit_experts()` is entered."""
-
+from kvcache.compat import after_experts, gated_activation
 
 # --- the operators -------------------------------------------------------------------------------
 
@@ -182,20 +177,7 @@ def all_experts(
 # --- transformers' side --------------------------------------------------------------------------
 
 
-@contextmanager
-def explicit_experts() -> Iterator[str]:
-    """Register our experts with transformers for the length of the block, and yield their name."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    from kvcache.moe_families import explicit_families
-
-    # The class-wide table: models are told which names exist from there.
-    table = type(ALL_EXPERTS_FUNCTIONS)._global_mapping
-    with registered(table, EXPERTS_NAME, _experts_forward), explicit_families():
-        yield EXPERTS_NAME
-
-
-def _experts_forward(
+def experts_forward(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """transformers' ExpertsInterface signature: [T, D] and its [T, k] choices to [T, D]."""
@@ -204,7 +186,8 @@ def _experts_forward(
         first, second = first.transpose(1, 2), second.transpose(1, 2)
     inner_bias = (module.gate_up_proj_bias if module.has_gate else module.up_proj_bias) if module.has_bias else None
     down_bias = module.down_proj_bias if module.has_bias else None
-    activation = None if module.has_post_expert_norm else recognised_activation(module)
+    norm = after_experts(module)
+    activation = None if norm else recognised_activation(module)
     if activation is None or (inner_bias is not None and not module.has_gate):
         return all_experts(
             hidden_states,
@@ -212,8 +195,8 @@ def _experts_forward(
             top_k_weights,
             inner=first,
             down=second,
-            between=module._apply_gate if module.has_gate else module.act_fn,
-            after=module.post_expert_norm if module.has_post_expert_norm else lambda values: values,
+            between=gated_activation(module) if module.has_gate else module.act_fn,
+            after=norm or (lambda values: values),
             biases=(inner_bias, down_bias),
         )
     gate, up = _halves(first, concatenated=module.is_concatenated) if module.has_gate else (first, None)
@@ -244,10 +227,10 @@ def recognised_activation(module: Any) -> Activation | None:
     Found by trying: code that subclasses override is what decides, whatever it is called.
     """
     # Values are wanted, also while shapes are being captured or a model is being recorded.
-    with _disable_current_modes(), torch.no_grad(), aside():
+    with without_modes(), torch.no_grad(), aside():
         # Wide enough that every clamp and every tail shows; its mirror image tells code that asks for the values' sign.
         wide = torch.linspace(-40.0, 40.0, 162, device="cpu").reshape(3, 54)
-        apply = module._apply_gate if module.has_gate else module.act_fn
+        apply = gated_activation(module) if module.has_gate else module.act_fn
         try:
             trials = [(probe, apply(probe)) for probe in (wide, -wide)]
         except Exception:  # an activation with parameters has no values here
@@ -277,4 +260,4 @@ def _candidates(module: Any) -> Iterator[Activation]:
             yield Activation("silu", float(alpha), float(limit))
 
 
-__all__ = ["EXPERTS_NAME", "Activation", "all_experts", "explicit_experts", "recognised_activation", "routed_experts"]
+__all__ = ["Activation", "all_experts", "experts_forward", "recognised_activation", "routed_experts"]

@@ -15,7 +15,7 @@ from generic_export.nnef.graph import Argument, ArrayLiteral
 from generic_export.translate.builder import Emission, NnefBuilder, Value, ints
 from generic_export.translate.registry import translates
 from generic_export.weights.part import TensorPart
-from kvcache.moe import explicit_experts
+from kvcache.moe_families import explicit_experts
 
 _GROUP = 32  # a block of weights; the router's columns fill whole ones
 

@@ -1,6 +1,6 @@
-"""Families whose experts do not go through transformers' experts interface: their forwards in terms of ours.
+"""transformers told to call the experts of `kvcache.moe`: through its experts interface, or family by family where there is none.
 
-In: nothing. Out: `explicit_families()`, inside which the classes of those families that are loaded call `kvcache.moe`.
+In: nothing. Out: `explicit_experts()`, inside which that interface knows ours, and the loaded classes of those families call them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from typing import Any
 
 import torch
 
-from kvcache.attention_families import Forwards, replaced_forwards
-from kvcache.moe import Activation, all_experts, recognised_activation, routed_experts
+from kvcache.attention_families import Forwards, registered, replaced_forwards
+from kvcache.compat import experts_table
+from kvcache.moe import Activation, all_experts, experts_forward, recognised_activation, routed_experts
+
+EXPERTS_NAME = "t2n_explicit"
+"""The name under which transformers knows our experts while `explicit_experts()` is entered."""
 
 
 @contextmanager
-def explicit_families() -> Iterator[None]:
-    """Let the families below call our experts for the length of the block."""
-    with replaced_forwards(_FORWARDS):
-        yield
+def explicit_experts() -> Iterator[str]:
+    """Register our experts with transformers, and with the families below, for the length of the block; yields their name."""
+    with registered(experts_table(), EXPERTS_NAME, experts_forward), replaced_forwards(_FORWARDS):
+        yield EXPERTS_NAME
 
 
 # --- DBRX: three stacks in one axis, the last one transposed ----------------------------------------
@@ -179,4 +183,4 @@ _FORWARDS: Forwards = {
     ("jetmoe", "JetMoeMoA", "reduce"): _jetmoe_reduce,
 }
 
-__all__ = ["explicit_families"]
+__all__ = ["EXPERTS_NAME", "explicit_experts"]

@@ -34,12 +34,12 @@ def cache_adapters() -> tuple[StateAdapter, ...]:
     from transformers.cache_utils import Cache, EncoderDecoderCache
 
     from kvcache.forms.rwkv import OneLayerEach
-    from kvcache.forms.xlstm import Cell, Cells
+    from kvcache.forms.xlstm import Cells, StateCell
 
     plain = StateAdapter(Cache, _flatten, _copy, _assign, _blank)
     double = StateAdapter(EncoderDecoderCache, _flatten_both, _copy_both, _assign_both, _blank)
     layers = StateAdapter(OneLayerEach, _flatten_layers, _copy_layers, _assign_layers)
-    cell = StateAdapter(Cell, _flatten_cell, copy.copy, _assign_cell)
+    cell = StateAdapter(StateCell, _flatten_cell, copy.copy, _assign_cell)
     cells = StateAdapter(Cells, _flatten_cells, _copy_cells, _assign_cells)
     return plain, double, layers, cell, cells
 

@@ -6,7 +6,6 @@ nothing. Patterns are shell patterns on runs of a name's dotted parts; of severa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 
 from generic_export.errors import OptionError
+from generic_export.sizes import parse_size
 from quant.algorithms import DEFAULT_ALGORITHM, unknown_name
 
 QUANTIZED_SCHEMES = ("q4_0", "q8_1")
@@ -26,7 +26,6 @@ RECIPE_FILE = "recipe.yaml"
 
 _KEYS = ("name", "dtype", "algorithm", "target_size", "tensors")
 _RULE_KEYS = ("scheme", "algorithm")
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 @dataclass(frozen=True)
@@ -170,21 +169,12 @@ def parse_recipe(data: Any, origin: str, algorithms: Collection[str], default_na
     _require_known(f"{origin}: algorithm", algorithm, algorithms)
     size = data.get("target_size")
     return Recipe(
-        str(data.get("name", default_name)), rules, dtype, algorithm, None if size is None else parse_size(size)
+        str(data.get("name", default_name)),
+        rules,
+        dtype,
+        algorithm,
+        None if size is None else parse_size(size, positive=True),
     )
-
-
-def parse_size(text: str | int) -> int:
-    """Return a size in bytes: a number with an optional unit (900MB, 1.5 GiB).
-
-    Raises:
-        OptionError: it is no such size.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
-    unit = found.group(2).lower() if found else ""
-    if isinstance(text, bool) or found is None or unit not in _UNITS or float(found.group(1)) <= 0:
-        raise OptionError(f"{text!r} is no size.", "Write it as 900MB, 1.2GB or 800MiB.")
-    return int(float(found.group(1)) * _UNITS[unit])
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from generic_export.compat import pytree, schema_of, wrapper_tensor
 from generic_export.errors import WeightError
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.weights.source import InMemoryBlocks, TensorSource
@@ -58,7 +58,7 @@ class QTensor(torch.Tensor):
                 f"{blob.numel()} bytes of {blob.dtype} are no {scheme} tensor of shape {list(size)}.",
                 f"Give uint8, {block.block_bytes} bytes for every {block.group} values.",
             )
-        made = torch.Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=blob.device)  # type: ignore[attr-defined]
+        made = wrapper_tensor(cls, size, dtype=dtype, device=blob.device)  # type: ignore[attr-defined]
         made.blob = blob.reshape(-1)
         made.scheme = scheme
         return made  # type: ignore[no-any-return]
@@ -137,11 +137,11 @@ class QTensor(torch.Tensor):
         keeps = _KEEPING.get(operator)
         if keeps is not None and isinstance(args[0], QTensor):
             return keeps(*args, **(kwargs or {}))
-        if operator._schema.is_mutable and any(isinstance(argument, QTensor) for argument in args[:1]):
+        if schema_of(operator).is_mutable and any(isinstance(argument, QTensor) for argument in args[:1]):
             raise WeightError(
                 f"{operator}: the values of a QTensor cannot be changed in place.", "Dequantise it first."
             )
-        plain_args, plain_kwargs = tree_map(_plain, (tuple(args), dict(kwargs or {})))
+        plain_args, plain_kwargs = pytree.tree_map(_plain, (tuple(args), dict(kwargs or {})))
         return operator(*plain_args, **plain_kwargs)
 
 

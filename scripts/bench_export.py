@@ -66,7 +66,7 @@ class BenchError(Exception):
 
 
 @dataclass(frozen=True)
-class Stage:
+class TimedStage:
     """One stage of an export: how long it took, processor time in all threads, and the peak memory until its end."""
 
     title: str
@@ -79,14 +79,14 @@ class StageClock:
     """A `Reporter` that times the stages."""
 
     def __init__(self, started: float) -> None:
-        self.stages: list[Stage] = []
+        self.stages: list[TimedStage] = []
         self._title = "Starting, importing"
         self._since, self._cpu_since = started, 0.0
 
     def stage(self, title: str) -> None:
         """End the stage before and begin another."""
         now, cpu = time.time(), time.process_time()
-        self.stages.append(Stage(self._title, now - self._since, cpu - self._cpu_since, peak_rss_mib()))
+        self.stages.append(TimedStage(self._title, now - self._since, cpu - self._cpu_since, peak_rss_mib()))
         self._title = title.split(" /")[0]  # without the path of the checkpoint
         self._since, self._cpu_since = now, cpu
 
@@ -102,10 +102,9 @@ class StageClock:
 
 def peak_rss_mib() -> float:
     """Return this process's peak resident memory in MiB."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise BenchError("the kernel does not tell peak memory (no VmHWM in /proc/self/status).")
+    from generic_export.inference_target.tract.engines.wheel_worker import peak_rss_bytes
+
+    return peak_rss_bytes() / 2**20
 
 
 def _child(order: Mapping[str, Any]) -> None:
@@ -113,8 +112,8 @@ def _child(order: Mapping[str, Any]) -> None:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
+    from t2n_llm.export.pipeline import export_llm
     from t2n_llm.graph import document as graph
-    from t2n_llm.tasks.text_generation import export_llm
 
     clock = StageClock(order["started"])
     translate = graph.translate_graph
@@ -173,7 +172,7 @@ class ChildRun:
     user: float
     system: float
     peak_mib: float
-    stages: tuple[Stage, ...]
+    stages: tuple[TimedStage, ...]
 
 
 @dataclass(frozen=True)
@@ -221,11 +220,13 @@ class Outcome:
             "memory_within_budget": self.figures["extra_mib"] <= BUDGET_MIB,
         }
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[TimedStage]:
         """Return the medians of each stage."""
         runs = zip(*(run.stages for run in self.exports), strict=True)
         return [
-            Stage(same[0].title, *(median(getattr(s, name) for s in same) for name in ("seconds", "cpu", "peak_mib")))
+            TimedStage(
+                same[0].title, *(median(getattr(s, name) for s in same) for name in ("seconds", "cpu", "peak_mib"))
+            )
             for same in runs
         ]
 
@@ -334,10 +335,10 @@ def run_child(work: Path, order: Mapping[str, Any]) -> ChildRun:
     if done.returncode or not figures.is_file():
         raise BenchError(f"the measured process ended with code {done.returncode}; its message is above.")
     record = json.loads(figures.read_text(encoding="utf-8"))
-    stages = [Stage(**stage) for stage in record["stages"]]
+    stages = [TimedStage(**stage) for stage in record["stages"]]
     rest = max(0.0, seconds - sum(stage.seconds for stage in stages))
     cpu = record["user"] + record["system"] - sum(stage.cpu for stage in stages)
-    stages.append(Stage("Ending Python", rest, max(0.0, cpu), record["peak_mib"]))
+    stages.append(TimedStage("Ending Python", rest, max(0.0, cpu), record["peak_mib"]))
     return ChildRun(seconds, record["user"], record["system"], record["peak_mib"], tuple(stages))
 
 

@@ -1,8 +1,10 @@
 # Sourced by scripts/run and scripts/test: makes the virtual environment once and installs the project in it.
 # T2N_VENV: where it goes (default .venv in the project). PYTHON: the interpreter to make it with (3.10 or newer).
+# T2N_CONSTRAINTS: the versions that it gets (default constraints.txt in the project).
 
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${T2N_VENV:-$project/.venv}
+constraints=${T2N_CONSTRAINTS:-$project/constraints.txt}
 
 find_python() {
   local candidate
@@ -17,11 +19,11 @@ find_python() {
   return 1
 }
 
-# install EXTRAS: installs the project with the given extras, pinned by constraints.txt; nothing to do the second time.
+# install EXTRAS: installs the project with the given extras, pinned by the constraints; nothing to do the second time.
 install() {
   local extras=$1 python stamp wanted
   stamp=$venv/.installed-$extras
-  wanted=$(cat "$project/pyproject.toml" "$project/constraints.txt" | cksum)
+  wanted=$(cat "$project/pyproject.toml" "$constraints" | cksum)
   if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
   if [ ! -x "$venv/bin/python" ]; then
     python=$(find_python) || return 1
@@ -30,6 +32,6 @@ install() {
   fi
   echo "installing (the first time takes a few minutes, most of it PyTorch)"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    --constraint "$project/constraints.txt" --editable "$project${extras:+[$extras]}" || return 1
+    --constraint "$constraints" --editable "$project${extras:+[$extras]}" || return 1
   printf '%s' "$wanted" >"$stamp"
 }

@@ -56,7 +56,7 @@ def make_model(folder: Path, megabytes: int) -> None:
 
 def start_export(model: Path, target: Path, form: str, *, resume: bool) -> int:
     """Start an export in a process of its own and return its id."""
-    from t2n_llm.tasks.text_generation import export_llm
+    from t2n_llm.export.pipeline import export_llm
 
     sys.stdout.flush()
     child = os.fork()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure operator coverage on PyTorch's own operator database: export each sample, run it in tract, compare.
 
-usage: scripts/opinfo_report.py [--ops REGEX] [--samples N] [--jobs N] [--json FILE] [--markdown FILE] [--show-failures]
+usage: scripts/opinfo_report.py [--ops REGEX] [--samples N] [--jobs N] [--json FILE] [--markdown FILE] [--show-failures] [--strict]
 
 For each entry of `op_db` the first N usable samples (float32; int64 or bool where float is not supported) are called with
 their tensors as graph inputs. An operator counts when all its samples are right. The engine runs in worker processes, so that
@@ -320,6 +320,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write one JSON line per operator")
     parser.add_argument("--markdown", type=Path, help="write the support table, such as docs/operators.md")
     parser.add_argument("--show-failures", action="store_true", help="list every operator that is not right")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit 1 when an operator that tract can express is not right"
+    )
     options = parser.parse_args()
     positions = [i for i, info in enumerate(operators()) if re.search(options.ops, info.name)]
     started = time.monotonic()
@@ -344,7 +347,9 @@ def main() -> int:
                 print(f"{result.kind:<8.8} {result.full_name:<40} {result.outcome:<15} {detail}")
     print(summary(results))
     print(f"{time.monotonic() - started:.0f} s, torch {torch.__version__}, {len(results)} entries")
-    return 0
+    excluded = inexpressible()
+    failed = [each for each in results if each.outcome not in ("right", "untested") and each.full_name not in excluded]
+    return int(options.strict and (bool(failed) or not results))
 
 
 if __name__ == "__main__":

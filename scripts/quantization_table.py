@@ -222,8 +222,8 @@ def _calibrate_into(state: dict[str, Any], folder: Path, algorithm: str, names: 
 def tract_measure(folder: Path, calibration: str, work: Path) -> Measure:
     """Return a measure that exports an archive for every row and asks tract."""
     from t2n_llm.check.runner import WheelRunner
+    from t2n_llm.export.pipeline import export_llm
     from t2n_llm.measure.quality import ArchiveReading, engine_predict
-    from t2n_llm.tasks.text_generation import export_llm
 
     @contextmanager
     def measure(name: str) -> Iterator[Any]:
@@ -422,7 +422,7 @@ def _measure(options: argparse.Namespace, folder: Path, work: Path) -> Measure:
 
 def _setting(options: argparse.Namespace, folder: Path, windows: Sequence[Sequence[int]]) -> str:
     """Return a short name for everything but the row that decides a figure: engine, weights, tokens, calibration text."""
-    from t2n_llm.export.folder import sha256
+    from generic_export.files import sha256
 
     calibration = Path(options.calibration)
     digest = hashlib.sha256(json.dumps([options.engine, [list(window) for window in windows]]).encode())

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from t2n_llm.tasks.text_generation import ExportResult, export_llm
+    from t2n_llm.export.pipeline import ExportResult, export_llm
 
 __all__ = ["ExportResult", "export_llm"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from t2n_llm.tasks import text_generation as export
+        from t2n_llm.export import pipeline
 
-        return getattr(export, name)
+        return getattr(pipeline, name)
     raise AttributeError(f"module 't2n_llm' has no attribute {name!r}")

@@ -1,13 +1,19 @@
-"""The house rules that a reader should be able to rely on: imports point one way."""
+"""The house rules that a reader should be able to rely on: which room may import which, no circle, one name for one thing."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.load_script import load_script
+
+graphs = load_script("import_graph")
 
 # package -> what it may not import
 FORBIDDEN = {
@@ -16,8 +22,150 @@ FORBIDDEN = {
     "kvcache": {"quant", "t2n_llm", "typer", "rich"},
 }
 
+# package -> its rooms, top floor first: an arrow between two rooms may only point down, to a lower line. A room is a folder or a
+# module (`.` is the package's own `__init__`); a module belongs to the longest name that fits it.
+ORDER = {
+    "generic_export": """
+        .
+        diagnose/report/reproduction
+        diagnose
+        diagnose/piece_by_piece diagnose/report
+        diagnose/attempt
+        diagnose/record
+        diagnose/records
+        diagnose/plain_data
+        remodel
+        checking
+        export
+        coverage capture documents
+        inference_target/tract/evidence
+        inference_target
+        inference_target/tract
+        inference_target/tract/engines
+        inference_target/tract/releases inference_target/tract/check
+        inference_target/base
+        inference_target/example inference_target/version
+        ops
+        translate
+        translate/fragments
+        torchscript
+        torchscript/harden
+        torchscript/module
+        torchscript/interpreter
+        torchscript/tensors torchscript/scalars torchscript/scopes
+        torchscript/schema
+        torch_graph read
+        write
+        nnef
+        weights
+        pages
+        allocator figures files logs processes sizes
+        compat errors
+    """,
+    "quant": """
+        .
+        awq recipe tensor
+        gptq prequantized
+        algorithms budget
+        imatrix lattice
+        stream weighted_search
+        half block_kernel
+        lanes packing protocol
+        blocks
+    """,
+    "kvcache": """
+        .
+        operators state_adapters engine_state
+        forms moe_engine attention
+        explicit_cache moe_families
+        attention_families compressed_layer recurrent windows
+        attention_compressed moe
+        attention_blocks compat rotary rotary_scaling state_views states
+    """,
+    "t2n_llm": """
+        .
+        cli
+        zoo
+        explain
+        measure
+        export
+        tasks
+        check
+        graph
+        compress
+        weights
+        source
+        reporter
+        compat option
+    """,
+}
+
+
+@cache
+def graph() -> Any:
+    return graphs.import_graph()
+
+
+def floors_of(package: str) -> dict[str, int]:
+    """Return the line that each room of a package stands in."""
+    lines = ORDER[package].strip().splitlines()
+    return {room: number for number, line in enumerate(lines) for room in line.split()}
+
+
+def room_of(module: str, rooms: Iterable[str]) -> str | None:
+    """Return the longest name of a room that fits a module; None for a module without one."""
+    inside = "/".join(module.split(".")[1:]) or "."
+    return max((room for room in rooms if f"{inside}/".startswith(f"{room}/")), key=len, default=None)
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_packages_import_one_way(package: str) -> None:
+    files = sorted((graphs.ROOT / package).rglob("*.py"))
+    assert files
+    for file in files:
+        wrong = imported_packages(file) & FORBIDDEN[package]
+        assert not wrong, f"{file.relative_to(graphs.ROOT)} imports {wrong}"
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_every_module_has_a_room_and_every_room_a_module(package: str) -> None:
+    floors = floors_of(package)
+    rooms = {module: room_of(module, floors) for module in graph().files if graphs.in_package(module, package)}
+    assert [module for module, room in rooms.items() if room is None] == []
+    assert set(floors) - set(rooms.values()) == set()
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_arrows_point_down(package: str) -> None:
+    floors = floors_of(package)
+    upwards = []
+    for arrow in graph().arrows:
+        start, end = (room_of(module, floors) if graphs.in_package(module, package) else None for module in arrow)
+        if start and end and start != end and floors[start] >= floors[end]:
+            upwards.append(f"{' -> '.join(arrow)}: {end} is not below {start}")
+    assert upwards == []
+
+
+def test_there_is_no_circle() -> None:
+    assert graph().circles == ()
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, file in graph().files.items():
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(module)
+    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
+
+
+def test_the_nnef_document_knows_nothing_of_torch_fx_or_aten() -> None:
+    for name in ("graph.py", "order.py", "text.py"):
+        assert "torch" not in imported_packages(graphs.ROOT / "generic_export" / "nnef" / name)
+
 
 def imported_packages(file: Path) -> set[str]:
+    """Return the top-level packages that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -25,17 +173,3 @@ def imported_packages(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found.add(node.module.split(".")[0])
     return found
-
-
-@pytest.mark.parametrize("package", FORBIDDEN)
-def test_imports_point_one_way(package: str) -> None:
-    files = sorted((ROOT / package).rglob("*.py"))
-    assert files
-    for file in files:
-        wrong = imported_packages(file) & FORBIDDEN[package]
-        assert not wrong, f"{file.relative_to(ROOT)} imports {wrong}"
-
-
-def test_the_nnef_document_knows_nothing_of_torch_fx_or_aten() -> None:
-    for name in ("graph.py", "layout.py", "text.py"):
-        assert "torch" not in imported_packages(ROOT / "generic_export" / "nnef" / name)

@@ -1,6 +1,6 @@
 """What a diagnosis says: plain frozen records, written by the search and read by reports.
 
-In: nothing; the other files of this folder fill them. Out: `Diagnosis`, which goes to JSON and back, and prints itself.
+In: nothing; the other files of this folder fill them. Out: `Diagnosis`, which goes to JSON and back.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from generic_export.diagnose.plain_data import built, plain
-from generic_export.diagnose.report.text import diagnosis_text
 from generic_export.errors import ArchiveError, T2NError
+from generic_export.files import write_whole
 
 SCHEMA_VERSION = 1
 
@@ -91,34 +92,6 @@ class Leaf:
             sizes = ", ".join(self.axes or map(str, self.sizes))
             return f"{self.name}: {self.dtype}[{sizes}]"
         return f"{self.name}={self.value or 'None'}"
-
-
-@dataclass(frozen=True)
-class Call:
-    """One execution of one module (or free function).
-
-    Attributes:
-        index: number of the call in the recording, in the order in which calls begin.
-        set_index: which input set (which call of the root) it belongs to.
-        path: as in `named_modules()`, "" for the root; `path:function` for a free function.
-        class_name: class of the module, or name of the function.
-        parent: `index` of the call that it happens in; None for a root.
-        turn: how many calls of the same module the same set had before it.
-        source: `file.py:line` where the forward is defined.
-        inputs, outputs: its values.
-        seconds: time PyTorch spent in it, its children included.
-    """
-
-    index: int
-    set_index: int
-    path: str
-    class_name: str
-    parent: int | None
-    turn: int
-    source: str
-    inputs: tuple[Leaf, ...]
-    outputs: tuple[Leaf, ...]
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -288,6 +261,18 @@ class Verdict:
         return max(self.metrics, key=_badness, default=None)
 
 
+def reached(start: Iterable[str], beyond: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Yield some keys and all that can be reached from them, each once."""
+    seen: set[str] = set()
+    waiting = list(start)
+    while waiting:
+        key = waiting.pop()
+        if key not in seen:
+            seen.add(key)
+            yield key
+            waiting.extend(beyond(key))
+
+
 def _badness(metrics: Metrics) -> float:
     if metrics.reason or math.isnan(metrics.max_abs):
         return math.inf
@@ -366,6 +351,9 @@ class Culprit:
         return f"{piece.class_name} ({where}{more}) fails to {verdict.stage}{operator}{own}: {self.source}"
 
 
+Keyed = TypeVar("Keyed", Piece, Verdict)
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """All that was found out.
@@ -410,10 +398,7 @@ class Diagnosis:
         Raises:
             DiagnosisError: there is none.
         """
-        found = next((piece for piece in self.pieces if piece.key == key), None)
-        if found is None:
-            raise DiagnosisError(f"the diagnosis of {self.model} has no piece {key!r}.")
-        return found
+        return self._keyed(self.pieces, key)
 
     def verdict(self, key: str) -> Verdict:
         """Return the verdict of a piece.
@@ -421,9 +406,12 @@ class Diagnosis:
         Raises:
             DiagnosisError: there is none.
         """
-        found = next((verdict for verdict in self.verdicts if verdict.key == key), None)
+        return self._keyed(self.verdicts, key)
+
+    def _keyed(self, records: Iterable[Keyed], key: str) -> Keyed:
+        found = next((record for record in records if record.key == key), None)
         if found is None:
-            raise DiagnosisError(f"the diagnosis of {self.model} has no verdict of {key!r}.")
+            raise DiagnosisError(f"the diagnosis of {self.model} has nothing with the key {key!r}.")
         return found
 
     def children(self, key: str | None = None) -> tuple[Piece, ...]:
@@ -467,14 +455,7 @@ class Diagnosis:
 
     def _below(self, key: str) -> set[str]:
         children = {piece.key: piece.children for piece in self.pieces}
-        seen: set[str] = set()
-        waiting = list(children.get(key, ()))
-        while waiting:
-            current = waiting.pop()
-            if current not in seen and current != key:
-                seen.add(current)
-                waiting.extend(children.get(current, ()))
-        return seen
+        return set(reached(children[key], children.__getitem__)) - {key}
 
     def ranking(self) -> tuple[tuple[Piece, Verdict], ...]:
         """Return the pieces that were compared, the largest local error for what is allowed first.
@@ -507,20 +488,13 @@ class Diagnosis:
             hint = culprits[0].verdict.error.hint if culprits[0].verdict.error else ""
             raise DiagnosisError(f"{self.model}: {faults}.", hint or None)
 
-    def to_text(self) -> str:
-        """Return a table of the pieces and the list of faults, for a terminal."""
-        return diagnosis_text(self)
-
     def to_json(self) -> str:
         """Return all of it as JSON (`schema_version` 1); infinities are null."""
         return json.dumps({"schema_version": SCHEMA_VERSION, **plain(self)}, indent=2) + "\n"
 
     def write_json(self, path: Path) -> Path:
         """Write `to_json()` to a file, whole or not at all."""
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(self.to_json(), encoding="utf-8")
-        partial.replace(path)
-        return path
+        return write_whole(path, self.to_json())
 
     @staticmethod
     def from_json(text: str) -> Diagnosis:
@@ -557,7 +531,6 @@ def _fault_of(verdict: Verdict) -> tuple[object, ...]:
 __all__ = [
     "Axis",
     "AxisReport",
-    "Call",
     "Culprit",
     "Diagnosis",
     "DiagnosisError",
@@ -569,4 +542,5 @@ __all__ = [
     "Piece",
     "Stage",
     "Verdict",
+    "reached",
 ]

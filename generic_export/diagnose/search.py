@@ -19,19 +19,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from generic_export.capture import capture
 from generic_export.diagnose.attempt.attempt import Attempt, AttemptOptions
 from generic_export.diagnose.attempt.interruption import kept_interrupts
-from generic_export.diagnose.attempt.journal import Journal, fingerprint
 from generic_export.diagnose.attempt.judging import Judge
+from generic_export.diagnose.attempt.kept_verdicts import KeptVerdicts, fingerprint
 from generic_export.diagnose.attempt.worker import Limits, Worker, wait_for_news
 from generic_export.diagnose.record.axes import Overrides, Symbols, infer_axes
-from generic_export.diagnose.record.input_sets import InputSet, record
+from generic_export.diagnose.record.observe import InputSet, completed, record
 from generic_export.diagnose.record.pieces import Case, cases_of, class_lines
 from generic_export.diagnose.record.recording import Recording
-from generic_export.diagnose.records import AxisReport, Diagnosis, ErrorRecord, Outcome, Piece, Stage, Verdict
+from generic_export.diagnose.records import AxisReport, Diagnosis, ErrorRecord, Outcome, Piece, Stage, Verdict, reached
 from generic_export.diagnose.report.repro import Context, write_reproductions
+from generic_export.documents import producer_version
 from generic_export.errors import OptionError
-from generic_export.export import capture, producer_version
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.torch_graph.fusion import Fusion
 from generic_export.torch_graph.tracer import torch_version
@@ -64,14 +65,11 @@ class Progress:
 class _Plan:
     """The options of a search, parsed."""
 
-    target: TractNNEF
+    options: AttemptOptions  # of each attempt, but for its folder
     strategy: str
     depth: int | None
-    fusions: tuple[Fusion, ...]
-    judge: Judge
     limits: Limits
     jobs: int
-    folder: Path
     progress: Callable[[Progress], None]
 
 
@@ -89,6 +87,7 @@ def diagnose(
     out: str | Path | None = None,
     resume: bool = True,
     fusions: Sequence[Fusion] = (),
+    torchscript: bool = True,
     axes: Overrides | None = None,
     limits: Limits | None = None,
     every_member: bool = False,
@@ -113,6 +112,8 @@ def diagnose(
         out: folder for verdicts, reproductions and `diagnosis.json`; None writes nothing.
         resume: take over what passed in an earlier run with the same `out`.
         fusions: recognisers beside the standard ones, as the export of this model uses.
+        torchscript: what torch.export refuses is captured through its script or trace, as `export_model_to_nnef` does; False
+            for a model whose export has no values to compare a trace with, as that of a language model.
         axes: symbols of axes of the root's inputs, `{"input_ids": {1: "S"}}`; the others are inferred.
         limits: time and memory of an attempt.
         every_member: try each of several equal modules, not one for all.
@@ -141,24 +142,24 @@ def diagnose(
         cases = cases_of(recording, symbols, axes, every_member=every_member)
         if not cases:
             raise OptionError("no call of the model was recorded.", "Run the model inside the observe() block.")
-        plan = _Plan(
+        limits = limits or Limits()
+        options = AttemptOptions(
             target=target,
-            strategy=strategy,
-            depth=depth,
-            fusions=tuple(fusions),
-            judge=Judge(atol, rtol),
-            limits=limits or Limits(),
-            jobs=jobs,
             folder=Path(scratch),
-            progress=progress or (lambda _: None),
+            fusions=tuple(fusions),
+            torchscript=torchscript,
+            judge=Judge(atol, rtol),
+            engine_seconds=limits.seconds,
+            materialise_bytes=limits.memory_bytes // 8,
         )
-        search = _Search(cases, plan, Journal(folder, resume=resume), recording, symbols, axes)
+        plan = _Plan(options, strategy, depth, limits, jobs, progress or (lambda _: None))
+        search = _Search(cases, plan, KeptVerdicts(folder, resume=resume), recording, symbols, axes)
         search.run(only)
     _, report = infer_axes(recording, axes)
     diagnosis = search.diagnosis(report, time.perf_counter() - began)
     if folder is not None:
         diagnosis = write_reproductions(
-            diagnosis, search.cases, target, folder / "repro", private=private, fusions=fusions, context=context
+            diagnosis, search.cases, options, folder / "repro", private=private, context=context
         )
         diagnosis.write_json(folder / "diagnosis.json")
     return diagnosis
@@ -181,7 +182,7 @@ class _Search:
 
     cases: list[Case]
     plan: _Plan
-    journal: Journal
+    journal: KeptVerdicts
     recording: Recording
     symbols: Symbols
     axes: Overrides | None
@@ -205,7 +206,7 @@ class _Search:
             "isolate": self._isolate,
             "numerics": self._numerics,
         }
-        self.plan.target.pre_trace(self.recording.model)
+        self.plan.options.target.pre_trace(self.recording.model)
         warm_up()
         try:
             with kept_interrupts() as self.raise_interrupt:
@@ -329,14 +330,10 @@ class _Search:
     def _inside(self, roots: Sequence[Case]) -> list[Case]:
         top = min(case.piece.depth for case in roots)
         limit = None if self.plan.depth is None else top + self.plan.depth
-        found: dict[str, Case] = {}
-        waiting = list(roots)
-        while waiting:
-            case = waiting.pop()
-            if case.piece.key not in found and (limit is None or case.piece.depth <= limit):
-                found[case.piece.key] = case
-                waiting.extend(self.by_key[key] for key in case.piece.children)
-        return sorted(found.values(), key=lambda case: case.piece.order)
+        shallow = {case.piece.key for case in self.cases if limit is None or case.piece.depth <= limit}
+        starts = [case.piece.key for case in roots if case.piece.key in shallow]
+        found = reached(starts, lambda key: [inner for inner in self.by_key[key].piece.children if inner in shallow])
+        return sorted((self.by_key[key] for key in found), key=lambda case: case.piece.order)
 
     def _has_failed(self, key: str) -> bool:
         return key in self.verdicts and self.verdicts[key].failed
@@ -346,14 +343,8 @@ class _Search:
 
     def _below(self, case: Case) -> list[Case]:
         """Return the pieces inside one, itself left out."""
-        found: dict[str, Case] = {}
-        waiting = list(case.piece.children)
-        while waiting:
-            key = waiting.pop()
-            if key not in found and key != case.piece.key:
-                found[key] = self.by_key[key]
-                waiting.extend(self.by_key[key].piece.children)
-        return list(found.values())
+        inside = reached(case.piece.children, lambda key: self.by_key[key].piece.children)
+        return [self.by_key[key] for key in inside if key != case.piece.key]
 
     # --- attempts -----------------------------------------------------------------------------------
 
@@ -400,23 +391,15 @@ class _Search:
         self.plan.progress(Progress(self.done, self.known, case.piece, isolated, verdict))
 
     def _fingerprint(self, case: Case, *, isolated: bool) -> str:
-        names = [fusion.__qualname__ for fusion in self.plan.fusions]
-        return fingerprint(case, self.plan.target, self.plan.judge, names, isolated=isolated)
+        options = self.plan.options
+        names = [fusion.__qualname__ for fusion in options.fusions]
+        return fingerprint(case, options.target, options.judge, names, options.torchscript, isolated=isolated)
 
     def _start(self, case: Case, *, isolated: bool) -> Worker:
-        folder = Path(tempfile.mkdtemp(dir=self.plan.folder))
-        options = AttemptOptions(
-            target=self.plan.target,
-            folder=folder,
-            fusions=self.plan.fusions,
-            judge=self.plan.judge,
-            isolated=isolated,
-            engine_seconds=self.plan.limits.seconds,
-            materialise_bytes=self.plan.limits.memory_bytes // 8,
-        )
+        folder = Path(tempfile.mkdtemp(dir=self.plan.options.folder))
+        options = replace(self.plan.options, folder=folder, isolated=isolated)
         task = partial(_attempt, case, options, self.recording)
-        piece = case.piece
-        return Worker(piece.key, piece.path, task, self.plan.limits, isolated=isolated)
+        return Worker(case.piece.key, case.piece.path, task, self.plan.limits, isolated=isolated)
 
     # --- the result ---------------------------------------------------------------------------------
 
@@ -425,7 +408,7 @@ class _Search:
         pieces = tuple(case.piece for case in self.cases)
         return Diagnosis(
             model=type(self.recording.model).__name__,
-            target=f"tract {self.plan.target.release}",
+            target=f"tract {self.plan.options.target.release}",
             strategy=self.plan.strategy,
             pieces=pieces,
             verdicts=tuple(self._verdict_of(piece) for piece in pieces),
@@ -447,18 +430,9 @@ class _Search:
 
     def _is_covered(self, key: str) -> bool:
         """Say whether a piece is part of something that passed as a whole."""
-        seen: set[str] = set()
-        waiting = list(self.by_key[key].piece.parents)
-        while waiting:
-            parent = waiting.pop()
-            if parent in seen:
-                continue
-            seen.add(parent)
-            verdict = self.verdicts.get(parent)
-            if verdict is not None and verdict.outcome is Outcome.OK and not verdict.isolated:
-                return True
-            waiting.extend(self.by_key[parent].piece.parents)
-        return False
+        around = reached(self.by_key[key].piece.parents, lambda parent: self.by_key[parent].piece.parents)
+        known = (self.verdicts.get(parent) for parent in around)
+        return any(verdict is not None and verdict.outcome is Outcome.OK and not verdict.isolated for verdict in known)
 
 
 def _is_pointed_at(case: Case, verdict: Verdict) -> bool:
@@ -473,9 +447,9 @@ def _is_pointed_at(case: Case, verdict: Verdict) -> bool:
 def _attempt(case: Case, options: AttemptOptions, recording: Recording, reached: Callable[[Stage], None]) -> Verdict:
     """Run in the worker: tensors beyond the recording's budget are computed again first."""
     reached(Stage.CAPTURE)
-    whole = tuple(recording.completed(recorded) for recorded in case.calls)
+    whole = tuple(completed(recording, recorded) for recorded in case.calls)
     inner = (
-        {index: tuple(map(recording.completed, calls)) for index, calls in case.inner.items()}
+        {index: tuple(completed(recording, recorded) for recorded in calls) for index, calls in case.inner.items()}
         if options.isolated
         else {}
     )

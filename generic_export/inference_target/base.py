@@ -11,7 +11,7 @@ from torch import nn
 from generic_export.inference_target.example import ExampleRun
 from generic_export.nnef.graph import NnefFragment, NnefGraph
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.tracer import DynamicAxes
+from generic_export.torch_graph.request import DynamicAxes
 from generic_export.translate.choices import Numerics, Spelling
 
 

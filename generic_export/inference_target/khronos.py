@@ -6,12 +6,12 @@ Operator list: The Khronos NNEF Specification 1.0.5, chapter 4.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from generic_export.errors import GraphError, OptionError, UnsupportedOperatorError
 from generic_export.inference_target.base import InferenceTarget
-from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference, TupleLiteral
+from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference, references
 
 _STANDARD_OPERATORS = frozenset(
     """
@@ -68,25 +68,13 @@ class KhronosNNEF(InferenceTarget):
         Raises:
             UnsupportedOperatorError: an operation has no NNEF 1.0 form; it is named with its module.
         """
-        read = {name for operation in graph.operations for name in _names_read(operation)} | set(graph.outputs)
+        read = {name for operation in graph.operations for name in references(operation)} | set(graph.outputs)
         operations = tuple(
             _standard(step) for operation in graph.operations for step in _spelled_out(_finite(operation), read)
         )
         return replace(
             graph, operations=operations, registries=(), symbols=(), assertions=(), fragments=(), properties=()
         )
-
-
-def _names_read(operation: NnefOperation) -> set[str]:
-    return set(_references((*operation.inputs, *(value for _, value in operation.attributes))))
-
-
-def _references(arguments: tuple[Argument, ...]) -> Iterator[str]:
-    for argument in arguments:
-        if isinstance(argument, Reference):
-            yield argument.name
-        elif isinstance(argument, (ArrayLiteral, TupleLiteral)):
-            yield from _references(argument.elements)
 
 
 def _finite(operation: NnefOperation) -> NnefOperation:

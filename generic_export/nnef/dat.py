@@ -243,7 +243,7 @@ def parse_header(data: bytes | bytearray | memoryview, *, name: str = "tensor") 
 
 
 @dataclass(frozen=True)
-class StoredBlocks:
+class DatBlocks:
     """A block-quantised tensor as read: what its header says, and its blocks.
 
     Attributes:
@@ -268,7 +268,7 @@ def read_dat(path: str | os.PathLike[str]) -> torch.Tensor:
     return values.reshape(header.shape)
 
 
-def read_block_dat(path: str | os.PathLike[str]) -> StoredBlocks:
+def read_block_dat(path: str | os.PathLike[str]) -> DatBlocks:
     """Read a block-quantised `.dat` file; its blocks are not interpreted.
 
     Raises:
@@ -282,7 +282,7 @@ def read_block_dat(path: str | os.PathLike[str]) -> StoredBlocks:
             f"{', '.join(BLOCK_FORMATS)}.",
             "Read it with read_dat.",
         )
-    return StoredBlocks(header, torch.frombuffer(data, dtype=torch.uint8))
+    return DatBlocks(header, torch.frombuffer(data, dtype=torch.uint8))
 
 
 def _read_whole(path: Path) -> tuple[DatHeader, bytearray]:

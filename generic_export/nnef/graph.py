@@ -1,6 +1,6 @@
 """The NNEF document: plain data, free of torch.fx and of aten.
 
-Made by `ops/translate.py`, checked here, printed by `text.py`. Names are NNEF identifiers, sizes are already text.
+Made by `translate/translate.py`, checked here, printed by `text.py`. Names are NNEF identifiers, sizes are already text.
 """
 
 from __future__ import annotations

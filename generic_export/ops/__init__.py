@@ -1,74 +1,14 @@
 """Room 2, translate: each ATen operator of the captured graph becomes NNEF operations.
 
-Importing this package registers every translation; `translate.py` runs them.
+Importing this package imports every module in it, and so registers every translation; `translate.py` runs them.
 """
 
-from generic_export.ops import (
-    activation,
-    adaptive_pool,
-    attention,
-    bessel,
-    complex,
-    control_flow,
-    conv,
-    cumulative,
-    elementwise,
-    embedding_bag,
-    fft,
-    fold,
-    grid,
-    indexing,
-    integer,
-    linear,
-    loss,
-    matrix,
-    norm,
-    padding,
-    pool,
-    quantised,
-    reduction,
-    reorder,
-    rnn,
-    scatter,
-    shape,
-    sort,
-    special,
-    triangular,
-    upsample,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from generic_export.translate import modules
 
-__all__ = [
-    "activation",
-    "adaptive_pool",
-    "attention",
-    "bessel",
-    "complex",
-    "control_flow",
-    "conv",
-    "cumulative",
-    "elementwise",
-    "embedding_bag",
-    "fft",
-    "fold",
-    "grid",
-    "indexing",
-    "integer",
-    "linear",
-    "loss",
-    "matrix",
-    "modules",
-    "norm",
-    "padding",
-    "pool",
-    "quantised",
-    "reduction",
-    "reorder",
-    "rnn",
-    "scatter",
-    "shape",
-    "sort",
-    "special",
-    "triangular",
-    "upsample",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["modules"]

@@ -99,10 +99,10 @@ def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 @rewrites(aten.prelu.default, aten._prelu_kernel.default)
 def prelu(self: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """PReLU: one slope per channel (axis 1), or one for all."""
-    if weight.numel() != 1 and weight.dim() == 1:
-        weight = weight.reshape([-1 if axis == 1 else 1 for axis in range(self.dim())]) if self.dim() > 1 else weight
-    elif weight.dim() == 1 and weight.numel() == 1:
+    if weight.dim() == 1 and weight.numel() == 1:
         weight = weight.reshape([])
+    elif weight.dim() == 1 and self.dim() > 1:
+        weight = weight.reshape([-1 if axis == 1 else 1 for axis in range(self.dim())])
     return torch.where(self > 0, self, self * weight)
 
 

@@ -11,8 +11,9 @@ import sympy
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.nnef.graph import Argument
+from generic_export.ops.indexing import gather_elements
 from generic_export.ops.pool import Window, max_pool, sum_pool
+from generic_export.ops.reduction import widened
 from generic_export.ops.shape import volume
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value
@@ -58,7 +59,7 @@ def adaptive_avg_pool(b: NnefBuilder, self: Value, output_size: Sequence[Dim]) -
     """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
     first = self.rank - len(output_size)
     whole = [first + axis for axis, out in enumerate(output_size) if same_dim(out, 1)]
-    wide = b.cast(self, torch.float32) if self.dtype is torch.float16 else self
+    wide = widened(b, self)
     value = b.reduce("mean_reduce", wide, whole, keepdim=True) if whole else wide
     even = _even_windows(value.shape[first:], output_size)
     if even is not None and isinstance(value.shape[first - 1], int):
@@ -98,14 +99,7 @@ def _axis_maxima(
         found = b.reduce("argmax_reduce", part, [axis], keepdim=True, dtype=torch.int64)
         place = b.binary("mul", b.binary("add", found, b.scalar(begin, torch.int64)), b.scalar(step, torch.int64))
         if positions is not None:
-            attributes: dict[str, Argument] = {"axis": axis}
-            within = b.emit(
-                "tract_core_gather_elements",
-                [b.slice(positions, axis, begin, end), found],
-                shape=found.shape,
-                dtype=torch.int64,
-                attributes=attributes,
-            )
+            within = gather_elements(b, b.slice(positions, axis, begin, end), found, axis)
             place = b.binary("add", place, within)
         places.append(place)
     return b.concat(maxima, axis), b.concat(places, axis)

@@ -5,14 +5,12 @@ The emission functions are shared with `kvcache`, whose own attention operator d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import sympy
 import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
-from generic_export.ops.indexing import arange_start
+from generic_export.ops.indexing import arange
 from generic_export.ops.shape import volume
 from generic_export.torch_graph.dims import Dim, Shape, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value, broadcast_shape, ints, tract_dtype
@@ -180,7 +178,7 @@ def causal_mask(b: NnefBuilder, steps: Dim, total: Dim, *, past: Dim | None = No
     end = simplify_dim(sympy.sympify(start) + sympy.sympify(steps))
     # One axis at a time, as a mask written in PyTorch reaches us: the two are then one operation. tract fails on equal ones
     # ("eval() called on a Dummy op", 0.23.9).
-    queries, keys = arange_start(b, start, end), arange_start(b, 0, total)
+    queries, keys = arange(b, start, end), arange(b, 0, total)
     for axis in (0, 1, 3):
         queries = b.unsqueeze(queries, [axis])
     for axis in (0, 1, 2):
@@ -232,6 +230,3 @@ def _grouped_mask(b: NnefBuilder, mask: Value, key_heads: Dim, groups: Dim) -> V
     if same_dim(mask.shape[1], 1):
         return b.unsqueeze(mask, [2])
     return b.reshape(mask, [mask.shape[0], key_heads, groups, *mask.shape[2:]])
-
-
-__all__: Sequence[str] = ["additive_mask", "causal_mask", "engine_attention", "spelled_out_attention"]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from generic_export.ops.special import back_to, horner, in_double
+from generic_export.ops.variants import given
 from generic_export.torch_graph.rewrites import rewrites
 
 aten = torch.ops.aten
@@ -48,7 +49,8 @@ def _modified(size: Tensor, near: Sequence[float], far: Sequence[float]) -> tupl
     return horner(torch.square(size / 3.75), near), horner(3.75 / t, far) / torch.sqrt(t)
 
 
-def _first_kind(self: Tensor, order: int, *, scaled: bool) -> Tensor:
+def _first_kind(self: Tensor, *, order: int, scaled: bool) -> Tensor:
+    """Modified Bessel function of the first kind, times exp(-|x|) where it is scaled."""
     x = in_double(self)
     size = x.abs()
     near, far = _modified(size, *((_I0_NEAR, _I0_FAR), (_I1_NEAR, _I1_FAR))[order])
@@ -58,31 +60,14 @@ def _first_kind(self: Tensor, order: int, *, scaled: bool) -> Tensor:
     return back_to(result, self)
 
 
-@rewrites(aten.i0.default, aten.special_modified_bessel_i0.default)
-def i0(self: Tensor) -> Tensor:
-    """Modified Bessel function of the first kind, order 0."""
-    return _first_kind(self, 0, scaled=False)
+rewrites(aten.i0.default, aten.special_modified_bessel_i0.default)(given(_first_kind, order=0, scaled=False))
+rewrites(aten.special_i0e.default)(given(_first_kind, order=0, scaled=True))
+rewrites(aten.special_i1.default, aten.special_modified_bessel_i1.default)(given(_first_kind, order=1, scaled=False))
+rewrites(aten.special_i1e.default)(given(_first_kind, order=1, scaled=True))
 
 
-@rewrites(aten.special_i0e.default)
-def i0e(self: Tensor) -> Tensor:
-    """i0(x) exp(-|x|)"""
-    return _first_kind(self, 0, scaled=True)
-
-
-@rewrites(aten.special_i1.default, aten.special_modified_bessel_i1.default)
-def i1(self: Tensor) -> Tensor:
-    """Modified Bessel function of the first kind, order 1."""
-    return _first_kind(self, 1, scaled=False)
-
-
-@rewrites(aten.special_i1e.default)
-def i1e(self: Tensor) -> Tensor:
-    """i1(x) exp(-|x|)"""
-    return _first_kind(self, 1, scaled=True)
-
-
-def _second_kind(x: Tensor, order: int, *, scaled: bool) -> Tensor:
+def _second_kind(x: Tensor, *, order: int, scaled: bool) -> Tensor:
+    """Modified Bessel function of the second kind, times exp(x) where it is scaled."""
     value = in_double(x)
     low, high = torch.clamp(value, max=2.0), torch.clamp(value, min=2.0)
     logarithm = torch.log(low * 0.5)
@@ -97,28 +82,10 @@ def _second_kind(x: Tensor, order: int, *, scaled: bool) -> Tensor:
     return back_to(torch.where(value == 0, math.inf, torch.where(value < 0, math.nan, result)), x)
 
 
-@rewrites(aten.special_modified_bessel_k0.default)
-def k0(self: Tensor) -> Tensor:
-    """Modified Bessel function of the second kind, order 0."""
-    return _second_kind(self, 0, scaled=False)
-
-
-@rewrites(aten.special_modified_bessel_k1.default)
-def k1(self: Tensor) -> Tensor:
-    """Modified Bessel function of the second kind, order 1."""
-    return _second_kind(self, 1, scaled=False)
-
-
-@rewrites(aten.special_scaled_modified_bessel_k0.default)
-def scaled_k0(x: Tensor) -> Tensor:
-    """k0(x) exp(x)"""
-    return _second_kind(x, 0, scaled=True)
-
-
-@rewrites(aten.special_scaled_modified_bessel_k1.default)
-def scaled_k1(x: Tensor) -> Tensor:
-    """k1(x) exp(x)"""
-    return _second_kind(x, 1, scaled=True)
+rewrites(aten.special_modified_bessel_k0.default)(given(_second_kind, order=0, scaled=False))
+rewrites(aten.special_modified_bessel_k1.default)(given(_second_kind, order=1, scaled=False))
+rewrites(aten.special_scaled_modified_bessel_k0.default)(given(_second_kind, order=0, scaled=True))
+rewrites(aten.special_scaled_modified_bessel_k1.default)(given(_second_kind, order=1, scaled=True))
 
 
 def _wave(size: Tensor, order: int) -> tuple[Tensor, Tensor]:
@@ -127,25 +94,23 @@ def _wave(size: Tensor, order: int) -> tuple[Tensor, Tensor]:
     return horner(3.0 / t, _AMPLITUDE[order]) / torch.sqrt(t), t + horner(3.0 / t, _PHASE[order])
 
 
-@rewrites(aten.special_bessel_j0.default)
-def j0(self: Tensor) -> Tensor:
-    """Bessel function of the first kind, order 0."""
-    size = in_double(self).abs()
-    amplitude, phase = _wave(size, 0)
-    near = horner(torch.square(torch.clamp(size, max=3.0) / 3.0), _J0_NEAR)
-    return back_to(torch.where(size <= 3.0, near, amplitude * torch.cos(phase)), self)
-
-
-@rewrites(aten.special_bessel_j1.default)
-def j1(self: Tensor) -> Tensor:
-    """Bessel function of the first kind, order 1."""
+def _first_kind_wave(self: Tensor, *, order: int) -> Tensor:
+    """Bessel function of the first kind."""
     x = in_double(self)
-    amplitude, phase = _wave(x.abs(), 1)
-    near = x * horner(torch.square(torch.clamp(x.abs(), max=3.0) / 3.0), _J1_NEAR)
-    return back_to(torch.where(x.abs() <= 3.0, near, amplitude * torch.cos(phase) * torch.sign(x)), self)
+    size = x.abs()
+    amplitude, phase = _wave(size, order)
+    near = horner(torch.square(torch.clamp(size, max=3.0) / 3.0), (_J0_NEAR, _J1_NEAR)[order])
+    near = x * near if order else near
+    is_near, far = size <= 3.0, amplitude * torch.cos(phase)
+    return back_to(torch.where(is_near, near, far * torch.sign(x) if order else far), self)
 
 
-def _weber(self: Tensor, order: int) -> Tensor:
+rewrites(aten.special_bessel_j0.default)(given(_first_kind_wave, order=0))
+rewrites(aten.special_bessel_j1.default)(given(_first_kind_wave, order=1))
+
+
+def _weber(self: Tensor, *, order: int) -> Tensor:
+    """Bessel function of the second kind."""
     x = in_double(self)
     amplitude, phase = _wave(x, order)
     low = torch.clamp(x, max=3.0)
@@ -157,16 +122,8 @@ def _weber(self: Tensor, order: int) -> Tensor:
     return back_to(torch.where(x == 0, -math.inf, torch.where(x < 0, math.nan, result)), self)
 
 
-@rewrites(aten.special_bessel_y0.default)
-def y0(self: Tensor) -> Tensor:
-    """Bessel function of the second kind, order 0."""
-    return _weber(self, 0)
-
-
-@rewrites(aten.special_bessel_y1.default)
-def y1(self: Tensor) -> Tensor:
-    """Bessel function of the second kind, order 1."""
-    return _weber(self, 1)
+rewrites(aten.special_bessel_y0.default)(given(_weber, order=0))
+rewrites(aten.special_bessel_y1.default)(given(_weber, order=1))
 
 
 @rewrites(aten.special_spherical_bessel_j0.default)

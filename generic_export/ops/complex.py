@@ -28,6 +28,13 @@ def real_and_imaginary(b: NnefBuilder, value: Operand | complex, dtype: torch.dt
     return b.scalar(value, dtype), None
 
 
+def both_parts(b: NnefBuilder, value: Value) -> tuple[Value, Value]:
+    """Return the real and the imaginary part of a complex value."""
+    real, imaginary = real_and_imaginary(b, value, COMPONENT_DTYPES[value.dtype])
+    assert imaginary is not None
+    return real, imaginary
+
+
 def complex_of(b: NnefBuilder, real: Value, imaginary: Value) -> Value:
     """Return the complex value of two parts, broadcast against each other."""
     shape = broadcast_shape(real.shape, imaginary.shape)
@@ -90,8 +97,7 @@ def magnitude(b: NnefBuilder, value: Value) -> Value:
 
 def complex_exponential(b: NnefBuilder, value: Value) -> Value:
     """Return exp of a complex value."""
-    real, imaginary = real_and_imaginary(b, value, COMPONENT_DTYPES[value.dtype])
-    assert imaginary is not None
+    real, imaginary = both_parts(b, value)
     turns = complex_of(b, b.unary("cos", imaginary), b.unary("sin", imaginary))
     return _scaled(b, "mul", turns, b.unary("exp", real))
 
@@ -135,15 +141,13 @@ def polar(b: NnefBuilder, abs: Value, angle: Value) -> Value:
 @translates(aten.real.default)
 def real(b: NnefBuilder, self: Value) -> Value:
     """real(Tensor(a) self) -> Tensor(a)"""
-    return real_and_imaginary(b, self, COMPONENT_DTYPES[self.dtype])[0] if self.dtype.is_complex else self
+    return both_parts(b, self)[0] if self.dtype.is_complex else self
 
 
 @translates(aten.imag.default)
 def imag(b: NnefBuilder, self: Value) -> Value:
     """imag(Tensor(a) self) -> Tensor(a)"""
-    imaginary = real_and_imaginary(b, self, COMPONENT_DTYPES[self.dtype])[1]
-    assert imaginary is not None
-    return imaginary
+    return both_parts(b, self)[1]
 
 
 @translates(aten._conj.default, aten.conj.default, aten.conj_physical.default, aten._conj_physical.default)
@@ -151,15 +155,8 @@ def conj(b: NnefBuilder, self: Value) -> Value:
     """conj(Tensor(a) self) -> Tensor(a)"""
     if not self.dtype.is_complex:
         return self
-    real_part, imaginary = real_and_imaginary(b, self, COMPONENT_DTYPES[self.dtype])
-    assert imaginary is not None
+    real_part, imaginary = both_parts(b, self)
     return complex_of(b, real_part, b.unary("neg", imaginary))
-
-
-@translates(aten.resolve_conj.default, aten.resolve_neg.default)
-def resolve(b: NnefBuilder, self: Value) -> Value:
-    """resolve_conj(Tensor(a) self) -> Tensor(a): conjugation is never lazy here"""
-    return self
 
 
 @rewrites(aten.angle.default)
@@ -171,14 +168,3 @@ def angle(self: torch.Tensor) -> torch.Tensor:
     wide = self if self.is_floating_point() else self.to(torch.get_default_dtype())
     turned = torch.where(wide < 0, torch.pi, 0.0).to(wide.dtype)
     return torch.where(wide != wide, wide, turned)
-
-
-__all__ = [
-    "as_complex_dtype",
-    "complex_arithmetic",
-    "complex_equal",
-    "complex_exponential",
-    "complex_of",
-    "magnitude",
-    "real_and_imaginary",
-]

@@ -39,6 +39,13 @@ def pairs(paddings: Sequence[Pair]) -> ArrayLiteral:
     return ArrayLiteral(tuple(TupleLiteral(pair) for pair in paddings))
 
 
+def surrounded(b: NnefBuilder, source: Value, amounts: Sequence[Pair], **attributes: Argument) -> Value:
+    """Add (before, after) places to each axis: zeros, unless the attributes name another border."""
+    shape = [simplify_dim(sympy.sympify(size) + sum(pair)) for size, pair in zip(source.shape, amounts, strict=True)]
+    named = {"padding": pairs(amounts), **attributes}
+    return b.emit("pad", [b.materialised(source)], shape=shape, dtype=source.dtype, attributes=named)
+
+
 def window_count(size: Dim, padding: Pair, kernel: int, dilation: int, stride: int) -> Dim:
     """Return how many windows fit in a padded axis, written as PyTorch writes it."""
     room = simplify_dim(sympy.sympify(size) + sum(padding) - dilation * (kernel - 1) - 1)
@@ -74,7 +81,10 @@ def _emit(
     return b.cast(b.emit(operator, wide, shape=shape, dtype=computing, attributes=attributes), dtype)
 
 
-def _attributes(padding: Sequence[Pair], stride: list[int], dilation: list[int], groups: int) -> dict[str, Argument]:
+def window_attributes(
+    padding: Sequence[Pair], stride: list[int], dilation: list[int], groups: int
+) -> dict[str, Argument]:
+    """Return the arguments of `conv` and `deconv`."""
     # facts/tract.md §3.1: an empty padding means SAME_UPPER and any border but 'constant' aborts: say everything.
     return {
         "border": "constant",
@@ -85,32 +95,50 @@ def _attributes(padding: Sequence[Pair], stride: list[int], dilation: list[int],
     }
 
 
-def _plain(
+@translates(
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+)
+def conv(
     b: NnefBuilder,
     input: Value,
     weight: Value,
-    bias: Value | None,
-    stride: Sequence[Dim] | Dim,
-    padding: Sequence[Pair],
-    dilation: Sequence[Dim] | Dim,
-    groups: int,
+    bias: Value | None = None,
+    stride: Sequence[Dim] | Dim = 1,
+    padding: Sequence[Dim] | Dim | str = 0,
+    dilation: Sequence[Dim] | Dim = 1,
+    groups: int = 1,
 ) -> Value:
+    """conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, ...) -> Tensor"""
     kernel = _static_kernel(weight)
     count = len(kernel) - 2
     if input.rank == count + 1:
-        batched = _plain(b, b.unsqueeze(input, [0]), weight, bias, stride, padding, dilation, groups)
+        batched = conv(b, b.unsqueeze(input, [0]), weight, bias, stride, padding, dilation, groups)
         return b.squeeze(batched, [0])
+    around = _around(weight, padding, dilation)
     strides, dilations = per_axis(stride, count), per_axis(dilation, count)
     spatial = [
-        window_count(input.shape[2 + axis], padding[axis], kernel[2 + axis], dilations[axis], strides[axis])
+        window_count(input.shape[2 + axis], around[axis], kernel[2 + axis], dilations[axis], strides[axis])
         for axis in range(count)
     ]
     shape = [input.shape[0], kernel[0], *spatial]
-    attributes = _attributes(padding, strides, dilations, groups)
+    attributes = window_attributes(around, strides, dilations, groups)
     in_integers = integer_convolution(b, input, weight, bias, shape, attributes)
     if in_integers is not None:
         return in_integers
     return _emit(b, "conv", [input, _settled_kernel(b, weight, groups), bias], shape, attributes)
+
+
+def _around(weight: Value, padding: Sequence[Dim] | Dim | str, dilation: Sequence[Dim] | Dim) -> list[Pair]:
+    """Return the amounts before and after each axis; a name of PyTorch's is `valid` or `same`."""
+    count = weight.rank - 2
+    if not isinstance(padding, str):
+        return [(pad, pad) for pad in per_axis(padding, count)]
+    if padding != "same":
+        return [(0, 0)] * count
+    spans = zip(_static_kernel(weight)[2:], per_axis(dilation, count), strict=True)
+    totals = [(size - 1) * step for size, step in spans]
+    return [(total // 2, total - total // 2) for total in totals]
 
 
 def _settled_kernel(b: NnefBuilder, weight: Value, groups: int) -> Value:
@@ -124,22 +152,24 @@ def _settled_kernel(b: NnefBuilder, weight: Value, groups: int) -> Value:
     return b.binary("max", weight, weight) if computed and depthwise else weight
 
 
-def _transposed(
+@translates(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def conv_transpose(
     b: NnefBuilder,
     input: Value,
     weight: Value,
-    bias: Value | None,
-    stride: Sequence[Dim] | Dim,
-    padding: Sequence[Dim] | Dim,
-    output_padding: Sequence[Dim] | Dim,
-    dilation: Sequence[Dim] | Dim,
-    groups: int,
+    bias: Value | None = None,
+    stride: Sequence[Dim] | Dim = 1,
+    padding: Sequence[Dim] | Dim = 0,
+    output_padding: Sequence[Dim] | Dim = 0,
+    groups: int = 1,
+    dilation: Sequence[Dim] | Dim = 1,
 ) -> Value:
+    """conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, ...) -> Tensor"""
     kernel = _static_kernel(weight)
     count = len(kernel) - 2
     if input.rank == count + 1:
         unbatched = b.unsqueeze(input, [0])
-        batched = _transposed(b, unbatched, weight, bias, stride, padding, output_padding, dilation, groups)
+        batched = conv_transpose(b, unbatched, weight, bias, stride, padding, output_padding, groups, dilation)
         return b.squeeze(batched, [0])
     strides, dilations = per_axis(stride, count), per_axis(dilation, count)
     paddings, added = per_axis(padding, count), per_axis(output_padding, count)
@@ -159,12 +189,10 @@ def _transposed(
     late_bias = bias if any(missing) else None
     operands = [input, _output_first(b, weight, groups), None if late_bias is not None else bias]
     shape = [input.shape[0], kernel[1] * groups, *spatial]
-    result = _emit(b, "deconv", operands, shape, _attributes(cropped, strides, dilations, groups))
+    result = _emit(b, "deconv", operands, shape, window_attributes(cropped, strides, dilations, groups))
     if not any(missing):
         return result
-    shape = [*shape[:2], *(simplify_dim(sympy.sympify(d) + m) for d, m in zip(spatial, missing, strict=True))]
-    attributes: dict[str, Argument] = {"padding": pairs([(0, 0), (0, 0), *((0, m) for m in missing)])}
-    padded = b.emit("pad", [result], shape=shape, dtype=result.dtype, attributes=attributes)
+    padded = surrounded(b, result, [(0, 0), (0, 0), *((0, m) for m in missing)])
     if late_bias is None:
         return padded
     return b.binary("add", padded, b.unsqueeze(b.cast(late_bias, padded.dtype), range(1, count + 1)))
@@ -178,58 +206,6 @@ def _output_first(b: NnefBuilder, weight: Value, groups: int) -> Value:
     split = b.reshape(weight, [groups, inputs // groups, outputs, *spatial])
     swapped = b.transpose(split, [0, 2, 1, *range(3, split.rank)])
     return b.reshape(swapped, [groups * outputs, inputs // groups, *spatial])
-
-
-@translates(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
-def conv(
-    b: NnefBuilder,
-    input: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Sequence[Dim] | Dim = 1,
-    padding: Sequence[Dim] | Dim = 0,
-    dilation: Sequence[Dim] | Dim = 1,
-    groups: int = 1,
-) -> Value:
-    """conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, ...) -> Tensor"""
-    around = [(pad, pad) for pad in per_axis(padding, weight.rank - 2)]
-    return _plain(b, input, weight, bias, stride, around, dilation, groups)
-
-
-@translates(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
-def conv_padding(
-    b: NnefBuilder,
-    input: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Sequence[Dim] | Dim = 1,
-    padding: str = "valid",
-    dilation: Sequence[Dim] | Dim = 1,
-    groups: int = 1,
-) -> Value:
-    """conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str padding='valid', ...)"""
-    around = [(0, 0)] * (weight.rank - 2)
-    if padding == "same":
-        spans = zip(_static_kernel(weight)[2:], per_axis(dilation, weight.rank - 2), strict=True)
-        totals = [(size - 1) * step for size, step in spans]
-        around = [(total // 2, total - total // 2) for total in totals]
-    return _plain(b, input, weight, bias, stride, around, dilation, groups)
-
-
-@translates(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
-def conv_transpose(
-    b: NnefBuilder,
-    input: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Sequence[Dim] | Dim = 1,
-    padding: Sequence[Dim] | Dim = 0,
-    output_padding: Sequence[Dim] | Dim = 0,
-    groups: int = 1,
-    dilation: Sequence[Dim] | Dim = 1,
-) -> Value:
-    """conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, ...) -> Tensor"""
-    return _transposed(b, input, weight, bias, stride, padding, output_padding, dilation, groups)
 
 
 @translates(aten.convolution.default)
@@ -247,8 +223,5 @@ def convolution(
 ) -> Value:
     """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, ..., SymInt groups) -> Tensor"""
     if transposed:
-        return _transposed(b, input, weight, bias, stride, padding, output_padding, dilation, groups)
+        return conv_transpose(b, input, weight, bias, stride, padding, output_padding, groups, dilation)
     return conv(b, input, weight, bias, stride, padding, dilation, groups)
-
-
-__all__ = ["Pair", "pairs", "per_axis", "window_count"]

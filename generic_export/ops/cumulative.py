@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from generic_export.nnef.graph import Argument
 from generic_export.ops.indexing import positions
-from generic_export.ops.reduction import extremum, widened
+from generic_export.ops.reduction import extremum, limit_of, widened
 from generic_export.ops.shape import axis_of
+from generic_export.ops.variants import variant
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
 
@@ -22,52 +21,31 @@ def running_sum(b: NnefBuilder, value: Value, axis: int) -> Value:
     return b.emit("tract_core_cumsum", [value], shape=value.shape, dtype=value.dtype, attributes=attributes)
 
 
-def _accumulated_type(value: Value, dtype: torch.dtype | None) -> torch.dtype:
-    return dtype or (value.dtype if value.dtype.is_floating_point else torch.int64)
-
-
-@translates(aten.cumsum.default)
-def cumsum(b: NnefBuilder, self: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
+@variant(aten.cumsum.default, operator="add")
+@variant(aten.cumprod.default, operator="mul")
+def cumsum(b: NnefBuilder, self: Value, dim: int, *, dtype: torch.dtype | None = None, operator: str) -> Value:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    wanted = _accumulated_type(self, dtype)
+    wanted = dtype or (self.dtype if self.dtype.is_floating_point else torch.int64)
     value = b.cast(self, wanted)
     if value.rank == 0:
         return value
-    return b.cast(running_sum(b, widened(b, value), axis_of(dim, value.rank)), wanted)
+    wide, axis = widened(b, value), axis_of(dim, value.rank)
+    return b.cast(running_sum(b, wide, axis) if operator == "add" else _running(b, operator, wide, axis), wanted)
 
 
-@translates(aten.cumprod.default)
-def cumprod(b: NnefBuilder, self: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
-    """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    wanted = _accumulated_type(self, dtype)
-    value = b.cast(self, wanted)
-    if value.rank == 0:
-        return value
-    return b.cast(_running(b, "mul", widened(b, value), axis_of(dim, value.rank)), wanted)
-
-
-@translates(aten.cummax.default)
-def cummax(b: NnefBuilder, self: Value, dim: int) -> tuple[Value, Value]:
+@variant(aten.cummax.default, operator="max")
+@variant(aten.cummin.default, operator="min")
+def cummax(b: NnefBuilder, self: Value, dim: int, *, operator: str) -> tuple[Value, Value]:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return _running_extremum(b, "max", self, dim)
-
-
-@translates(aten.cummin.default)
-def cummin(b: NnefBuilder, self: Value, dim: int) -> tuple[Value, Value]:
-    """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return _running_extremum(b, "min", self, dim)
-
-
-def _running_extremum(b: NnefBuilder, operator: str, value: Value, dim: int) -> tuple[Value, Value]:
-    if value.rank == 0:
-        return value, b.full((), 0, torch.int64)
-    axis = axis_of(dim, value.rank)
-    comparable = b.cast(value, torch.int64) if value.dtype is torch.bool else value
+    if self.rank == 0:
+        return self, b.full((), 0, torch.int64)
+    axis = axis_of(dim, self.rank)
+    comparable = b.cast(self, torch.int64) if self.dtype is torch.bool else self
     best = _running(b, operator, comparable, axis)
     # Of equal elements PyTorch names the last one seen.
     here = b.binary("eq", comparable, best, dtype=torch.bool)
-    candidates = b.select(here, positions(b, value.shape[axis], axis, value.rank), b.scalar(0, torch.int64))
-    return b.cast(best, value.dtype), _running(b, "max", candidates, axis)
+    candidates = b.select(here, positions(b, self.shape[axis], axis, self.rank), b.scalar(0, torch.int64))
+    return b.cast(best, self.dtype), _running(b, "max", candidates, axis)
 
 
 @translates(aten.logcumsumexp.default)
@@ -109,7 +87,8 @@ def _doubled(b: NnefBuilder, operator: str, value: Value, axis: int, size: int) 
 
 def _tabulated(b: NnefBuilder, operator: str, value: Value, axis: int) -> Value:
     last, restored = _last(b, value, axis)
-    seen = b.select(_seen(b, last), b.unsqueeze(last, [last.rank - 1]), _neutral(b, operator, value.dtype))
+    neutral = 1 if operator == "mul" else limit_of(value.dtype, lowest=operator == "max")
+    seen = b.select(_seen(b, last), b.unsqueeze(last, [last.rank - 1]), b.scalar(neutral, value.dtype))
     if operator == "mul":
         result = b.reduce(_REDUCERS[operator], seen, [last.rank], keepdim=False)
     else:
@@ -129,16 +108,3 @@ def _seen(b: NnefBuilder, value: Value) -> Value:
     size = value.shape[-1]
     columns, rows = positions(b, size, 1, 2), positions(b, size, 0, 2)
     return b.align_rank(b.binary("le", columns, rows, dtype=torch.bool), value.rank + 1)
-
-
-def _neutral(b: NnefBuilder, operator: str, dtype: torch.dtype) -> Value:
-    if operator == "mul":
-        return b.scalar(1, dtype)
-    lowest = operator == "max"
-    if dtype.is_floating_point:
-        return b.scalar(-math.inf if lowest else math.inf, dtype)
-    limits = torch.iinfo(dtype)
-    return b.scalar(limits.min if lowest else limits.max, dtype)
-
-
-__all__ = ["running_sum"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._ops import OpOverload
 
 from generic_export.errors import TranslationError
 from generic_export.ops.complex import (
@@ -15,6 +14,7 @@ from generic_export.ops.complex import (
     magnitude,
     real_and_imaginary,
 )
+from generic_export.ops.variants import variant
 from generic_export.translate.builder import NnefBuilder, Scalar, Value
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
 from generic_export.translate.operands import Operand, floating, operand, result_dtype
@@ -44,16 +44,11 @@ def _scaled(b: NnefBuilder, value: Operand, alpha: Scalar) -> Operand:
     return value * alpha
 
 
-@translates(aten.add.Tensor, aten.add.Scalar)
-def add(b: NnefBuilder, self: Operand, other: Operand, *, alpha: Scalar = 1) -> Value:
+@variant(aten.add.Tensor, aten.add.Scalar, operator="add")
+@variant(aten.sub.Tensor, aten.sub.Scalar, operator="sub")
+def add(b: NnefBuilder, self: Operand, other: Operand, *, alpha: Scalar = 1, operator: str) -> Value:
     """add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return arithmetic(b, "add", self, _scaled(b, other, alpha))
-
-
-@translates(aten.sub.Tensor, aten.sub.Scalar)
-def sub(b: NnefBuilder, self: Operand, other: Operand, *, alpha: Scalar = 1) -> Value:
-    """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return arithmetic(b, "sub", self, _scaled(b, other, alpha))
+    return arithmetic(b, operator, self, _scaled(b, other, alpha))
 
 
 @translates(aten.rsub.Scalar, aten.rsub.Tensor)
@@ -81,21 +76,19 @@ def div(b: NnefBuilder, self: Value, other: Operand) -> Value:
     return b.binary("div", operand(b, self, dtype), operand(b, other, dtype))
 
 
-@translates(aten.maximum.default)
-def maximum(b: NnefBuilder, self: Value, other: Value) -> Value:
+@variant(aten.maximum.default, operator="max")
+@variant(aten.minimum.default, operator="min")
+def maximum(b: NnefBuilder, self: Value, other: Value, *, operator: str) -> Value:
     """maximum(Tensor self, Tensor other) -> Tensor"""
-    return arithmetic(b, "max", self, other)
+    return arithmetic(b, operator, self, other)
 
 
-@translates(aten.minimum.default)
-def minimum(b: NnefBuilder, self: Value, other: Value) -> Value:
-    """minimum(Tensor self, Tensor other) -> Tensor"""
-    return arithmetic(b, "min", self, other)
-
-
-def _extremum_but_nan(b: NnefBuilder, operator: str, left: Value, right: Value) -> Value:
-    dtype = result_dtype(left, right)
-    first, second = b.cast(left, dtype), b.cast(right, dtype)
+@variant(aten.fmax.default, operator="max")
+@variant(aten.fmin.default, operator="min")
+def fmax(b: NnefBuilder, self: Value, other: Value, *, operator: str) -> Value:
+    """fmax(Tensor self, Tensor other) -> Tensor"""
+    dtype = result_dtype(self, other)
+    first, second = b.cast(self, dtype), b.cast(other, dtype)
     extremum = b.binary(_BOOL_OPERATORS[operator] if dtype is torch.bool else operator, first, second)
     if not dtype.is_floating_point:
         return extremum
@@ -103,18 +96,8 @@ def _extremum_but_nan(b: NnefBuilder, operator: str, left: Value, right: Value) 
     return b.select(isnan(b, first), second, b.select(isnan(b, second), first, extremum))
 
 
-@translates(aten.fmax.default)
-def fmax(b: NnefBuilder, self: Value, other: Value) -> Value:
-    """fmax(Tensor self, Tensor other) -> Tensor"""
-    return _extremum_but_nan(b, "max", self, other)
-
-
-@translates(aten.fmin.default)
-def fmin(b: NnefBuilder, self: Value, other: Value) -> Value:
-    """fmin(Tensor self, Tensor other) -> Tensor"""
-    return _extremum_but_nan(b, "min", self, other)
-
-
+@variant(aten.clamp_min.default, aten.clamp_min.Tensor, max=None)
+@variant(aten.clamp_max.default, aten.clamp_max.Tensor, min=None)
 @translates(aten.clamp.default, aten.clamp.Tensor)
 def clamp(b: NnefBuilder, self: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
@@ -124,18 +107,6 @@ def clamp(b: NnefBuilder, self: Value, min: Operand | None = None, max: Operand 
         if bound is not None:
             value = b.binary(operator, value, operand(b, bound, dtype))
     return value
-
-
-@translates(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(b: NnefBuilder, self: Value, min: Operand) -> Value:
-    """clamp_min(Tensor self, Scalar min) -> Tensor"""
-    return clamp(b, self, min=min)
-
-
-@translates(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(b: NnefBuilder, self: Value, max: Operand) -> Value:
-    """clamp_max(Tensor self, Scalar max) -> Tensor"""
-    return clamp(b, self, max=max)
 
 
 # --- powers --------------------------------------------------------------------------------------
@@ -193,27 +164,8 @@ def pow_tensor(b: NnefBuilder, self: Operand, exponent: Value) -> Value:
 
 # --- one operand ---------------------------------------------------------------------------------
 
-# aten operator -> NNEF operator; integer input is promoted to float first, as PyTorch does.
-_FLOAT_UNARY: dict[OpOverload, str] = {
-    aten.exp.default: "exp",
-    aten.log.default: "log",
-    aten.sin.default: "sin",
-    aten.cos.default: "cos",
-    aten.tan.default: "tan",
-    aten.asin.default: "asin",
-    aten.acos.default: "acos",
-    aten.atan.default: "atan",
-    aten.sinh.default: "sinh",
-    aten.cosh.default: "cosh",
-    aten.asinh.default: "asinh",
-    aten.acosh.default: "acosh",
-    aten.atanh.default: "atanh",
-    aten.tanh.default: "tanh",
-    aten.sqrt.default: "sqrt",
-    aten.rsqrt.default: "rsqrt",
-    aten.reciprocal.default: "recip",
-    aten.erf.default: "tract_core_erf",
-}
+# What both call by one name; integer input is promoted to float first, as PyTorch does.
+_SAME_NAME = "exp log sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh sqrt rsqrt"
 
 # On complex numbers only these of them have a form.
 _COMPLEX_UNARY: dict[str, Callable[[NnefBuilder, Value], Value]] = {"exp": complex_exponential}
@@ -222,21 +174,19 @@ _COMPLEX_UNARY: dict[str, Callable[[NnefBuilder, Value], Value]] = {"exp": compl
 _F32_AT_MOST = frozenset({"tract_core_erf"})
 
 
-def _register_float_unary(overload: OpOverload, operator: str) -> None:
-    def unary(b: NnefBuilder, self: Value) -> Value:
-        if self.dtype.is_complex and operator in _COMPLEX_UNARY:
-            return _COMPLEX_UNARY[operator](b, self)
-        value = floating(b, self)
-        narrow = b.cast(value, torch.float32) if operator in _F32_AT_MOST and value.dtype is torch.float64 else value
-        return b.cast(b.unary(operator, narrow), value.dtype)
-
-    unary.__name__ = overload._schema.name.split("::")[-1]
-    unary.__doc__ = str(overload._schema)
-    translates(overload)(unary)
+@variant(aten.reciprocal.default, operator="recip")
+@variant(aten.erf.default, operator="tract_core_erf")
+def float_unary(b: NnefBuilder, self: Value, *, operator: str) -> Value:
+    """Emit an operation of one float operand, in a type that tract has a kernel for."""
+    if self.dtype.is_complex and operator in _COMPLEX_UNARY:
+        return _COMPLEX_UNARY[operator](b, self)
+    value = floating(b, self)
+    narrow = b.cast(value, torch.float32) if operator in _F32_AT_MOST and value.dtype is torch.float64 else value
+    return b.cast(b.unary(operator, narrow), value.dtype)
 
 
-for _overload, _operator in _FLOAT_UNARY.items():
-    _register_float_unary(_overload, _operator)
+for _name in _SAME_NAME.split():
+    variant(getattr(aten, _name).default, operator=_name)(float_unary)
 
 
 @translates(aten.neg.default)
@@ -279,23 +229,13 @@ def square(b: NnefBuilder, self: Value) -> Value:
     return b.unary("square", self) if self.dtype.is_floating_point else arithmetic(b, "mul", self, self)
 
 
-def _in_f64(b: NnefBuilder, operator: str, self: Value, factor: float) -> Value:
-    """A logarithm to another base, exact at powers of it: computed in f64, rounded once."""
+@variant(aten.log2.default, factor=1.4426950408889634)
+@variant(aten.log10.default, factor=0.4342944819032518)
+def log_to_base(b: NnefBuilder, self: Value, *, factor: float) -> Value:
+    """log2(Tensor self) -> Tensor: exact at powers of the base, since it is computed in f64 and rounded once"""
     value = floating(b, self)
-    wide = b.unary(operator, b.cast(value, torch.float64))
+    wide = b.unary("log", b.cast(value, torch.float64))
     return b.cast(b.binary("mul", wide, b.scalar(factor, torch.float64)), value.dtype)
-
-
-@translates(aten.log2.default)
-def log2(b: NnefBuilder, self: Value) -> Value:
-    """log2(Tensor self) -> Tensor"""
-    return _in_f64(b, "log", self, 1.4426950408889634)
-
-
-@translates(aten.log10.default)
-def log10(b: NnefBuilder, self: Value) -> Value:
-    """log10(Tensor self) -> Tensor"""
-    return _in_f64(b, "log", self, 0.4342944819032518)
 
 
 @translates(aten.isnan.default)
@@ -307,28 +247,19 @@ def isnan(b: NnefBuilder, self: Value) -> Value:
     return b.unary("tract_core_is_nan", narrow, dtype=torch.bool)
 
 
-def _equals_infinity(b: NnefBuilder, value: Value, infinity: float) -> Value:
-    if not value.dtype.is_floating_point:
-        return b.full(value.shape, False, torch.bool)
-    return b.binary("eq", value, b.scalar(infinity, value.dtype), dtype=torch.bool)
-
-
 @translates(aten.isinf.default)
 def isinf(b: NnefBuilder, self: Value) -> Value:
     """isinf(Tensor self) -> Tensor"""
-    return _equals_infinity(b, b.unary("abs", self) if self.dtype.is_floating_point else self, torch.inf)
+    return equals_infinity(b, b.unary("abs", self) if self.dtype.is_floating_point else self, infinity=torch.inf)
 
 
-@translates(aten.isposinf.default)
-def isposinf(b: NnefBuilder, self: Value) -> Value:
+@variant(aten.isposinf.default, infinity=torch.inf)
+@variant(aten.isneginf.default, infinity=-torch.inf)
+def equals_infinity(b: NnefBuilder, self: Value, *, infinity: float) -> Value:
     """isposinf(Tensor self) -> Tensor"""
-    return _equals_infinity(b, self, torch.inf)
-
-
-@translates(aten.isneginf.default)
-def isneginf(b: NnefBuilder, self: Value) -> Value:
-    """isneginf(Tensor self) -> Tensor"""
-    return _equals_infinity(b, self, -torch.inf)
+    if not self.dtype.is_floating_point:
+        return b.full(self.shape, False, torch.bool)
+    return b.binary("eq", self, b.scalar(infinity, self.dtype), dtype=torch.bool)
 
 
 # --- selection -----------------------------------------------------------------------------------
@@ -388,13 +319,18 @@ def type_as(b: NnefBuilder, self: Value, other: Value) -> Value:
     aten.alias.default,
     aten.lift_fresh_copy.default,
     aten.positive.default,
+    # conjugation is never lazy here
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
 )
 def identity(b: NnefBuilder, self: Value) -> Value:
     """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor: the same value"""
     return self
 
 
-@translates(aten.dropout.default)
+@translates(
+    aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default
+)
 def dropout(b: NnefBuilder, input: Value, p: float, train: bool) -> Value:
     """dropout(Tensor input, float p, bool train) -> Tensor: the identity outside training"""
     if train and p > 0:

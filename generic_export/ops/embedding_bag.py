@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from generic_export.nnef.graph import Argument
 from generic_export.ops.indexing import gather, positions
+from generic_export.ops.scatter import scatter_nd
 from generic_export.torch_graph.dims import Dim
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
@@ -45,12 +45,12 @@ def embedding_bag(
     neutral = b.scalar(-math.inf if mode == _MAX else 0.0, weight.dtype)
     rows = rows if padding_idx < 0 else b.select(counted, rows, neutral)
     base = b.full(result, -math.inf if mode == _MAX else 0.0, weight.dtype)
-    pooled = _pooled(b, base, bag, rows, "max" if mode == _MAX else "add")
+    pooled = scatter_nd(b, base, bag, rows, "max" if mode == _MAX else "add")
     if mode == _MAX:
         # A bag without elements is zero.
         pooled = b.select(b.binary("eq", pooled, neutral, dtype=torch.bool), b.scalar(0.0, weight.dtype), pooled)
     if mode == _MEAN:
-        counts = _pooled(b, b.full((bags, 1), 0.0, weight.dtype), bag, b.cast(counted, weight.dtype), "add")
+        counts = scatter_nd(b, b.full((bags, 1), 0.0, weight.dtype), bag, b.cast(counted, weight.dtype), "add")
         pooled = b.binary("div", pooled, b.binary("max", counts, b.scalar(1.0, weight.dtype)))
     # The other results only serve gradients: torch.nn.functional.embedding_bag drops them.
     return (pooled, *(b.full(shape, 0, indices.dtype) for shape in bookkeeping))
@@ -61,8 +61,3 @@ def _bag_of_each(b: NnefBuilder, starts: Value, count: Dim) -> Value:
     begun = b.binary("le", b.unsqueeze(starts, [0]), positions(b, count, 0, 2), dtype=torch.bool)
     number = b.reduce("sum_reduce", b.cast(begun, torch.int64), [1], keepdim=True)
     return b.binary("sub", number, b.scalar(1, torch.int64))
-
-
-def _pooled(b: NnefBuilder, base: Value, bag: Value, rows: Value, reduction: str) -> Value:
-    attributes: dict[str, Argument] = {"reduction": reduction}
-    return b.emit("tract_core_scatter_nd", [base, bag, rows], shape=base.shape, dtype=base.dtype, attributes=attributes)

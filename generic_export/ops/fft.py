@@ -10,8 +10,9 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, DimLiteral
-from generic_export.ops.complex import as_complex_dtype, real_and_imaginary
+from generic_export.ops.complex import as_complex_dtype, both_parts
 from generic_export.ops.shape import axis_of, volume
+from generic_export.ops.variants import given
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
 from generic_export.torch_graph.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Value
@@ -80,7 +81,7 @@ def fft_c2r(b: NnefBuilder, self: Value, dim: Sequence[int], normalization: int,
     missing = simplify_dim(sympy.sympify(size) - sympy.sympify(bins))
     padded = b.concat([_doubled_inside(b, value, last, bins, size), _zeros(b, value, last, missing)], last)
     pairs = _transform(b, padded, [last], inverse=True)
-    real, _ = real_and_imaginary(b, pairs, COMPONENT_DTYPES[self.dtype])
+    real, _ = both_parts(b, pairs)
     lengths = [size if axis == last else self.shape[axis] for axis in axes]
     return _normalised(b, real, lengths, normalization)
 
@@ -177,30 +178,22 @@ def _range(b: NnefBuilder, count: Dim) -> Value:
 
 
 def _cosine_window(
-    length: int, periodic: bool, coefficients: Sequence[float], dtype: torch.dtype | None
+    window_length: int,
+    periodic: bool = True,
+    *,
+    dtype: torch.dtype | None = None,
+    coefficients: Sequence[float],
+    **placement: object,
 ) -> torch.Tensor:
     dtype = dtype or torch.get_default_dtype()
-    if length == 1:
+    if window_length == 1:
         return torch.ones(1, dtype=dtype)
-    angle = torch.arange(length, dtype=torch.float64) * (2 * math.pi / (length if periodic else length - 1))
-    window = torch.zeros(length, dtype=torch.float64)
+    steps = window_length if periodic else window_length - 1
+    angle = torch.arange(window_length, dtype=torch.float64) * (2 * math.pi / steps)
+    window = torch.zeros(window_length, dtype=torch.float64)
     for order, coefficient in enumerate(coefficients):
         window = window + torch.cos(angle * order) * ((-1.0) ** order * coefficient)
     return window.to(dtype)
-
-
-def _register_window(packet: torch._ops.OpOverloadPacket, coefficients: Sequence[float]) -> None:
-    @rewrites(packet.default)
-    def symmetric_or_periodic(
-        window_length: int, *, dtype: torch.dtype | None = None, **placement: object
-    ) -> torch.Tensor:
-        return _cosine_window(window_length, True, coefficients, dtype)
-
-    @rewrites(packet.periodic)
-    def chosen(
-        window_length: int, periodic: bool, *, dtype: torch.dtype | None = None, **placement: object
-    ) -> torch.Tensor:
-        return _cosine_window(window_length, periodic, coefficients, dtype)
 
 
 for _packet, _coefficients in (
@@ -208,7 +201,4 @@ for _packet, _coefficients in (
     (aten.hamming_window, (0.54, 0.46)),
     (aten.blackman_window, (0.42, 0.5, 0.08)),
 ):
-    _register_window(_packet, _coefficients)
-
-
-__all__ = ["fft_c2c", "stft"]
+    rewrites(_packet.default, _packet.periodic)(given(_cosine_window, coefficients=_coefficients))

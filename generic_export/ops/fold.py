@@ -1,4 +1,4 @@
-"""Patches of images (unfold, fold), and the layers that do nothing at inference: the dropouts of images."""
+"""Patches of images: unfold and fold."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sympy
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.nnef.graph import Argument, ArrayLiteral
-from generic_export.ops.conv import pairs, per_axis, window_count
+from generic_export.ops.conv import per_axis, surrounded, window_attributes, window_count
+from generic_export.ops.indexing import written_out
 from generic_export.ops.shape import volume
 from generic_export.torch_graph.dims import Dim, simplify_dim
-from generic_export.translate.builder import NnefBuilder, Value, ints, tract_dtype
+from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ def im2col(
         window_count(self.shape[2 + axis], (around[axis], around[axis]), kernel[axis], step[axis], hop[axis])
         for axis in range(2)
     ]
-    image = _surrounded(b, self, around)
+    image = surrounded(b, self, [(0, 0), (0, 0), *((pad, pad) for pad in around)]) if any(around) else self
     parts = []
     for row in range(kernel[0]):
         for column in range(kernel[1]):
@@ -48,14 +48,6 @@ def im2col(
     patches = b.concat(parts, 2)
     columns = simplify_dim(sympy.sympify(self.shape[1]) * kernel[0] * kernel[1])
     return b.reshape(patches, [self.shape[0], columns, volume(counts)])
-
-
-def _surrounded(b: NnefBuilder, image: Value, around: Sequence[int]) -> Value:
-    if not any(around):
-        return image
-    amounts = [(0, 0), (0, 0), *((pad, pad) for pad in around)]
-    shape = [simplify_dim(sympy.sympify(size) + sum(pad)) for size, pad in zip(image.shape, amounts, strict=True)]
-    return b.emit("pad", [image], shape=shape, dtype=image.dtype, attributes={"padding": pairs(amounts)})
 
 
 @translates(aten.col2im.default)
@@ -88,19 +80,12 @@ def col2im(
         for axis in range(2)
     ]
     patches = b.reshape(self, [self.shape[0], self.shape[1], *counts])
-    attributes: dict[str, Argument] = {
-        "border": "constant",
-        "padding": pairs([(0, 0), (0, 0)]),
-        "stride": ints(hop),
-        "dilation": ints(step),
-        "groups": channels,
-    }
     image = b.emit(
         "deconv",
         [patches, _single_ones(b, channels, kernel, self.dtype)],
         shape=[self.shape[0], channels, *reach],
         dtype=self.dtype,
-        attributes=attributes,
+        attributes=window_attributes([(0, 0), (0, 0)], hop, step, channels),
     )
     return _framed(b, image, output_size, around)
 
@@ -108,10 +93,7 @@ def col2im(
 def _single_ones(b: NnefBuilder, channels: int, kernel: Sequence[int], dtype: torch.dtype) -> Value:
     """Return, for each channel, one filter per tap that is one there and zero elsewhere."""
     taps = kernel[0] * kernel[1]
-    rows = tuple(ArrayLiteral(tuple(float(row == column) for column in range(taps))) for row in range(taps))
-    attributes: dict[str, Argument] = {"to": tract_dtype(dtype)}
-    eye = b.emit("tract_core_cast", [ArrayLiteral(rows)], shape=(taps, taps), dtype=dtype, attributes=attributes)
-    filters = b.unsqueeze(b.reshape(eye, [taps, *kernel]), [0])
+    filters = b.unsqueeze(b.reshape(written_out(b, torch.eye(taps), dtype), [taps, *kernel]), [0])
     return b.broadcast(filters, [channels, taps, *kernel])
 
 
@@ -128,13 +110,3 @@ def _framed(b: NnefBuilder, image: Value, output_size: Sequence[Dim], around: Se
             image = b.concat([image, zeros], axis)
         image = b.slice(image, axis, pad, wanted)
     return image
-
-
-@translates(aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default)
-def inactive_dropout(b: NnefBuilder, input: Value, p: float, train: bool) -> Value:
-    """feature_dropout(Tensor input, float p, bool train) -> Tensor: the identity outside training"""
-    if train and p > 0:
-        raise TranslationError(
-            "dropout is active: the module is in training mode.", "Call model.eval() before the export."
-        )
-    return input

@@ -6,7 +6,7 @@ import sympy
 import torch
 
 from generic_export.nnef.graph import Argument
-from generic_export.ops.conv import pairs
+from generic_export.ops.conv import surrounded
 from generic_export.torch_graph.dims import simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
@@ -43,10 +43,7 @@ def _framed(b: NnefBuilder, image: Value, points: Value, align_corners: bool) ->
 
     tract clamps a point to the image before it takes the cubic taps, PyTorch clamps each tap: they differ outside.
     """
-    amounts = [(0, 0), (0, 0), (_FRAME, _FRAME), (_FRAME, _FRAME)]
-    shape = [simplify_dim(sympy.sympify(size) + sum(pad)) for size, pad in zip(image.shape, amounts, strict=True)]
-    attributes: dict[str, Argument] = {"padding": pairs(amounts), "border": "replicated"}
-    framed = b.emit("pad", [image], shape=shape, dtype=image.dtype, attributes=attributes)
+    framed = surrounded(b, image, [(0, 0), (0, 0), (_FRAME, _FRAME), (_FRAME, _FRAME)], border="replicated")
     columns = []
     for coordinate, size in enumerate((image.shape[3], image.shape[2])):
         part = b.slice(points, 3, coordinate, coordinate + 1)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import sympy
 import torch
-from torch.utils._sympy import functions as torch_sympy
 
+from generic_export.compat import torch_sympy
 from generic_export.errors import TranslationError
-from generic_export.nnef.graph import Argument, DimLiteral
+from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral
 from generic_export.ops.shape import axis_of, volume
+from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, simplify_dim, smaller_dim
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape, tract_dtype
 from generic_export.translate.complex_layout import COMPONENT_DTYPES
@@ -193,14 +194,11 @@ def index_tensor(b: NnefBuilder, self: Value, indices: Sequence[Value | None]) -
     place: Value | None = None
     for axis, index in given.items():
         wrapped = wrap(b, index, self.shape[axis])
-        place = wrapped if place is None else _next_digit(b, place, self.shape[axis], wrapped)
+        size = b.scalar(self.shape[axis], torch.int64)
+        place = wrapped if place is None else b.binary("add", b.binary("mul", place, size), wrapped)
     merged = [*source.shape[:start], volume(source.shape[start:end]), *source.shape[end:]]
     assert place is not None
     return gather(b, b.reshape(source, merged), place, start)
-
-
-def _next_digit(b: NnefBuilder, place: Value, size: Dim, digit: Value) -> Value:
-    return b.binary("add", b.binary("mul", place, b.scalar(size, torch.int64)), digit)
 
 
 def index_tensors(b: NnefBuilder, indices: Sequence[Value | None]) -> dict[int, Value]:
@@ -240,21 +238,7 @@ def wrap(b: NnefBuilder, index: Value, size: Dim) -> Value:
 
 def positions(b: NnefBuilder, size: Dim, axis: int = 0, rank: int = 1) -> Value:
     """Return 0 .. size-1 along one axis of a tensor of the given rank (i64), the other axes being 1."""
-    return b.unsqueeze(_range(b, 0, size, 1, None), [other for other in range(rank) if other != axis])
-
-
-def _range(b: NnefBuilder, start: Dim, end: Dim, step: Dim, dtype: torch.dtype | None) -> Value:
-    bounds = (start, end, step)
-    if any(isinstance(bound, float) for bound in bounds):
-        return _fractional_range(b, bounds, dtype or torch.get_default_dtype())
-    if not isinstance(step, int) or step == 0:
-        raise TranslationError(f"arange with the step {step!r} has no NNEF form: the length would not be a size.")
-    span = sympy.sympify(end) - sympy.sympify(start) if step > 0 else sympy.sympify(start) - sympy.sympify(end)
-    length = floor_div(simplify_dim(span + abs(step) - 1), abs(step))
-    # facts/tract.md §3.2: dimension arguments give an i64 tensor of exact symbolic length.
-    literals: list[Argument] = [DimLiteral(dim_text(bound)) for bound in bounds]
-    value = b.emit("tract_core_range", literals, shape=[length], dtype=torch.int64)
-    return b.cast(_opaque_range(b, value, start if step > 0 else -1), dtype or torch.int64)
+    return b.unsqueeze(arange(b, 0, size), [other for other in range(rank) if other != axis])
 
 
 def _opaque_range(b: NnefBuilder, value: Value, lowest: Dim) -> Value:
@@ -282,24 +266,22 @@ def _fractional_range(b: NnefBuilder, bounds: Sequence[Dim | float], dtype: torc
     return b.cast(b.binary("add", scaled, b.scalar(start, torch.float64)), dtype)
 
 
-@translates(aten.arange.default)
-def arange(b: NnefBuilder, end: Dim, *, dtype: torch.dtype | None = None) -> Value:
-    """arange(Scalar end, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return _range(b, 0, end, 1, dtype)
-
-
-@translates(aten.arange.start)
-def arange_start(b: NnefBuilder, start: Dim, end: Dim, *, dtype: torch.dtype | None = None) -> Value:
-    """arange.start(Scalar start, Scalar end, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return _range(b, start, end, 1, dtype)
-
-
+@variant(aten.arange.default, start=0, step=1)
+@variant(aten.arange.start, step=1)
 @translates(aten.arange.start_step)
-def arange_start_step(
-    b: NnefBuilder, start: Dim, end: Dim, step: Dim = 1, *, dtype: torch.dtype | None = None
-) -> Value:
+def arange(b: NnefBuilder, start: Dim, end: Dim, step: Dim = 1, *, dtype: torch.dtype | None = None) -> Value:
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return _range(b, start, end, step, dtype)
+    bounds = (start, end, step)
+    if any(isinstance(bound, float) for bound in bounds):
+        return _fractional_range(b, bounds, dtype or torch.get_default_dtype())
+    if not isinstance(step, int) or step == 0:
+        raise TranslationError(f"arange with the step {step!r} has no NNEF form: the length would not be a size.")
+    span = sympy.sympify(end) - sympy.sympify(start) if step > 0 else sympy.sympify(start) - sympy.sympify(end)
+    length = floor_div(simplify_dim(span + abs(step) - 1), abs(step))
+    # facts/tract.md §3.2: dimension arguments give an i64 tensor of exact symbolic length.
+    literals: list[Argument] = [DimLiteral(dim_text(bound)) for bound in bounds]
+    value = b.emit("tract_core_range", literals, shape=[length], dtype=torch.int64)
+    return b.cast(_opaque_range(b, value, start if step > 0 else -1), dtype or torch.int64)
 
 
 @translates(aten.full.default)
@@ -309,64 +291,33 @@ def full(b: NnefBuilder, size: Sequence[Dim], fill_value: Scalar, *, dtype: torc
     return b.full(tuple(size), fill_value, dtype or inferred)
 
 
-@translates(aten.full_like.default)
-def full_like(b: NnefBuilder, self: Value, fill_value: Scalar, *, dtype: torch.dtype | None = None) -> Value:
-    """full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return b.full(self.shape, fill_value, dtype or self.dtype)
-
-
+@variant(aten.full_like.default, size=None)
+@variant(aten.new_ones.default, fill_value=1)
+@variant(aten.new_zeros.default, fill_value=0)
 @translates(aten.new_full.default)
 def new_full(
-    b: NnefBuilder, self: Value, size: Sequence[Dim], fill_value: Scalar, *, dtype: torch.dtype | None = None
+    b: NnefBuilder, self: Value, size: Sequence[Dim] | None, fill_value: Scalar, *, dtype: torch.dtype | None = None
 ) -> Value:
     """new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return b.full(tuple(size), fill_value, dtype or self.dtype)
+    return b.full(self.shape if size is None else tuple(size), fill_value, dtype or self.dtype)
 
 
-@translates(aten.new_ones.default)
-def new_ones(b: NnefBuilder, self: Value, size: Sequence[Dim], *, dtype: torch.dtype | None = None) -> Value:
-    """new_ones(Tensor self, SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return b.full(tuple(size), 1, dtype or self.dtype)
+@variant(aten.ones.default, fill_value=1)
+@variant(aten.zeros.default, fill_value=0)
+@variant(aten.empty.memory_format, fill_value=0)
+def ones(b: NnefBuilder, size: Sequence[Dim], *, dtype: torch.dtype | None = None, fill_value: Scalar) -> Value:
+    """ones(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor; what `empty` holds is anybody's guess, here zeros"""
+    return b.full(tuple(size), fill_value, dtype or torch.get_default_dtype())
 
 
-@translates(aten.new_zeros.default)
-def new_zeros(b: NnefBuilder, self: Value, size: Sequence[Dim], *, dtype: torch.dtype | None = None) -> Value:
-    """new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return b.full(tuple(size), 0, dtype or self.dtype)
-
-
-@translates(aten.ones.default)
-def ones(b: NnefBuilder, size: Sequence[Dim], *, dtype: torch.dtype | None = None) -> Value:
-    """ones(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return b.full(tuple(size), 1, dtype or torch.get_default_dtype())
-
-
-@translates(aten.zeros.default)
-def zeros(b: NnefBuilder, size: Sequence[Dim], *, dtype: torch.dtype | None = None) -> Value:
-    """zeros(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return b.full(tuple(size), 0, dtype or torch.get_default_dtype())
-
-
-@translates(aten.empty.memory_format)
-def empty(b: NnefBuilder, size: Sequence[Dim], *, dtype: torch.dtype | None = None) -> Value:
-    """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor: whatever it holds, here zeros"""
-    return b.full(tuple(size), 0, dtype or torch.get_default_dtype())
+def written_out(b: NnefBuilder, table: torch.Tensor, dtype: torch.dtype) -> Value:
+    """Return a small matrix that stands in the graph's text."""
+    rows = ArrayLiteral(tuple(ArrayLiteral(tuple(float(number) for number in row)) for row in table.tolist()))
+    attributes = {"to": tract_dtype(dtype)}
+    return b.emit("tract_core_cast", [rows], shape=tuple(table.shape), dtype=dtype, attributes=attributes)
 
 
 @translates(aten.scalar_tensor.default)
 def scalar_tensor(b: NnefBuilder, s: Scalar, *, dtype: torch.dtype | None = None) -> Value:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, ...) -> Tensor"""
     return b.full((), s, dtype or torch.get_default_dtype())
-
-
-__all__ = [
-    "are_neighbours",
-    "gather",
-    "gather_elements",
-    "index_tensors",
-    "indexed_first",
-    "positions",
-    "slice_bounds",
-    "within",
-    "wrap",
-]

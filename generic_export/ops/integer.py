@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch._ops import OpOverload
 
+from generic_export.compat import OpOverload, OpOverloadPacket
 from generic_export.errors import TranslationError
 from generic_export.ops.complex import as_complex_dtype, complex_equal
 from generic_export.ops.elementwise import div
+from generic_export.ops.variants import variant
 from generic_export.translate.builder import NnefBuilder, Value, broadcast_shape
 from generic_export.translate.operands import Operand, operand, result_dtype
 from generic_export.translate.registry import translates
@@ -65,6 +66,7 @@ def _truncated(b: NnefBuilder, value: Value) -> Value:
     return b.select(negative, b.unary("ceil", value), b.unary("floor", value))
 
 
+@variant(aten.floor_divide.default, aten.floor_divide.Scalar, rounding_mode="floor")
 @translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(b: NnefBuilder, self: Value, other: Operand, *, rounding_mode: str | None) -> Value:
     """div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"""
@@ -79,12 +81,6 @@ def div_mode(b: NnefBuilder, self: Value, other: Operand, *, rounding_mode: str 
     if rounding_mode == "floor":
         return _integer_quotient(b, left, right)[0]
     return b.binary("div", left, right)
-
-
-@translates(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(b: NnefBuilder, self: Value, other: Operand) -> Value:
-    """floor_divide(Tensor self, Tensor other) -> Tensor"""
-    return div_mode(b, self, other, rounding_mode="floor")
 
 
 @translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
@@ -122,16 +118,11 @@ def _exact_quotient(b: NnefBuilder, value: Value) -> Value:
     return value
 
 
-@translates(aten.floor.default)
-def floor(b: NnefBuilder, self: Value) -> Value:
+@variant(aten.floor.default, operator="floor")
+@variant(aten.ceil.default, operator="ceil")
+def floor(b: NnefBuilder, self: Value, *, operator: str) -> Value:
     """floor(Tensor self) -> Tensor"""
-    return b.unary("floor", _exact_quotient(b, self)) if self.dtype.is_floating_point else self
-
-
-@translates(aten.ceil.default)
-def ceil(b: NnefBuilder, self: Value) -> Value:
-    """ceil(Tensor self) -> Tensor"""
-    return b.unary("ceil", _exact_quotient(b, self)) if self.dtype.is_floating_point else self
+    return b.unary(operator, _exact_quotient(b, self)) if self.dtype.is_floating_point else self
 
 
 @translates(aten.trunc.default)
@@ -170,40 +161,25 @@ def round_decimals(b: NnefBuilder, self: Value, *, decimals: int) -> Value:
 
 # --- comparisons ---------------------------------------------------------------------------------
 
-_COMPARISONS = {
-    "eq": (aten.eq.Tensor, aten.eq.Scalar),
-    "ne": (aten.ne.Tensor, aten.ne.Scalar),
-    "lt": (aten.lt.Tensor, aten.lt.Scalar),
-    "le": (aten.le.Tensor, aten.le.Scalar),
-    "gt": (aten.gt.Tensor, aten.gt.Scalar),
-    "ge": (aten.ge.Tensor, aten.ge.Scalar),
-}
 
-
-def _register_comparison(operator: str, overloads: tuple[OpOverload, ...]) -> None:
-    def comparison(b: NnefBuilder, self: Value, other: Operand) -> Value:
-        dtype = result_dtype(self, other)
-        if dtype.is_complex:
-            equal = complex_equal(b, as_complex_dtype(b, self, dtype), as_complex_dtype(b, other, dtype))
-            return equal if operator == "eq" else b.unary("not", equal)
-        if dtype is torch.bool:
-            dtype = torch.int64  # facts/tract.md §2.5: comparing bool tensors fails at run
-        return b.binary(operator, operand(b, self, dtype), operand(b, other, dtype), dtype=torch.bool)
-
-    comparison.__name__ = operator
-    comparison.__doc__ = str(overloads[0]._schema)
-    translates(*overloads)(comparison)
-
-
-for _operator, _overloads in _COMPARISONS.items():
-    _register_comparison(_operator, _overloads)
+@variant(aten.eq.Tensor, aten.eq.Scalar, operator="eq")
+@variant(aten.ne.Tensor, aten.ne.Scalar, operator="ne")
+@variant(aten.lt.Tensor, aten.lt.Scalar, operator="lt")
+@variant(aten.le.Tensor, aten.le.Scalar, operator="le")
+@variant(aten.gt.Tensor, aten.gt.Scalar, operator="gt")
+@variant(aten.ge.Tensor, aten.ge.Scalar, operator="ge")
+def comparison(b: NnefBuilder, self: Value, other: Operand, *, operator: str) -> Value:
+    """eq.Tensor(Tensor self, Tensor other) -> Tensor"""
+    dtype = result_dtype(self, other)
+    if dtype.is_complex:
+        equal = complex_equal(b, as_complex_dtype(b, self, dtype), as_complex_dtype(b, other, dtype))
+        return equal if operator == "eq" else b.unary("not", equal)
+    if dtype is torch.bool:
+        dtype = torch.int64  # facts/tract.md §2.5: comparing bool tensors fails at run
+    return b.binary(operator, operand(b, self, dtype), operand(b, other, dtype), dtype=torch.bool)
 
 
 # --- logic and bits ------------------------------------------------------------------------------
-
-
-def _truth(b: NnefBuilder, value: Value) -> Value:
-    return value if value.dtype is torch.bool else b.cast(value, torch.bool)
 
 
 def _logic(b: NnefBuilder, operator: str, left: Value, right: Value) -> Value:
@@ -215,50 +191,31 @@ def _logic(b: NnefBuilder, operator: str, left: Value, right: Value) -> Value:
     return b.binary(operator, left, right)
 
 
-# bool operator, integer operator, logical overload, bitwise overloads
-_LOGIC = (
-    (
-        "and",
-        "tract_core_bitand",
-        aten.logical_and.default,
-        (aten.bitwise_and.Tensor, aten.bitwise_and.Scalar, aten.bitwise_and.Scalar_Tensor),
-    ),
-    (
-        "or",
-        "tract_core_bitor",
-        aten.logical_or.default,
-        (aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor),
-    ),
-    (
-        "tract_core_xor",
-        "tract_core_bitxor",
-        aten.logical_xor.default,
-        (aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor),
-    ),
-)
+@variant(aten.logical_and.default, operator="and")
+@variant(aten.logical_or.default, operator="or")
+@variant(aten.logical_xor.default, operator="tract_core_xor")
+def logical(b: NnefBuilder, self: Value, other: Value, *, operator: str) -> Value:
+    """logical_and(Tensor self, Tensor other) -> Tensor"""
+    return _logic(b, operator, b.cast(self, torch.bool), b.cast(other, torch.bool))
 
 
-def _register_logic(on_bools: str, on_bits: str, logical: OpOverload, bitwise: tuple[OpOverload, ...]) -> None:
-    def logical_operator(b: NnefBuilder, self: Value, other: Value) -> Value:
-        return _logic(b, on_bools, _truth(b, self), _truth(b, other))
-
-    def bitwise_operator(b: NnefBuilder, self: Operand, other: Operand) -> Value:
-        left, right = _promoted(b, self, other)
-        return _logic(b, on_bools, left, right) if left.dtype is torch.bool else b.binary(on_bits, left, right)
-
-    logical_operator.__doc__, bitwise_operator.__doc__ = str(logical._schema), str(bitwise[0]._schema)
-    translates(logical)(logical_operator)
-    translates(*bitwise)(bitwise_operator)
+def _either_a_number(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
+    return packet.Tensor, packet.Scalar, packet.Scalar_Tensor
 
 
-for _entry in _LOGIC:
-    _register_logic(*_entry)
+@variant(*_either_a_number(aten.bitwise_and), on_bools="and", on_bits="tract_core_bitand")
+@variant(*_either_a_number(aten.bitwise_or), on_bools="or", on_bits="tract_core_bitor")
+@variant(*_either_a_number(aten.bitwise_xor), on_bools="tract_core_xor", on_bits="tract_core_bitxor")
+def bitwise(b: NnefBuilder, self: Operand, other: Operand, *, on_bools: str, on_bits: str) -> Value:
+    """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor"""
+    left, right = _promoted(b, self, other)
+    return _logic(b, on_bools, left, right) if left.dtype is torch.bool else b.binary(on_bits, left, right)
 
 
 @translates(aten.logical_not.default)
 def logical_not(b: NnefBuilder, self: Value) -> Value:
     """logical_not(Tensor self) -> Tensor"""
-    return b.unary("not", _truth(b, self))
+    return b.unary("not", b.cast(self, torch.bool))
 
 
 @translates(aten.bitwise_not.default)
@@ -267,8 +224,19 @@ def bitwise_not(b: NnefBuilder, self: Value) -> Value:
     return b.unary("not" if self.dtype is torch.bool else "tract_core_bitnot", self)
 
 
-def _shifted(b: NnefBuilder, operator: str, left: Operand, right: Operand) -> Value:
-    value, amount = _promoted(b, left, right)
+@variant(
+    *(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor),
+    *(aten.__lshift__.Tensor, aten.__lshift__.Scalar),
+    operator="tract_shl",
+)
+@variant(
+    *(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor),
+    *(aten.__rshift__.Tensor, aten.__rshift__.Scalar),
+    operator="tract_shr",
+)
+def shift(b: NnefBuilder, self: Operand, other: Operand, *, operator: str) -> Value:
+    """bitwise_left_shift.Tensor(Tensor self, Tensor other) -> Tensor"""
+    value, amount = _promoted(b, self, other)
     if value.dtype.is_floating_point:
         raise TranslationError("shifts of floats have no NNEF form.")
     bits = value.dtype.itemsize * 8
@@ -279,30 +247,3 @@ def _shifted(b: NnefBuilder, operator: str, left: Operand, right: Operand) -> Va
         return b.select(outside, zero, b.binary(operator, value, inside))
     # PyTorch: an amount out of range leaves the sign only.
     return b.binary(operator, value, b.select(outside, most, inside))
-
-
-@translates(
-    aten.bitwise_left_shift.Tensor,
-    aten.bitwise_left_shift.Tensor_Scalar,
-    aten.bitwise_left_shift.Scalar_Tensor,
-    aten.__lshift__.Tensor,
-    aten.__lshift__.Scalar,
-)
-def left_shift(b: NnefBuilder, self: Operand, other: Operand) -> Value:
-    """bitwise_left_shift.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return _shifted(b, "tract_shl", self, other)
-
-
-@translates(
-    aten.bitwise_right_shift.Tensor,
-    aten.bitwise_right_shift.Tensor_Scalar,
-    aten.bitwise_right_shift.Scalar_Tensor,
-    aten.__rshift__.Tensor,
-    aten.__rshift__.Scalar,
-)
-def right_shift(b: NnefBuilder, self: Operand, other: Operand) -> Value:
-    """bitwise_right_shift.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return _shifted(b, "tract_shr", self, other)
-
-
-__all__ = ["div_mode", "remainder"]

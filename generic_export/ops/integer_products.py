@@ -130,6 +130,3 @@ def _scaled(
     if bias is None:
         return result
     return b.binary("add", result, b.unsqueeze(b.cast(bias, torch.float32), trailing))
-
-
-__all__ = ["integer_convolution", "integer_linear", "integers_of"]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.ops.complex import complex_of, real_and_imaginary
+from generic_export.ops.complex import both_parts, complex_of
 from generic_export.ops.integer_products import integer_linear
 from generic_export.torch_graph.dims import Dim, Shape, same_dim
 from generic_export.torch_graph.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape
-from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
+from generic_export.translate.complex_layout import as_complex, as_pairs
 from generic_export.translate.operands import result_dtype
 from generic_export.translate.registry import translates
 
@@ -82,9 +82,7 @@ def _complex_product(b: NnefBuilder, expression: str, values: Sequence[Value]) -
         return as_complex(b.product(f"{terms}Z->{output}Z", [as_pairs(values[0])]))
     if len(values) != 2:
         raise TranslationError(f"einsum {expression!r} of {len(values)} complex tensors: contract them two at a time.")
-    component = COMPONENT_DTYPES[values[0].dtype]
-    (a, c), (x, y) = (real_and_imaginary(b, value, component) for value in values)
-    assert c is not None and y is not None
+    (a, c), (x, y) = (both_parts(b, value) for value in values)
     ax, cy, ay, cx = (b.product(expression, pair) for pair in ((a, x), (c, y), (a, y), (c, x)))
     return complex_of(b, b.binary("sub", ax, cy), b.binary("add", ay, cx))
 
@@ -115,27 +113,21 @@ def matmul(b: NnefBuilder, self: Value, other: Value) -> Value:
     right = "k" if other.rank == 1 else "kn"
     batch = max(self.rank - len(left), other.rank - len(right), 0)
     shape = broadcast_shape(self.shape[: max(self.rank - 2, 0)], other.shape[: max(other.rank - 2, 0)])
-    left_letters, right_letters = (_batch_letters(value, shape) for value in (self, other))
     result = _BATCH_LETTERS[:batch] + left.replace("k", "") + right.replace("k", "")
-    operands = [_without_unit_batch(b, value, shape) for value in (self, other)]
-    return product(b, f"{left_letters}{left},{right_letters}{right}->{result}", operands)
+    (own, first), (others, second) = (_batch(b, value, shape) for value in (self, other))
+    return product(b, f"{own}{left},{others}{right}->{result}", [first, second])
 
 
-def _kept_batch_axes(value: Value, shape: Shape) -> list[int]:
-    """Return the batch axes of a value that the product really runs over (not 1 where the other operand is wider)."""
+def _batch(b: NnefBuilder, value: Value, shape: Shape) -> tuple[str, Value]:
+    """Return the letters of the batch axes that the product really runs over, and the factor without the others.
+
+    Those are 1 where the other factor is wider.
+    """
     count = max(value.rank - 2, 0)
     offset = len(shape) - count
-    return [axis for axis in range(count) if same_dim(value.shape[axis], shape[offset + axis])]
-
-
-def _batch_letters(value: Value, shape: Shape) -> str:
-    offset = len(shape) - max(value.rank - 2, 0)
-    return "".join(_BATCH_LETTERS[offset + axis] for axis in _kept_batch_axes(value, shape))
-
-
-def _without_unit_batch(b: NnefBuilder, value: Value, shape: Shape) -> Value:
-    kept = _kept_batch_axes(value, shape)
-    return b.squeeze(value, [axis for axis in range(max(value.rank - 2, 0)) if axis not in kept])
+    kept = [axis for axis in range(count) if same_dim(value.shape[axis], shape[offset + axis])]
+    letters = "".join(_BATCH_LETTERS[offset + axis] for axis in kept)
+    return letters, b.squeeze(value, [axis for axis in range(count) if axis not in kept])
 
 
 @translates(aten.mm.default, aten.bmm.default)
@@ -301,6 +293,3 @@ def minkowski(difference: torch.Tensor, p: float) -> torch.Tensor:
     if p == 2:
         return (size * size).sum(-1).sqrt()
     return size.pow(p).sum(-1).pow(1 / p)
-
-
-__all__ = ["minkowski", "product"]

@@ -113,8 +113,8 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return solution.squeeze(-1) if is_vector else solution
 
 
-@rewrites(aten.linalg_cholesky.default)
-def cholesky(self: Tensor, *, upper: bool = False) -> Tensor:
+@rewrites(aten.linalg_cholesky.default, aten.cholesky.default)
+def cholesky(self: Tensor, upper: bool = False) -> Tensor:
     """L with L L^T = A (or its transpose)."""
     matrix, rows = in_double(self), torch.arange(_size(self))
     columns: list[Tensor] = []
@@ -126,9 +126,3 @@ def cholesky(self: Tensor, *, upper: bool = False) -> Tensor:
         columns.append(torch.where(rows >= index, scaled, 0.0))
     lower = back_to(torch.stack(columns, dim=-1), self) if columns else self
     return lower.mT if upper else lower
-
-
-@rewrites(aten.cholesky.default)
-def cholesky_of_old(self: Tensor, upper: bool = False) -> Tensor:
-    """L with L L^T = A (or its transpose)."""
-    return cholesky(self, upper=upper)

@@ -8,7 +8,9 @@ import sympy
 import torch
 
 from generic_export.nnef.graph import Argument
+from generic_export.ops.reduction import widened
 from generic_export.ops.shape import volume
+from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
@@ -27,9 +29,7 @@ def rms_norm(
     epsilon = torch.finfo(input.dtype).eps if eps is None else eps
     source = b.cast(input, torch.float32) if b.numerics.f32_norm else input
     normed = _over_last_axes(b, source, len(normalized_shape), epsilon)
-    if weight is not None:
-        normed = b.binary("mul", normed, b.cast(weight, normed.dtype))
-    return b.cast(normed, input.dtype)
+    return b.cast(_affine(b, normed, weight, None), input.dtype)
 
 
 @translates(aten.layer_norm.default)
@@ -43,7 +43,7 @@ def layer_norm(
 ) -> Value:
     """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, ...)"""
     axes = _last_axes(input, len(normalized_shape))
-    wide = _widened(b, input)
+    wide = widened(b, input)
     centred = b.binary("sub", wide, b.reduce("mean_reduce", wide, axes, keepdim=True))
     normed = _over_last_axes(b, centred, len(axes), eps)
     affine = normed if b.numerics.f32_norm else b.cast(normed, input.dtype)
@@ -60,18 +60,13 @@ def native_layer_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     """native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, ...) -> (Tensor, Tensor, Tensor)"""
-    mean, inverse = _statistics(b, _widened(b, input), _last_axes(input, len(normalized_shape)), eps)
+    mean, inverse = _statistics(b, widened(b, input), _last_axes(input, len(normalized_shape)), eps)
     normed = layer_norm(b, input, normalized_shape, weight, bias, eps)
     return normed, b.cast(mean, input.dtype), b.cast(inverse, input.dtype)
 
 
 def _last_axes(value: Value, count: int) -> list[int]:
     return list(range(value.rank - count, value.rank))
-
-
-def _widened(b: NnefBuilder, value: Value) -> Value:
-    """f16 statistics are taken in f32: a sum of a thousand values leaves f16's range or its precision."""
-    return b.cast(value, torch.float32) if value.dtype is torch.float16 else value
 
 
 def _affine(b: NnefBuilder, value: Value, weight: Value | None, bias: Value | None) -> Value:
@@ -130,11 +125,12 @@ def group_norm(
 ) -> Value:
     """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, ...) -> Tensor"""
     del cudnn_enabled
-    wide = _widened(b, input)
-    grouped = b.reshape(wide, [input.shape[0], num_groups, _per_group(input, num_groups)])
+    wide = widened(b, input)
+    per_group = simplify_dim(sympy.sympify(volume(input.shape[1:])) / num_groups)
+    grouped = b.reshape(wide, [input.shape[0], num_groups, per_group])
     centred = b.binary("sub", grouped, b.reduce("mean_reduce", grouped, [2], keepdim=True))
     normed = b.reshape(_root_mean_square(b, centred, eps), input.shape)
-    return b.cast(_affine(b, normed, *_channel_shaped(b, input.rank, weight, bias)), input.dtype)
+    return b.cast(_affine_channels(b, normed, weight, bias), input.dtype)
 
 
 @translates(aten.native_group_norm.default)
@@ -151,44 +147,21 @@ def native_group_norm(
 ) -> tuple[Value, Value, Value]:
     """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, ...)"""
     per_group = simplify_dim(sympy.sympify(C) * sympy.sympify(HxW) / group)
-    grouped = b.reshape(_widened(b, input), [N, group, per_group])
+    grouped = b.reshape(widened(b, input), [N, group, per_group])
     mean, inverse = _statistics(b, grouped, [2], eps)
     normed = b.reshape(b.binary("mul", b.binary("sub", grouped, mean), inverse), input.shape)
-    affine = _affine(b, normed, *_channel_shaped(b, input.rank, weight, bias))
+    affine = _affine_channels(b, normed, weight, bias)
     mean, inverse = b.squeeze(mean, [2]), b.squeeze(inverse, [2])
     return b.cast(affine, input.dtype), b.cast(mean, input.dtype), b.cast(inverse, input.dtype)
 
 
-def _per_group(value: Value, groups: int) -> Dim:
-    return simplify_dim(sympy.sympify(volume(value.shape[1:])) / groups)
-
-
-def _channel_shaped(b: NnefBuilder, rank: int, *parameters: Value | None) -> list[Value | None]:
-    """Give per-channel parameters trailing axes of size 1, so that they meet axis 1 of a value of that rank."""
-    return [None if value is None else b.unsqueeze(value, range(1, rank - 1)) for value in parameters]
+def _affine_channels(b: NnefBuilder, value: Value, weight: Value | None, bias: Value | None) -> Value:
+    """Apply parameters per channel: trailing axes of size 1 make them meet axis 1 of the value."""
+    shaped = [None if each is None else b.unsqueeze(each, range(1, value.rank - 1)) for each in (weight, bias)]
+    return _affine(b, value, *shaped)
 
 
 # --- batch and instance norms: per channel ---------------------------------------------------------
-
-
-@translates(aten.batch_norm.default)
-def batch_norm(
-    b: NnefBuilder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Value:
-    """batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, ...) -> Tensor"""
-    del momentum, cudnn_enabled
-    if training or running_mean is None or running_var is None:
-        return _batch_statistics_norm(b, input, weight, bias, eps)[0]
-    return _running_norm(b, input, weight, bias, running_mean, running_var, eps)
 
 
 @translates(aten.instance_norm.default)
@@ -208,10 +181,10 @@ def instance_norm(
     del momentum, cudnn_enabled
     if not use_input_stats and running_mean is not None and running_var is not None:
         return _running_norm(b, input, weight, bias, running_mean, running_var, eps)
-    wide = _widened(b, input)
+    wide = widened(b, input)
     mean, inverse = _statistics(b, wide, list(range(2, input.rank)), eps)
     normed = b.binary("mul", b.binary("sub", wide, mean), inverse)
-    return b.cast(_affine(b, normed, *_channel_shaped(b, input.rank, weight, bias)), input.dtype)
+    return b.cast(_affine_channels(b, normed, weight, bias), input.dtype)
 
 
 def _running_norm(
@@ -224,24 +197,20 @@ def _running_norm(
     epsilon: float,
 ) -> Value:
     """Normalise with stored statistics: one multiplication and one addition, whose constants tract folds at load."""
-    mean, variance = _widened(b, running_mean), _widened(b, running_var)
-    scale = _inverse_deviation(b, variance, epsilon)
-    if weight is not None:
-        scale = b.binary("mul", scale, b.cast(weight, scale.dtype))
-    shift = b.unary("neg", b.binary("mul", mean, scale))
-    if bias is not None:
-        shift = b.binary("add", shift, b.cast(bias, shift.dtype))
-    return b.cast(_affine(b, b.cast(input, scale.dtype), *_channel_shaped(b, input.rank, scale, shift)), input.dtype)
+    mean, variance = widened(b, running_mean), widened(b, running_var)
+    scale = _affine(b, _inverse_deviation(b, variance, epsilon), weight, None)
+    shift = _affine(b, b.unary("neg", b.binary("mul", mean, scale)), None, bias)
+    return b.cast(_affine_channels(b, b.cast(input, scale.dtype), scale, shift), input.dtype)
 
 
 def _batch_statistics_norm(
     b: NnefBuilder, input: Value, weight: Value | None, bias: Value | None, epsilon: float
 ) -> tuple[Value, Value, Value]:
     """Normalise with the statistics of the batch itself; return them too: mean and biased variance per channel."""
-    wide = _widened(b, input)
+    wide = widened(b, input)
     mean, variance = _moments(b, wide, [axis for axis in range(input.rank) if axis != 1])
     normed = b.binary("mul", b.binary("sub", wide, mean), _inverse_deviation(b, variance, epsilon))
-    affine = _affine(b, normed, *_channel_shaped(b, input.rank, weight, bias))
+    affine = _affine_channels(b, normed, weight, bias)
     channels = [input.shape[1]]
     return b.cast(affine, input.dtype), b.reshape(mean, channels), b.reshape(variance, channels)
 
@@ -257,7 +226,12 @@ def _updated(b: NnefBuilder, input: Value, running: Value, batch: Value, momentu
     return b.binary("add", kept, b.binary("mul", b.cast(batch, running.dtype), b.scalar(momentum, running.dtype)))
 
 
-def _native_batch_norm(
+@variant(aten.batch_norm.default, results=1)
+@variant(aten.native_batch_norm.default, cudnn_enabled=False, results=3)
+@variant(aten._native_batch_norm_legit.no_stats, running_mean=None, running_var=None, cudnn_enabled=False, results=3)
+@variant(aten._native_batch_norm_legit_no_training.default, training=False, cudnn_enabled=False, results=3)
+@variant(aten._native_batch_norm_legit_functional.default, cudnn_enabled=False, results=5)
+def batch_norm(
     b: NnefBuilder,
     input: Value,
     weight: Value | None,
@@ -267,79 +241,27 @@ def _native_batch_norm(
     training: bool,
     momentum: float,
     eps: float,
+    cudnn_enabled: bool,
+    *,
+    results: int,
 ) -> list[Value]:
-    """Return the result, the saved mean and inverse deviation, and the running statistics after the call."""
+    """native_batch_norm(Tensor input, Tensor? weight, ..., bool training, ...) -> (Tensor, Tensor, Tensor)
+
+    The results are the normalised input, the saved mean and inverse deviation, then the running statistics after the call.
+    """
+    del cudnn_enabled
     if not training and running_mean is not None and running_var is not None:
         normed = _running_norm(b, input, weight, bias, running_mean, running_var, eps)
-        nothing = b.full((0,), 0, input.dtype)
-        return [normed, nothing, nothing, running_mean, running_var]
+        nothing = [] if results == 1 else [b.full((0,), 0, input.dtype)] * 2
+        return [normed, *nothing, running_mean, running_var][:results]
     normed, mean, variance = _batch_statistics_norm(b, input, weight, bias, eps)
-    results = [normed, mean, _inverse_deviation(b, variance, eps)]
+    if results == 1:
+        return [normed]
+    made = [normed, mean, _inverse_deviation(b, variance, eps)]
     if running_mean is not None and running_var is not None:
-        results.append(_updated(b, input, running_mean, mean, momentum, unbiased=False))
-        results.append(_updated(b, input, running_var, variance, momentum, unbiased=True))
-    return results
-
-
-@translates(aten.native_batch_norm.default)
-def native_batch_norm(
-    b: NnefBuilder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> list[Value]:
-    """native_batch_norm(Tensor input, Tensor? weight, ..., bool training, ...) -> (Tensor, Tensor, Tensor)"""
-    return _native_batch_norm(b, input, weight, bias, running_mean, running_var, training, momentum, eps)[:3]
-
-
-@translates(aten._native_batch_norm_legit.no_stats)
-def native_batch_norm_no_stats(
-    b: NnefBuilder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> list[Value]:
-    """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, ...)"""
-    return _native_batch_norm(b, input, weight, bias, None, None, training, momentum, eps)
-
-
-@translates(aten._native_batch_norm_legit_no_training.default)
-def native_batch_norm_no_training(
-    b: NnefBuilder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    momentum: float,
-    eps: float,
-) -> list[Value]:
-    """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, ...) -> (Tensor, Tensor, Tensor)"""
-    return _native_batch_norm(b, input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
-
-
-@translates(aten._native_batch_norm_legit_functional.default)
-def native_batch_norm_functional(
-    b: NnefBuilder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> list[Value]:
-    """_native_batch_norm_legit_functional(...) -> (Tensor, Tensor, Tensor, Tensor running_mean, Tensor running_var)"""
-    return _native_batch_norm(b, input, weight, bias, running_mean, running_var, training, momentum, eps)
+        made.append(_updated(b, input, running_mean, mean, momentum, unbiased=False))
+        made.append(_updated(b, input, running_var, variance, momentum, unbiased=True))
+    return made[:results]
 
 
 @translates(aten._batch_norm_with_update_functional.default)
@@ -354,6 +276,6 @@ def batch_norm_with_update(
     eps: float,
 ) -> list[Value]:
     """_batch_norm_with_update_functional(...) -> (Tensor, Tensor, Tensor, Tensor reserve, Tensor, Tensor)"""
-    results = _native_batch_norm(b, input, weight, bias, running_mean, running_var, True, momentum, eps)
+    made = batch_norm(b, input, weight, bias, running_mean, running_var, True, momentum, eps, False, results=5)
     reserve = b.full((0,), 0, torch.uint8)  # what a GPU library keeps for its backward pass: empty on CPU
-    return [*results[:3], reserve, *results[3:]]
+    return [*made[:3], reserve, *made[3:]]

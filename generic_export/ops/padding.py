@@ -8,8 +8,8 @@ import sympy
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.nnef.graph import Argument
-from generic_export.ops.conv import pairs
+from generic_export.ops.conv import surrounded
+from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Scalar, Value
 from generic_export.translate.registry import translates
@@ -54,17 +54,6 @@ def _is_plain(amounts: Amounts) -> bool:
     return all(isinstance(amount, int) for pair in amounts for amount in pair)
 
 
-def _native(b: NnefBuilder, value: Value, amounts: Amounts, attributes: dict[str, Argument]) -> Value:
-    numbers = pairs([(int(before), int(after)) for before, after in amounts])  # type: ignore[arg-type]
-    return b.emit(
-        "pad",
-        [b.materialised(value)],
-        shape=_padded_shape(value, amounts),
-        dtype=value.dtype,
-        attributes={"padding": numbers, **attributes},
-    )
-
-
 def _constant(b: NnefBuilder, value: Value, amounts: Amounts, fill: Scalar) -> Value:
     value, amounts = _cropped(b, value, amounts)
     if not any(amount != 0 for pair in amounts for amount in pair):
@@ -72,7 +61,7 @@ def _constant(b: NnefBuilder, value: Value, amounts: Amounts, fill: Scalar) -> V
     # tract's `pad` takes numbers only, fills with an f32, and knows no bool (pad.rs: dispatch_numbers).
     exact = value.dtype.is_floating_point or abs(fill) < 2**24
     if _is_plain(amounts) and exact and value.dtype is not torch.bool and fill == fill:
-        return _native(b, value, amounts, {"border": "constant", "value": float(fill)})
+        return surrounded(b, value, amounts, border="constant", value=float(fill))  # type: ignore[arg-type]
     for axis, (before, after) in enumerate(amounts):
         parts = [
             b.full((*value.shape[:axis], amount, *value.shape[axis + 1 :]), fill, value.dtype) if amount != 0 else None
@@ -86,10 +75,10 @@ def _mirrored(b: NnefBuilder, value: Value, amounts: Amounts, border: str) -> Va
     if not _is_plain(amounts):
         raise TranslationError(f"{border} padding by a dynamic amount: tract's pad takes numbers only.")
     # PyTorch mirrors the whole source, then cuts: a cut may go beyond what the source itself has.
-    added: Amounts = [(max(int(before), 0), max(int(after), 0)) for before, after in amounts]  # type: ignore[arg-type]
+    added = [(max(int(before), 0), max(int(after), 0)) for before, after in amounts]  # type: ignore[arg-type]
     cuts: Amounts = [(min(int(before), 0), min(int(after), 0)) for before, after in amounts]  # type: ignore[arg-type]
     if any(amount for pair in added for amount in pair):
-        value = _native(b, value, added, {"border": border})
+        value = surrounded(b, value, added, border=border)
     return _cropped(b, value, cuts)[0]
 
 
@@ -110,14 +99,12 @@ def _circular(b: NnefBuilder, value: Value, amounts: Amounts) -> Value:
     return value
 
 
-@translates(aten.constant_pad_nd.default)
-def constant_pad_nd(b: NnefBuilder, self: Value, pad: Sequence[Dim], value: Scalar = 0) -> Value:
-    """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
-    return _constant(b, self, _amounts(pad, self.rank), value)
-
-
+@variant(aten.constant_pad_nd.default, mode="constant")
+@variant(aten._pad_circular.default, mode="circular", value=None)
 @translates(aten.pad.default)
-def pad(b: NnefBuilder, self: Value, pad: Sequence[Dim], mode: str = "constant", value: float | None = None) -> Value:
+def pad(
+    b: NnefBuilder, self: Value, pad: Sequence[Dim], *, mode: str = "constant", value: Scalar | None = None
+) -> Value:
     """pad(Tensor self, SymInt[] pad, str mode="constant", float? value=None) -> Tensor"""
     amounts = _amounts(pad, self.rank)
     if mode == "constant":
@@ -127,19 +114,10 @@ def pad(b: NnefBuilder, self: Value, pad: Sequence[Dim], mode: str = "constant",
     return _mirrored(b, self, amounts, _BORDERS[mode])
 
 
-@translates(aten._pad_circular.default)
-def pad_circular(b: NnefBuilder, self: Value, pad: Sequence[Dim]) -> Value:
-    """_pad_circular(Tensor self, SymInt[] pad) -> Tensor"""
-    return _circular(b, self, _amounts(pad, self.rank))
-
-
-@translates(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(b: NnefBuilder, self: Value, padding: Sequence[Dim]) -> Value:
+@variant(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default, mode="reflect")
+@variant(
+    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default, mode="replicate"
+)
+def mirroring_pad(b: NnefBuilder, self: Value, padding: Sequence[Dim], *, mode: str) -> Value:
     """reflection_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
-    return _mirrored(b, self, _amounts(padding, self.rank), "reflect")
-
-
-@translates(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
-def replication_pad(b: NnefBuilder, self: Value, padding: Sequence[Dim]) -> Value:
-    """replication_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
-    return _mirrored(b, self, _amounts(padding, self.rank), "replicated")
+    return _mirrored(b, self, _amounts(padding, self.rank), _BORDERS[mode])

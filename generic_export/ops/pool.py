@@ -11,9 +11,12 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
-from generic_export.ops.conv import Pair, pairs, per_axis, window_count
+from generic_export.ops.conv import Pair, pairs, per_axis, surrounded, window_count
+from generic_export.ops.reduction import widened
+from generic_export.ops.scatter import scattered
 from generic_export.ops.shape import volume
-from generic_export.torch_graph.dims import Dim, dim_text, simplify_dim
+from generic_export.ops.variants import variant
+from generic_export.torch_graph.dims import Dim, dim_text
 from generic_export.translate.builder import NnefBuilder, Value, ints
 from generic_export.translate.registry import translates
 
@@ -93,149 +96,82 @@ def max_pool(b: NnefBuilder, value: Value, window: Window) -> tuple[Value, Value
 def sum_pool(b: NnefBuilder, value: Value, window: Window, *, mean: bool) -> Value:
     """Return the sums of the windows, or their means over what lies inside the image; f16 is summed in f32."""
     count = len(window.kernel)
-    computing = torch.float32 if value.dtype is torch.float16 else value.dtype
-    source = b.cast(batched(b, value, count), computing)
+    source = widened(b, batched(b, value, count))
     shape = [*source.shape[:2], *window.shape(source.shape[2:])]
     attributes = window.attributes() | {"normalize": mean}
-    pooled = b.emit("box", [source], shape=shape, dtype=computing, attributes=attributes)
+    pooled = b.emit("box", [source], shape=shape, dtype=source.dtype, attributes=attributes)
     return unbatched(b, b.cast(pooled, value.dtype), value.rank)
 
 
-def _register_max_pool(count: int, values: torch._ops.OpOverload, indexed: torch._ops.OpOverload) -> None:
-    def max_pool_with_indices(
-        b: NnefBuilder,
-        self: Value,
-        kernel_size: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Sequence[int] | int = 0,
-        dilation: Sequence[int] | int = 1,
-        ceil_mode: bool = False,
-    ) -> tuple[Value, Value]:
-        return max_pool(b, self, Window(kernel_size, stride, padding, dilation, count, ceil_mode=ceil_mode))
-
-    def max_pool_values(
-        b: NnefBuilder,
-        self: Value,
-        kernel_size: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Sequence[int] | int = 0,
-        dilation: Sequence[int] | int = 1,
-        ceil_mode: bool = False,
-    ) -> Value:
-        return max_pool_with_indices(b, self, kernel_size, stride, padding, dilation, ceil_mode)[0]
-
-    max_pool_values.__doc__ = str(values._schema)
-    max_pool_with_indices.__doc__ = str(indexed._schema)
-    translates(values)(max_pool_values)
-    translates(indexed)(max_pool_with_indices)
-
-
-_register_max_pool(1, aten.max_pool1d.default, aten.max_pool1d_with_indices.default)
-_register_max_pool(2, aten.max_pool2d.default, aten.max_pool2d_with_indices.default)
-_register_max_pool(3, aten.max_pool3d.default, aten.max_pool3d_with_indices.default)
-
-
-def _average(
+@variant(aten.max_pool1d.default, count=1, results=1)
+@variant(aten.max_pool2d.default, count=2, results=1)
+@variant(aten.max_pool3d.default, count=3, results=1)
+@variant(aten.max_pool1d_with_indices.default, count=1, results=2)
+@variant(aten.max_pool2d_with_indices.default, count=2, results=2)
+@variant(aten.max_pool3d_with_indices.default, count=3, results=2)
+def max_pool_with_indices(
     b: NnefBuilder,
-    value: Value,
-    count: int,
+    self: Value,
     kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int] | int,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
+    stride: Sequence[int] = (),
+    padding: Sequence[int] | int = 0,
+    dilation: Sequence[int] | int = 1,
+    ceil_mode: bool = False,
+    *,
+    count: int,
+    results: int,
+) -> Sequence[Value]:
+    """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], ...) -> (Tensor, Tensor)"""
+    return max_pool(b, self, Window(kernel_size, stride, padding, dilation, count, ceil_mode=ceil_mode))[:results]
+
+
+@variant(aten.avg_pool1d.default, count=1, divisor_override=None)
+@variant(aten.avg_pool2d.default, count=2)
+@variant(aten.avg_pool3d.default, count=3)
+def avg_pool(
+    b: NnefBuilder,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] | int = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    count: int,
 ) -> Value:
+    """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, ...)"""
     window = Window(kernel_size, stride, padding, 1, count, ceil_mode=ceil_mode)
     if divisor_override is not None:
-        sums = sum_pool(b, value, window, mean=False)
+        sums = sum_pool(b, self, window, mean=False)
         return b.binary("div", sums, b.scalar(float(divisor_override), sums.dtype))
     if not count_include_pad or not any(window.around):
-        return sum_pool(b, value, window, mean=True)
+        return sum_pool(b, self, window, mean=True)
     # PyTorch counts its own padding, but never what a last window of ceil_mode reaches beyond it: the padding is
     # written out, and the reach is left to the border.
-    zeros = [(0, 0)] * (value.rank - count) + [(pad, pad) for pad in window.around]
-    shape = [simplify_dim(size + sum(pad)) for size, pad in zip(value.shape, zeros, strict=True)]
-    padded = b.emit("pad", [value], shape=shape, dtype=value.dtype, attributes={"padding": pairs(zeros)})
+    padded = surrounded(b, self, [(0, 0)] * (self.rank - count) + [(pad, pad) for pad in window.around])
     window.padding = [(0, after - pad) for pad, (_, after) in zip(window.around, window.padding, strict=True)]
     return sum_pool(b, padded, window, mean=True)
 
 
-@translates(aten.avg_pool1d.default)
-def avg_pool1d(
-    b: NnefBuilder,
-    self: Value,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] | int = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Value:
-    """avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=[0], bool ceil_mode=False, ...)"""
-    return _average(b, self, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
-
-
-@translates(aten.avg_pool2d.default)
-def avg_pool2d(
-    b: NnefBuilder,
-    self: Value,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] | int = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Value:
-    """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, ...)"""
-    return _average(b, self, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-
-@translates(aten.avg_pool3d.default)
-def avg_pool3d(
-    b: NnefBuilder,
-    self: Value,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] | int = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Value:
-    """avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, ...)"""
-    return _average(b, self, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-
-@translates(aten.max_unpool2d.default)
-def max_unpool2d(b: NnefBuilder, self: Value, indices: Value, output_size: Sequence[Dim]) -> Value:
-    """max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor"""
-    return _unpool(b, self, indices, output_size)
-
-
+@variant(aten.max_unpool2d.default, stride=(), padding=())
 @translates(aten.max_unpool3d.default)
-def max_unpool3d(
+def max_unpool(
     b: NnefBuilder,
     self: Value,
     indices: Value,
     output_size: Sequence[Dim],
+    *,
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Value:
-    """max_unpool3d(Tensor self, Tensor indices, SymInt[3] output_size, int[3] stride, int[3] padding) -> Tensor"""
+    """max_unpool3d(Tensor self, Tensor indices, SymInt[3] output_size, int[3] stride, int[3] padding) -> Tensor
+
+    Each value is put at its position of an image of zeros; the positions must lie in it (tract aborts otherwise).
+    """
     del stride, padding  # the indices say where each value goes
-    return _unpool(b, self, indices, output_size)
-
-
-def _unpool(b: NnefBuilder, value: Value, indices: Value, output_size: Sequence[Dim]) -> Value:
-    """Put each value at its position of an image of zeros; the positions must lie in it (tract aborts otherwise)."""
-    outer, image = value.shape[: -len(output_size)], value.shape[-len(output_size) :]
+    outer, image = self.shape[: -len(output_size)], self.shape[-len(output_size) :]
     flat = [*outer, volume(image)]
-    zeros = b.full((*outer, volume(output_size)), 0, value.dtype)
-    operands = [zeros, b.reshape(indices, flat), b.reshape(value, flat)]
-    attributes: dict[str, Argument] = {"axis": len(outer), "reduction": "none"}
-    filled = b.emit(
-        "tract_core_scatter_elements", operands, shape=zeros.shape, dtype=value.dtype, attributes=attributes
-    )
+    zeros = b.full((*outer, volume(output_size)), 0, self.dtype)
+    filled = scattered(b, zeros, len(outer), b.reshape(indices, flat), b.reshape(self, flat), None)
     return b.reshape(filled, [*outer, *output_size])
-
-
-__all__ = ["Window", "batched", "max_pool", "sum_pool", "unbatched"]

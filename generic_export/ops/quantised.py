@@ -7,16 +7,16 @@ behind it can compute on integers (`integer_products.py`) and a second quantisat
 from __future__ import annotations
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the operators
 
+from generic_export.compat import quantized_decomposed
 from generic_export.errors import TranslationError
 from generic_export.translate.builder import NnefBuilder, QuantisedTensor, Value
 from generic_export.translate.registry import translates
 
-quantized = torch.ops.quantized_decomposed
+quantized = quantized_decomposed()
 
 # What PyTorch's 8-bit backends know; wider integers have no kernels in tract, narrower ones live in 8 bits.
-_DTYPES = (torch.int8, torch.uint8)
+_NAMES = {torch.int8: "i8", torch.uint8: "u8"}
 
 
 @translates(quantized.quantize_per_tensor.default)
@@ -106,9 +106,6 @@ def _rounded(b: NnefBuilder, scaled: Value, offset: Value, quant_min: int, quant
     return b.emit("tract_core_cast", [clamped], shape=clamped.shape, dtype=dtype, attributes={"to": _NAMES[dtype]})
 
 
-_NAMES = {torch.int8: "i8", torch.uint8: "u8"}
-
-
 def _dequantised(b: NnefBuilder, value: Value, remembered: QuantisedTensor, dtype: torch.dtype | None) -> Value:
     b.quantised[value.number] = remembered
     return value if dtype is None else b.cast(value, dtype)
@@ -128,8 +125,5 @@ def _along(b: NnefBuilder, value: Value, axis: int, rank: int) -> Value:
 
 
 def _require_bytes(dtype: torch.dtype) -> None:
-    if dtype not in _DTYPES:
+    if dtype not in _NAMES:
         raise TranslationError(f"quantised to {dtype}: 8 bits only.", "Quantise to torch.int8 or torch.uint8.")
-
-
-__all__ = ["quantize_per_tensor"]

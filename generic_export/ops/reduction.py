@@ -10,6 +10,7 @@ import torch
 
 from generic_export.ops.indexing import gather_elements
 from generic_export.ops.shape import axis_of, volume
+from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, ints
 from generic_export.translate.registry import translates
@@ -44,6 +45,13 @@ def reduce_axes(b: NnefBuilder, operator: str, value: Value, axes: Sequence[int]
     return b.reduce(operator, value, axes, keepdim=keepdim)
 
 
+def limit_of(dtype: torch.dtype, *, lowest: bool) -> Scalar:
+    """Return the lowest or highest value of an element type, infinity for floats."""
+    if dtype.is_floating_point:
+        return -math.inf if lowest else math.inf
+    return torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max
+
+
 def widened(b: NnefBuilder, value: Value) -> Value:
     """Return f16 values in f32: PyTorch accumulates in f32 on every device."""
     return b.cast(value, torch.float32) if value.dtype is torch.float16 else value
@@ -61,6 +69,7 @@ def sum_of(b: NnefBuilder, value: Value, axes: Sequence[int], keepdim: bool) -> 
     return b.cast(reduce_axes(b, "sum_reduce", wide, axes, keepdim), value.dtype)
 
 
+@variant(aten.sum.default, dim=None, keepdim=False)
 @translates(aten.sum.dim_IntList)
 def sum_dim(
     b: NnefBuilder, self: Value, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
@@ -74,12 +83,7 @@ def sum_dim(
     return sum_of(b, b.cast(self, wanted), axes, keepdim)
 
 
-@translates(aten.sum.default)
-def sum_all(b: NnefBuilder, self: Value, *, dtype: torch.dtype | None = None) -> Value:
-    """sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return sum_dim(b, self, None, dtype=dtype)
-
-
+@variant(aten.mean.default, dim=None, keepdim=False)
 @translates(aten.mean.dim)
 def mean(
     b: NnefBuilder, self: Value, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
@@ -93,29 +97,15 @@ def mean(
     return b.cast(reduce_axes(b, "mean_reduce", widened(b, value), axes, keepdim), value.dtype)
 
 
-@translates(aten.mean.default)
-def mean_all(b: NnefBuilder, self: Value, *, dtype: torch.dtype | None = None) -> Value:
-    """mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return mean(b, self, None, dtype=dtype)
-
-
+@variant(aten.prod.default, dim=None, keepdim=False)
 @translates(aten.prod.dim_int)
-def prod_dim(
-    b: NnefBuilder, self: Value, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
+def prod(
+    b: NnefBuilder, self: Value, dim: int | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
     """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    return _product(b, self, reduced_axes(dim, self.rank), keepdim, dtype)
-
-
-@translates(aten.prod.default)
-def prod(b: NnefBuilder, self: Value, *, dtype: torch.dtype | None = None) -> Value:
-    """prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"""
-    return _product(b, self, reduced_axes(None, self.rank), False, dtype)
-
-
-def _product(b: NnefBuilder, value: Value, axes: Sequence[int], keepdim: bool, dtype: torch.dtype | None) -> Value:
-    wanted = dtype or (value.dtype if value.dtype.is_floating_point else torch.int64)
-    factors = widened(b, b.cast(value, wanted))
+    wanted = dtype or (self.dtype if self.dtype.is_floating_point else torch.int64)
+    factors = widened(b, b.cast(self, wanted))
+    axes = reduced_axes(dim, self.rank)
     return b.cast(reduce_axes(b, "tract_core_product_reduce", factors, axes, keepdim), wanted)
 
 
@@ -154,49 +144,30 @@ def extremum(b: NnefBuilder, operator: str, value: Value, axes: Sequence[int], k
     return b.select(better, result, bound)
 
 
-@translates(aten.amax.default)
-def amax(b: NnefBuilder, self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
+@variant(aten.max.default, operator="max_reduce", dim=(), keepdim=False)
+@variant(aten.min.default, operator="min_reduce", dim=(), keepdim=False)
+@variant(aten.amax.default, operator="max_reduce")
+@variant(aten.amin.default, operator="min_reduce")
+def amax(b: NnefBuilder, self: Value, dim: Sequence[int] = (), keepdim: bool = False, *, operator: str) -> Value:
     """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
-    return extremum(b, "max_reduce", self, reduced_axes(dim, self.rank), keepdim)
+    return extremum(b, operator, self, reduced_axes(dim, self.rank), keepdim)
 
 
-@translates(aten.amin.default)
-def amin(b: NnefBuilder, self: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
-    """amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
-    return extremum(b, "min_reduce", self, reduced_axes(dim, self.rank), keepdim)
-
-
-@translates(aten.max.default)
-def max_all(b: NnefBuilder, self: Value) -> Value:
-    """max(Tensor self) -> Tensor"""
-    return amax(b, self)
-
-
-@translates(aten.min.default)
-def min_all(b: NnefBuilder, self: Value) -> Value:
-    """min(Tensor self) -> Tensor"""
-    return amin(b, self)
-
-
-@translates(aten.max.dim)
-def max_dim(b: NnefBuilder, self: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+@variant(aten.max.dim, operator="argmax_reduce")
+@variant(aten.min.dim, operator="argmin_reduce")
+def max_dim(b: NnefBuilder, self: Value, dim: int, keepdim: bool = False, *, operator: str) -> tuple[Value, Value]:
     """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
-    return _extremum_and_position(b, "argmax_reduce", self, dim, keepdim)
+    if self.rank == 0:
+        return self, b.full((), 0, torch.int64)
+    axis = axis_of(dim, self.rank)
+    position = _position(b, operator, self, [axis])
+    return without_axis(b, [gather_elements(b, self, position, axis), position], axis, keepdim)
 
 
-@translates(aten.min.dim)
-def min_dim(b: NnefBuilder, self: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    """min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
-    return _extremum_and_position(b, "argmin_reduce", self, dim, keepdim)
-
-
-def _extremum_and_position(b: NnefBuilder, operator: str, value: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
-    if value.rank == 0:
-        return value, b.full((), 0, torch.int64)
-    axis = axis_of(dim, value.rank)
-    position = _position(b, operator, value, [axis])
-    best = gather_elements(b, value, position, axis)
-    return (best, position) if keepdim else (b.squeeze(best, [axis]), b.squeeze(position, [axis]))
+def without_axis(b: NnefBuilder, values: Sequence[Value], axis: int, keepdim: bool) -> tuple[Value, Value]:
+    """Return an extremum, median ... and where it lies, with or without the axis of size 1 that it was taken along."""
+    best, position = values if keepdim else [b.squeeze(value, [axis]) for value in values]
+    return best, position
 
 
 def _position(b: NnefBuilder, operator: str, value: Value, axes: Sequence[int]) -> Value:
@@ -204,26 +175,17 @@ def _position(b: NnefBuilder, operator: str, value: Value, axes: Sequence[int]) 
     return b.reduce(operator, comparable, axes, keepdim=True, dtype=torch.int64)
 
 
-@translates(aten.argmax.default)
-def argmax(b: NnefBuilder, self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+@variant(aten.argmax.default, operator="argmax_reduce")
+@variant(aten.argmin.default, operator="argmin_reduce")
+def argmax(b: NnefBuilder, self: Value, dim: int | None = None, keepdim: bool = False, *, operator: str) -> Value:
     """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
-    return _first_position(b, "argmax_reduce", self, dim, keepdim)
-
-
-@translates(aten.argmin.default)
-def argmin(b: NnefBuilder, self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
-    return _first_position(b, "argmin_reduce", self, dim, keepdim)
-
-
-def _first_position(b: NnefBuilder, operator: str, value: Value, dim: int | None, keepdim: bool) -> Value:
-    if value.rank == 0:
+    if self.rank == 0:
         return b.full((), 0, torch.int64)
     if dim is None:
-        position = _position(b, operator, b.reshape(value, [volume(value.shape)]), [0])
-        return b.reshape(position, [1] * value.rank if keepdim else [])
-    axis = axis_of(dim, value.rank)
-    position = _position(b, operator, value, [axis])
+        position = _position(b, operator, b.reshape(self, [volume(self.shape)]), [0])
+        return b.reshape(position, [1] * self.rank if keepdim else [])
+    axis = axis_of(dim, self.rank)
+    position = _position(b, operator, self, [axis])
     return position if keepdim else b.squeeze(position, [axis])
 
 
@@ -237,52 +199,23 @@ def truth(b: NnefBuilder, value: Value) -> Value:
     return b.binary("ne", value, b.scalar(0, value.dtype), dtype=torch.bool)
 
 
-def _quantified(b: NnefBuilder, operator: str, value: Value, dim: Sequence[int] | int | None, keepdim: bool) -> Value:
-    result = reduce_axes(b, operator, truth(b, value), reduced_axes(dim, value.rank), keepdim)
-    return b.cast(result, torch.uint8) if value.dtype is torch.uint8 else result
-
-
-@translates(aten.any.default)
-def any_of_all(b: NnefBuilder, self: Value) -> Value:
-    """any(Tensor self) -> Tensor"""
-    return _quantified(b, "any_reduce", self, None, False)
-
-
-@translates(aten.any.dim, aten.any.dims)
-def any_(b: NnefBuilder, self: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
+@variant(aten.any.default, operator="any_reduce", dim=None, keepdim=False)
+@variant(aten.all.default, operator="all_reduce", dim=None, keepdim=False)
+@variant(aten.any.dim, aten.any.dims, operator="any_reduce")
+@variant(aten.all.dim, aten.all.dims, operator="all_reduce")
+def any_or_all(
+    b: NnefBuilder, self: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False, *, operator: str
+) -> Value:
     """any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
-    return _quantified(b, "any_reduce", self, dim, keepdim)
-
-
-@translates(aten.all.default)
-def all_of_all(b: NnefBuilder, self: Value) -> Value:
-    """all(Tensor self) -> Tensor"""
-    return _quantified(b, "all_reduce", self, None, False)
-
-
-@translates(aten.all.dim, aten.all.dims)
-def all_(b: NnefBuilder, self: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
-    """all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
-    return _quantified(b, "all_reduce", self, dim, keepdim)
+    result = reduce_axes(b, operator, truth(b, self), reduced_axes(dim, self.rank), keepdim)
+    return b.cast(result, torch.uint8) if self.dtype is torch.uint8 else result
 
 
 # --- spread and length ---------------------------------------------------------------------------
 
 
-@translates(aten.var.correction)
-def var(
-    b: NnefBuilder,
-    self: Value,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Value:
-    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    return var_mean(b, self, dim, correction=correction, keepdim=keepdim)[0]
-
-
-@translates(aten.var_mean.correction)
+@variant(aten.var.correction, results=1)
+@variant(aten.var_mean.correction, results=2)
 def var_mean(
     b: NnefBuilder,
     self: Value,
@@ -290,7 +223,8 @@ def var_mean(
     *,
     correction: float | None = None,
     keepdim: bool = False,
-) -> tuple[Value, Value]:
+    results: int,
+) -> tuple[Value, ...]:
     """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> ..."""
     axes = reduced_axes(dim, self.rank)
     value = widened(b, self)
@@ -299,7 +233,7 @@ def var_mean(
     freedom = simplify_dim(sympy.sympify(volume([self.shape[axis] for axis in axes])))
     spread = b.binary("div", squares, _degrees(b, freedom, 1 if correction is None else correction, value.dtype))
     centre = average if keepdim else b.squeeze(average, axes)
-    return b.cast(spread, self.dtype), b.cast(centre, self.dtype)
+    return (b.cast(spread, self.dtype), b.cast(centre, self.dtype))[:results]
 
 
 def _degrees(b: NnefBuilder, count: Dim, correction: float, dtype: torch.dtype) -> Value:
@@ -344,6 +278,3 @@ def softmax(b: NnefBuilder, self: Value, dim: int, dtype: torch.dtype | None = N
         return b.full((), 1.0, value.dtype)
     attributes = {"axes": ints([axis_of(dim, value.rank)])}  # facts/tract.md §3.1: the default axis is 1
     return b.emit("softmax", [value], shape=value.shape, dtype=value.dtype, attributes=attributes)
-
-
-__all__ = ["extremum", "reduce_axes", "reduced_axes", "sum_of", "truth", "widened"]

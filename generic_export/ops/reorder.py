@@ -24,17 +24,11 @@ def flip(b: NnefBuilder, self: Value, dims: Sequence[int]) -> Value:
     """flip(Tensor self, int[] dims) -> Tensor"""
     value = self
     for axis in sorted({axis_of(axis, self.rank) for axis in dims}) if self.rank else ():
-        if not same_dim(value.shape[axis], 1):
-            value = _reversed(b, value, axis)
+        size = value.shape[axis]
+        if not same_dim(size, 1) and not same_dim(size, 0):
+            last = b.scalar(simplify_dim(sympy.sympify(size) - 1), torch.int64)
+            value = gather(b, value, b.binary("sub", last, positions(b, size)), axis)
     return value
-
-
-def _reversed(b: NnefBuilder, value: Value, axis: int) -> Value:
-    size = value.shape[axis]
-    if same_dim(size, 0):
-        return value
-    last = b.scalar(simplify_dim(sympy.sympify(size) - 1), torch.int64)
-    return gather(b, value, b.binary("sub", last, positions(b, size)), axis)
 
 
 @translates(aten.roll.default)

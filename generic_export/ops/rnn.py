@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from generic_export.errors import TranslationError
 from generic_export.ops.linear import linear
 from generic_export.ops.scan import Loop, Values, scan
+from generic_export.ops.variants import variant
 from generic_export.translate.builder import NnefBuilder, Value
-from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 
@@ -29,6 +30,11 @@ class _Cell:
     name: str
     shares_bias: bool
     step: Callable[[NnefBuilder, Value, Values, Values], tuple[Values, Value]]
+
+    def body(self, b: NnefBuilder, slices: Values, states: Values, constants: Values) -> tuple[Values, Values]:
+        """Write one step of a scan."""
+        after, output = self.step(b, slices[0], states, constants)
+        return after, [output]
 
 
 def _gates(b: NnefBuilder, value: Value, count: int) -> list[Value]:
@@ -65,18 +71,15 @@ def _gru_step(b: NnefBuilder, x: Value, states: Values, weights: Values) -> tupl
     return (hidden,), hidden
 
 
-def _simple_step(activation: str) -> Callable[[NnefBuilder, Value, Values, Values], tuple[Values, Value]]:
-    def step(b: NnefBuilder, x: Value, states: Values, weights: Values) -> tuple[Values, Value]:
-        hidden = b.unary(activation, b.binary("add", x, linear(b, states[0], weights[0])))
-        return (hidden,), hidden
-
-    return step
+def _simple_step(b: NnefBuilder, x: Value, states: Values, weights: Values, *, activation: str) -> tuple[Values, Value]:
+    hidden = b.unary(activation, b.binary("add", x, linear(b, states[0], weights[0])))
+    return (hidden,), hidden
 
 
 _LSTM = _Cell("lstm_step", True, _lstm_step)
 _GRU = _Cell("gru_step", False, _gru_step)
-_TANH = _Cell("rnn_tanh_step", True, _simple_step("tanh"))
-_RELU = _Cell("rnn_relu_step", True, _simple_step("relu"))
+_TANH = _Cell("rnn_tanh_step", True, partial(_simple_step, activation="tanh"))
+_RELU = _Cell("rnn_relu_step", True, partial(_simple_step, activation="relu"))
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def _recurrent(
                 axis=layout.time_axis,
                 reverse=direction == 1,
             )
-            (collected,), states = scan(b, cell.name, loop, _body(cell))
+            (collected,), states = scan(b, cell.name, loop, cell.body)
             outputs.append(collected)
             for states_of_kind, state in zip(last, states, strict=True):
                 states_of_kind.append(state)
@@ -161,19 +164,14 @@ def _recurrent(
     return (x, *(layout.stacked(b, states) for states in last))
 
 
-def _body(cell: _Cell) -> Callable[[NnefBuilder, Values, Values, Values], tuple[Values, Values]]:
-    def step(b: NnefBuilder, slices: Values, states: Values, constants: Values) -> tuple[Values, Values]:
-        after, output = cell.step(b, slices[0], states, constants)
-        return after, [output]
-
-    return step
-
-
-def _layer(
+@variant(aten.lstm.input, cell=_LSTM)
+@variant(aten.gru.input, cell=_GRU)
+@variant(aten.rnn_tanh.input, cell=_TANH)
+@variant(aten.rnn_relu.input, cell=_RELU)
+def layer(
     b: NnefBuilder,
-    cell: _Cell,
     input: Value,
-    initial: Values,
+    hx: Value | Values,
     params: Values,
     has_biases: bool,
     num_layers: int,
@@ -181,7 +179,10 @@ def _layer(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    *,
+    cell: _Cell,
 ) -> tuple[Value, ...]:
+    """lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, ...) -> (Tensor, Tensor, Tensor)"""
     if train and dropout:
         raise TranslationError(
             "dropout is active: the layer is in training mode.", "Call model.eval() before the export."
@@ -190,90 +191,26 @@ def _layer(
     sizes = 2 + 2 * has_biases
     weights = _Weights.all_of(params, has_biases=has_biases, projected=len(params) > sizes * num_layers * directions)
     layout = _Layout(num_layers, directions, time_axis=1 if batch_first else 0)
-    return _recurrent(b, cell, input, initial, weights, layout)
+    return _recurrent(b, cell, input, [hx] if isinstance(hx, Value) else hx, weights, layout)
 
 
-@translates(aten.lstm.input)
-def lstm(
+@variant(aten.lstm_cell.default, cell=_LSTM)
+@variant(aten.gru_cell.default, cell=_GRU)
+@variant(aten.rnn_tanh_cell.default, cell=_TANH)
+@variant(aten.rnn_relu_cell.default, cell=_RELU)
+def one_step(
     b: NnefBuilder,
     input: Value,
-    hx: Values,
-    params: Values,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Value, ...]:
-    """lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, ...) -> (Tensor, Tensor, Tensor)"""
-    return _layer(b, _LSTM, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-
-
-def _register_layer(overload: torch._ops.OpOverload, cell: _Cell) -> None:
-    def layer(
-        b: NnefBuilder,
-        input: Value,
-        hx: Value,
-        params: Values,
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[Value, ...]:
-        return _layer(b, cell, input, [hx], params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-
-    layer.__doc__ = str(overload._schema)
-    translates(overload)(layer)
-
-
-for _overload, _cell in ((aten.gru.input, _GRU), (aten.rnn_tanh.input, _TANH), (aten.rnn_relu.input, _RELU)):
-    _register_layer(_overload, _cell)
-
-
-# --- cells: one step, no loop ----------------------------------------------------------------------
-
-
-@translates(aten.lstm_cell.default)
-def lstm_cell(
-    b: NnefBuilder,
-    input: Value,
-    hx: Values,
+    hx: Value | Values,
     w_ih: Value,
     w_hh: Value,
     b_ih: Value | None = None,
     b_hh: Value | None = None,
+    *,
+    cell: _Cell,
 ) -> Values:
     """lstm_cell(Tensor input, Tensor[] hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, Tensor? b_hh=None) -> (Tensor, Tensor)"""
-    return _cell_step(b, _LSTM, input, hx, _Weights(w_ih, w_hh, b_ih, b_hh, None))
-
-
-def _cell_step(b: NnefBuilder, cell: _Cell, input: Value, states: Values, weights: _Weights) -> Values:
+    weights = _Weights(w_ih, w_hh, b_ih, b_hh, None)
+    states = [hx] if isinstance(hx, Value) else hx
     after, _ = cell.step(b, _input_product(b, cell, input, weights), states, weights.of_step(cell))
     return after
-
-
-def _register_cell(overload: torch._ops.OpOverload, cell: _Cell) -> None:
-    def step(
-        b: NnefBuilder,
-        input: Value,
-        hx: Value,
-        w_ih: Value,
-        w_hh: Value,
-        b_ih: Value | None = None,
-        b_hh: Value | None = None,
-    ) -> Value:
-        return _cell_step(b, cell, input, [hx], _Weights(w_ih, w_hh, b_ih, b_hh, None))[0]
-
-    step.__doc__ = str(overload._schema)
-    translates(overload)(step)
-
-
-for _overload, _cell in (
-    (aten.gru_cell.default, _GRU),
-    (aten.rnn_tanh_cell.default, _TANH),
-    (aten.rnn_relu_cell.default, _RELU),
-):
-    _register_cell(_overload, _cell)

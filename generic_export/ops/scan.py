@@ -109,14 +109,10 @@ class _Body:
 
     def fragment(self, outer: NnefBuilder, name: str) -> NnefFragment:
         """Return the body as a fragment of the document, one that is there already when it reads the same."""
-        emissions = reachable(self._inner.emissions, [*self.after, *self.results], kept=set())
-        outputs = dict(
-            zip(
-                [value.number for value in (*self.after, *self.results)],
-                [*self.next_names, *self.result_names],
-                strict=True,
-            )
-        )
+        made = [*self.after, *self.results]
+        emissions = reachable(self._inner.emissions, made, kept=set())
+        names_made = [*self.next_names, *self.result_names]
+        outputs = {value.number: name for value, name in zip(made, names_made, strict=True)}
         parameters = [*self.slice_names, *self.state_names, *self.constant_names]
         allocator = IdentifierAllocator("natural_verbose", [*parameters, *outputs.values()])
         names: dict[int, str] = {}
@@ -140,6 +136,3 @@ class _Body:
             if known.text == text:
                 return known
             count += 1
-
-
-__all__ = ["Loop", "scan"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import sympy
@@ -21,7 +20,9 @@ from generic_export.ops.indexing import (
     within,
     wrap,
 )
+from generic_export.ops.reduction import limit_of
 from generic_export.ops.shape import axis_of, volume
+from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, Shape, same_dim, same_shape, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape
 from generic_export.translate.registry import translates
@@ -44,36 +45,19 @@ _REDUCTIONS = {
 # --- scatter: one index per element --------------------------------------------------------------
 
 
-@translates(aten.scatter.src)
-def scatter_src(b: NnefBuilder, self: Value, dim: int, index: Value, src: Value) -> Value:
-    """scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
-    return _scattered(b, self, dim, index, src, None)
-
-
-@translates(aten.scatter.value)
-def scatter_value(b: NnefBuilder, self: Value, dim: int, index: Value, value: Scalar) -> Value:
-    """scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
-    return _scattered(b, self, dim, index, b.full(index.shape, value, self.dtype), None)
-
-
+@variant(aten.scatter.src, reduce=None)
+@variant(aten.scatter_add.default, reduce="add")
 @translates(aten.scatter.reduce)
-def scatter_with_reduction(b: NnefBuilder, self: Value, dim: int, index: Value, src: Value, *, reduce: str) -> Value:
+def scatter(b: NnefBuilder, self: Value, dim: int, index: Value, src: Value, *, reduce: str | None) -> Value:
     """scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"""
-    return _scattered(b, self, dim, index, src, reduce)
+    return scattered(b, self, dim, index, src, reduce)
 
 
+@variant(aten.scatter.value, reduce=None)
 @translates(aten.scatter.value_reduce)
-def scatter_value_with_reduction(
-    b: NnefBuilder, self: Value, dim: int, index: Value, value: Scalar, *, reduce: str
-) -> Value:
+def scatter_value(b: NnefBuilder, self: Value, dim: int, index: Value, value: Scalar, *, reduce: str | None) -> Value:
     """scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor"""
-    return _scattered(b, self, dim, index, b.full(index.shape, value, self.dtype), reduce)
-
-
-@translates(aten.scatter_add.default)
-def scatter_add(b: NnefBuilder, self: Value, dim: int, index: Value, src: Value) -> Value:
-    """scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
-    return _scattered(b, self, dim, index, src, "add")
+    return scattered(b, self, dim, index, b.full(index.shape, value, self.dtype), reduce)
 
 
 @translates(aten.scatter_reduce.two)
@@ -84,12 +68,12 @@ def scatter_reduce(
     base = self
     if not include_self:
         neutral = b.full(index.shape, _neutral(reduce, self.dtype), self.dtype)
-        base = _scattered(b, self, dim, index, neutral, None)
-    result = _scattered(b, base, dim, index, src, reduce)
+        base = scattered(b, self, dim, index, neutral, None)
+    result = scattered(b, base, dim, index, src, reduce)
     if reduce != "mean":
         return result
     ones = b.full(index.shape, 1, torch.float32)
-    counts = _scattered(b, b.full(self.shape, int(include_self), torch.float32), dim, index, ones, "add")
+    counts = scattered(b, b.full(self.shape, int(include_self), torch.float32), dim, index, ones, "add")
     return _divided(b, result, b.binary("max", counts, b.scalar(1.0, torch.float32)))
 
 
@@ -110,13 +94,9 @@ def index_reduce(
 
 
 def _neutral(reduce: str, dtype: torch.dtype) -> Scalar:
-    if reduce in ("sum", "mean"):
-        return 0
-    if reduce == "prod":
-        return 1
-    if dtype.is_floating_point:
-        return -math.inf if reduce == "amax" else math.inf
-    return torch.iinfo(dtype).min if reduce == "amax" else torch.iinfo(dtype).max
+    if reduce in ("sum", "mean", "prod"):
+        return int(reduce == "prod")
+    return limit_of(dtype, lowest=reduce == "amax")
 
 
 def _divided(b: NnefBuilder, total: Value, counts: Value) -> Value:
@@ -127,10 +107,11 @@ def _divided(b: NnefBuilder, total: Value, counts: Value) -> Value:
     return b.cast(b.unary("floor", exact), total.dtype)
 
 
-def _scattered(b: NnefBuilder, base: Value, dim: int, index: Value, updates: Value, reduction: str | None) -> Value:
+def scattered(b: NnefBuilder, base: Value, dim: int, index: Value, updates: Value, reduction: str | None) -> Value:
+    """Write elements at the index that each has along an axis; one of PyTorch's reductions combines them with what is there."""
     if base.rank == 0:
         lifted = [b.unsqueeze(value, [0]) if value.rank == 0 else value for value in (base, index, updates)]
-        return b.squeeze(_scattered(b, lifted[0], 0, lifted[1], lifted[2], reduction), [0])
+        return b.squeeze(scattered(b, lifted[0], 0, lifted[1], lifted[2], reduction), [0])
     if index.rank == 0:
         index = b.unsqueeze(index, [0])
     if updates.rank == 0:
@@ -143,7 +124,7 @@ def _scattered(b: NnefBuilder, base: Value, dim: int, index: Value, updates: Val
             updates = b.slice(updates, axis, 0, size)
     if base.dtype is torch.bool and reduction is not None:
         wide = [b.cast(value, torch.int64) for value in (base, updates)]
-        return b.cast(_scattered(b, wide[0], dim, index, wide[1], reduction), torch.bool)
+        return b.cast(scattered(b, wide[0], dim, index, wide[1], reduction), torch.bool)
     attributes: dict[str, Argument] = {"axis": axis_of(dim, base.rank), "reduction": _REDUCTIONS[reduction]}
     operands = [base, index, b.cast(updates, base.dtype)]
     return b.emit("tract_core_scatter_elements", operands, shape=base.shape, dtype=base.dtype, attributes=attributes)
@@ -189,7 +170,12 @@ def put_rows(
         return b.cast(put_rows(b, wide[0], coordinates, wide[1], accumulate=True), torch.bool)
     rank = coordinates[0].rank
     index = b.concat([b.unsqueeze(coordinate, [rank]) for coordinate in coordinates], rank)
-    attributes: dict[str, Argument] = {"reduction": "add" if accumulate else "none"}
+    return scatter_nd(b, base, index, updates, "add" if accumulate else "none")
+
+
+def scatter_nd(b: NnefBuilder, base: Value, index: Value, updates: Value, reduction: str) -> Value:
+    """Write `updates` at the coordinates that lie along the last axis of `index`."""
+    attributes = {"reduction": reduction}
     operands = [base, index, updates]
     return b.emit("tract_core_scatter_nd", operands, shape=base.shape, dtype=base.dtype, attributes=attributes)
 
@@ -290,6 +276,3 @@ def copy(b: NnefBuilder, self: Value, src: Value) -> Value:
     """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor: `src` in the shape and type of `self`"""
     new = b.cast(src, self.dtype)
     return new if same_shape(new.shape, self.shape) else b.broadcast(b.align_rank(new, self.rank), self.shape)
-
-
-__all__ = ["put_rows"]

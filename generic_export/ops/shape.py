@@ -9,6 +9,7 @@ import sympy
 import torch
 
 from generic_export.errors import TranslationError
+from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value, shape_argument
 from generic_export.translate.registry import translates
@@ -79,23 +80,13 @@ def unsqueeze(b: NnefBuilder, self: Value, dim: int) -> Value:
     return b.unsqueeze(self, [axis_of(dim, self.rank + 1)])
 
 
-@translates(aten.squeeze.dim)
-def squeeze_dim(b: NnefBuilder, self: Value, dim: int) -> Value:
-    """squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)"""
-    return squeeze_dims(b, self, [dim])
-
-
-@translates(aten.squeeze.dims)
-def squeeze_dims(b: NnefBuilder, self: Value, dim: Sequence[int]) -> Value:
+@variant(aten.squeeze.default, dim=None)
+@translates(aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(b: NnefBuilder, self: Value, dim: Sequence[int] | int | None) -> Value:
     """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)"""
-    axes = [axis_of(axis, self.rank) for axis in dim]
+    given = range(self.rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    axes = [axis_of(axis, self.rank) for axis in given]
     return b.squeeze(self, [axis for axis in axes if self.rank and same_dim(self.shape[axis], 1)])
-
-
-@translates(aten.squeeze.default)
-def squeeze(b: NnefBuilder, self: Value) -> Value:
-    """squeeze(Tensor(a) self) -> Tensor(a)"""
-    return squeeze_dims(b, self, list(range(self.rank)))
 
 
 @translates(aten.transpose.int)
@@ -164,16 +155,17 @@ def split(b: NnefBuilder, self: Value, split_size: Dim, dim: int = 0) -> list[Va
     axis = axis_of(dim, self.rank)
     size = self.shape[axis]
     if not isinstance(size, int) or not isinstance(split_size, int):
-        return _split_as_captured(b, self, axis, split_size)
+        # As many parts as PyTorch found; it guards that number, or refuses the axis.
+        return _equal_parts(b, self, axis, split_size, len(b.result_shapes))
     starts = range(0, max(size, 1), split_size) if split_size else [0]
     return [b.slice(self, axis, start, min(start + split_size, size)) for start in starts]
 
 
-def _split_as_captured(b: NnefBuilder, self: Value, axis: int, split_size: Dim) -> list[Value]:
-    """Split a dynamic axis into as many parts as PyTorch found; it guards that number, or refuses the axis."""
-    starts = [simplify_dim(index * sympy.sympify(split_size)) for index in range(len(b.result_shapes))]
-    ends = [*starts[1:], self.shape[axis]]
-    return [b.slice(self, axis, start, end) for start, end in zip(starts, ends, strict=True)]
+def _equal_parts(b: NnefBuilder, value: Value, axis: int, part: Dim, count: int) -> list[Value]:
+    """Cut an axis into parts of one size, of which the last takes what is left."""
+    starts = [simplify_dim(index * sympy.sympify(part)) for index in range(count)]
+    ends = [*starts[1:], value.shape[axis]]
+    return [b.slice(value, axis, start, end) for start, end in zip(starts, ends, strict=True)]
 
 
 @translates(aten.split_with_sizes.default)
@@ -194,41 +186,22 @@ def chunk(b: NnefBuilder, self: Value, chunks: int, dim: int = 0) -> list[Value]
     axis = axis_of(dim, self.rank)
     size = self.shape[axis]
     part = floor_div(simplify_dim(sympy.sympify(size) + chunks - 1), chunks)
-    if isinstance(size, int):
-        return split(b, self, part, dim)
-    starts = [simplify_dim(index * sympy.sympify(part)) for index in range(chunks)]
-    ends = [*starts[1:], size]
-    return [b.slice(self, axis, start, end) for start, end in zip(starts, ends, strict=True)]
+    return split(b, self, part, dim) if isinstance(size, int) else _equal_parts(b, self, axis, part, chunks)
 
 
+@variant(aten.hsplit.int, dim=None)
+@variant(aten.vsplit.int, dim=0)
+@variant(aten.dsplit.int, dim=2)
 @translates(aten.tensor_split.sections)
-def tensor_split(b: NnefBuilder, self: Value, sections: Dim, dim: int = 0) -> list[Value]:
+def tensor_split(b: NnefBuilder, self: Value, sections: Dim, dim: int | None = 0) -> list[Value]:
     """tensor_split.sections(Tensor(a -> *) self, SymInt sections, int dim=0) -> Tensor(a)[]"""
-    axis = axis_of(dim, self.rank)
+    axis = min(1, self.rank - 1) if dim is None else axis_of(dim, self.rank)  # hsplit: columns, or the only axis
     size = self.shape[axis]
     if not isinstance(sections, int) or not isinstance(size, int):
         # PyTorch's own shapes assume that the size leaves the remainder that the example left.
         raise TranslationError("tensor_split of a dynamic axis into sections: use chunk, or give the positions.")
     starts = [index * (size // sections) + min(index, size % sections) for index in range(sections + 1)]
     return [b.slice(self, axis, start, end) for start, end in pairwise(starts)]
-
-
-@translates(aten.hsplit.int)
-def hsplit(b: NnefBuilder, self: Value, sections: int) -> list[Value]:
-    """hsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"""
-    return tensor_split(b, self, sections, 0 if self.rank == 1 else 1)
-
-
-@translates(aten.vsplit.int)
-def vsplit(b: NnefBuilder, self: Value, sections: int) -> list[Value]:
-    """vsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"""
-    return tensor_split(b, self, sections, 0)
-
-
-@translates(aten.dsplit.int)
-def dsplit(b: NnefBuilder, self: Value, sections: int) -> list[Value]:
-    """dsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"""
-    return tensor_split(b, self, sections, 2)
 
 
 @translates(aten.unbind.int, aten.unbind_copy.int)

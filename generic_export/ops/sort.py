@@ -6,7 +6,7 @@ tract orders with `tract_core_topk`, whose sort is stable (array/topk.rs): equal
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import sympy
 import torch
@@ -14,8 +14,9 @@ import torch
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
 from generic_export.ops.indexing import gather_elements, positions
-from generic_export.ops.reduction import extremum, truth
+from generic_export.ops.reduction import extremum, limit_of, truth, without_axis
 from generic_export.ops.shape import axis_of, volume
+from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, floor_div, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, ints, shape_argument
 from generic_export.translate.registry import translates
@@ -23,8 +24,11 @@ from generic_export.translate.registry import translates
 aten = torch.ops.aten
 
 
-def ordered(b: NnefBuilder, value: Value, count: Dim, axis: int, *, descending: bool) -> tuple[Value, Value]:
+def ordered(b: NnefBuilder, value: Value, count: Dim, dim: int, *, descending: bool) -> tuple[Value, Value]:
     """Return the first `count` elements along an axis in order, and where each one lay."""
+    if value.rank == 0:
+        return value, b.full((), 0, torch.int64)
+    axis = axis_of(dim, value.rank)
     comparable = b.cast(value, torch.uint8) if value.dtype is torch.bool else value
     shape = (*value.shape[:axis], count, *value.shape[axis + 1 :])
     attributes: dict[str, Argument] = {"axis": axis, "largest": descending}
@@ -53,40 +57,24 @@ def topk(
 ) -> tuple[Value, Value]:
     """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"""
     del sorted  # any order will do when it is False
-    if self.rank == 0:
-        return self, b.full((), 0, torch.int64)
-    return ordered(b, self, k, axis_of(dim, self.rank), descending=largest)
+    return ordered(b, self, k, dim, descending=largest)
 
 
-@translates(aten.sort.default)
-def sort(b: NnefBuilder, self: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
-    """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
-    if self.rank == 0:
-        return self, b.full((), 0, torch.int64)
-    axis = axis_of(dim, self.rank)
-    return ordered(b, self, self.shape[axis], axis, descending=descending)
-
-
+@variant(aten.sort.default, stable=None)
 @translates(aten.sort.stable)
-def sort_stable(
-    b: NnefBuilder, self: Value, *, stable: bool | None, dim: int = -1, descending: bool = False
+def sort(
+    b: NnefBuilder, self: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[Value, Value]:
     """sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
-    del stable
-    return sort(b, self, dim, descending)
+    del stable  # the engine's order always is
+    return ordered(b, self, self.shape[dim] if self.rank else 1, dim, descending=descending)
 
 
-@translates(aten.argsort.default)
-def argsort(b: NnefBuilder, self: Value, dim: int = -1, descending: bool = False) -> Value:
-    """argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor"""
-    return sort(b, self, dim, descending)[1]
-
-
+@variant(aten.argsort.default, stable=False)
 @translates(aten.argsort.stable)
-def argsort_stable(b: NnefBuilder, self: Value, *, stable: bool, dim: int = -1, descending: bool = False) -> Value:
+def argsort(b: NnefBuilder, self: Value, dim: int = -1, descending: bool = False, *, stable: bool) -> Value:
     """argsort.stable(Tensor self, *, bool stable, int dim=-1, bool descending=False) -> Tensor"""
-    del stable
-    return sort(b, self, dim, descending)[1]
+    return sort(b, self, dim, descending, stable=stable)[1]
 
 
 # --- one element of the order --------------------------------------------------------------------
@@ -95,32 +83,19 @@ def argsort_stable(b: NnefBuilder, self: Value, *, stable: bool, dim: int = -1, 
 @translates(aten.kthvalue.default)
 def kthvalue(b: NnefBuilder, self: Value, k: Dim, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
     """kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"""
-    return _ranked(b, self, k, dim, keepdim)
+    if self.rank == 0:
+        return self, b.full((), 0, torch.int64)
+    axis = axis_of(dim, self.rank)
+    before = simplify_dim(sympy.sympify(k) - 1)
+    kept = [b.slice(part, axis, before, k) for part in ordered(b, self, k, axis, descending=False)]
+    return without_axis(b, kept, axis, keepdim)
 
 
 @translates(aten.median.dim)
 def median_dim(b: NnefBuilder, self: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     """median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
     size = self.shape[axis_of(dim, self.rank)] if self.rank else 1
-    return _ranked(b, self, floor_div(simplify_dim(sympy.sympify(size) + 1), 2), dim, keepdim)
-
-
-@translates(aten.median.default)
-def median(b: NnefBuilder, self: Value) -> Value:
-    """median(Tensor self) -> Tensor"""
-    return median_dim(b, b.reshape(self, [volume(self.shape)]), 0)[0]
-
-
-def _ranked(b: NnefBuilder, value: Value, rank: Dim, dim: int, keepdim: bool) -> tuple[Value, Value]:
-    """Return the `rank`-th smallest element (from 1), and where it lies."""
-    if value.rank == 0:
-        return value, b.full((), 0, torch.int64)
-    axis = axis_of(dim, value.rank)
-    parts = ordered(b, value, rank, axis, descending=False)
-    before = simplify_dim(sympy.sympify(rank) - 1)
-    kept = tuple(b.slice(part, axis, before, rank) for part in parts)
-    values, places = kept if keepdim else (b.squeeze(part, [axis]) for part in kept)
-    return values, places
+    return kthvalue(b, self, floor_div(simplify_dim(sympy.sympify(size) + 1), 2), dim, keepdim)
 
 
 @translates(aten.nanmedian.dim)
@@ -137,13 +112,14 @@ def nanmedian_dim(b: NnefBuilder, self: Value, dim: int, keepdim: bool = False) 
     # The place comes first and the value is read there: a row of NaN gives NaN.
     place = gather_elements(b, places, half, axis)
     value = gather_elements(b, self, place, axis)
-    return (value, place) if keepdim else (b.squeeze(value, [axis]), b.squeeze(place, [axis]))
+    return without_axis(b, [value, place], axis, keepdim)
 
 
-@translates(aten.nanmedian.default)
-def nanmedian(b: NnefBuilder, self: Value) -> Value:
-    """nanmedian(Tensor self) -> Tensor"""
-    return nanmedian_dim(b, b.reshape(self, [volume(self.shape)]), 0)[0]
+@variant(aten.median.default, along=median_dim)
+@variant(aten.nanmedian.default, along=nanmedian_dim)
+def median(b: NnefBuilder, self: Value, *, along: Callable[..., tuple[Value, Value]]) -> Value:
+    """median(Tensor self) -> Tensor"""
+    return along(b, b.reshape(self, [volume(self.shape)]), 0)[0]
 
 
 @translates(aten.mode.default)
@@ -158,26 +134,23 @@ def mode(b: NnefBuilder, self: Value, dim: int = -1, keepdim: bool = False) -> t
     counts = b.reduce("sum_reduce", equal, [axis + 1], keepdim=False)
     frequent = b.binary("eq", counts, b.reduce("max_reduce", counts, [axis], keepdim=True), dtype=torch.bool)
     # The smallest of the most frequent values, and the last place where it lies.
-    value = extremum(b, "min_reduce", b.select(frequent, comparable, _largest(b, comparable.dtype)), [axis], True)
+    highest = b.scalar(limit_of(comparable.dtype, lowest=False), comparable.dtype)
+    value = extremum(b, "min_reduce", b.select(frequent, comparable, highest), [axis], True)
     here = b.binary("eq", comparable, value, dtype=torch.bool)
     candidates = b.select(here, positions(b, self.shape[axis], axis, self.rank), b.scalar(0, torch.int64))
     place = b.reduce("max_reduce", candidates, [axis], keepdim=True)
     value = b.cast(value, self.dtype)
-    return (value, place) if keepdim else (b.squeeze(value, [axis]), b.squeeze(place, [axis]))
-
-
-def _largest(b: NnefBuilder, dtype: torch.dtype) -> Value:
-    return b.scalar(math.inf if dtype.is_floating_point else torch.iinfo(dtype).max, dtype)
+    return without_axis(b, [value, place], axis, keepdim)
 
 
 # --- looking values up ---------------------------------------------------------------------------
 
 
-@translates(aten.searchsorted.Tensor)
+@translates(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
     b: NnefBuilder,
     sorted_sequence: Value,
-    self: Value,
+    self: Value | Scalar,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -185,28 +158,14 @@ def searchsorted(
     sorter: Value | None = None,
 ) -> Value:
     """searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, ...) -> Tensor"""
+    if not isinstance(self, Value):
+        self = b.full((), self, torch.float64 if isinstance(self, float) else torch.int64)
     sequence = sorted_sequence
     if sorter is not None:
         sequence = gather_elements(b, sequence, sorter, sequence.rank - 1)
     if sequence.rank > 1:
         sequence = b.unsqueeze(sequence, [sequence.rank - 1])
     return _count_below(b, sequence, self, right=right or side == "right", out_int32=out_int32)
-
-
-@translates(aten.searchsorted.Scalar)
-def searchsorted_scalar(
-    b: NnefBuilder,
-    sorted_sequence: Value,
-    self: Scalar,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Value | None = None,
-) -> Value:
-    """searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False, ...) -> Tensor"""
-    wanted = b.full((), self, torch.float64 if isinstance(self, float) else torch.int64)
-    return searchsorted(b, sorted_sequence, wanted, out_int32=out_int32, right=right, side=side, sorter=sorter)
 
 
 @translates(aten.bucketize.Tensor)
@@ -325,6 +284,3 @@ def _bounds(b: NnefBuilder, values: Value, given: tuple[float, float] | None, *,
         b.select(single, b.binary("sub", least, wider), least),
         b.select(single, b.binary("add", most, wider), most),
     )
-
-
-__all__ = ["ordered"]

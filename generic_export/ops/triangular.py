@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import sympy
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.nnef.graph import Argument, ArrayLiteral
-from generic_export.ops.indexing import gather, positions
+from generic_export.ops.indexing import gather, positions, written_out
 from generic_export.ops.shape import axis_of, volume
+from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim, smaller_dim
-from generic_export.translate.builder import NnefBuilder, Value, tract_dtype
+from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
@@ -18,40 +20,29 @@ aten = torch.ops.aten
 _LARGEST_INDEX_LIST = 4096  # numbers written into the graph itself
 
 
-@translates(aten.tril.default)
-def tril(b: NnefBuilder, self: Value, diagonal: Dim = 0) -> Value:
+@variant(aten.tril.default, upper=False)
+@variant(aten.triu.default, upper=True)
+def triangle(b: NnefBuilder, self: Value, diagonal: Dim = 0, *, upper: bool) -> Value:
     """tril(Tensor self, SymInt diagonal=0) -> Tensor"""
-    return _triangle(b, self, diagonal, upper=False)
-
-
-@translates(aten.triu.default)
-def triu(b: NnefBuilder, self: Value, diagonal: Dim = 0) -> Value:
-    """triu(Tensor self, SymInt diagonal=0) -> Tensor"""
-    return _triangle(b, self, diagonal, upper=True)
-
-
-def _triangle(b: NnefBuilder, value: Value, diagonal: Dim, *, upper: bool) -> Value:
     offset = diagonal if isinstance(diagonal, int) else b.scalar(diagonal, torch.int64)
-    attributes: dict[str, Argument] = {"upper": upper}
-    return b.emit("tract_core_trilu", [value, offset], shape=value.shape, dtype=value.dtype, attributes=attributes)
+    return b.emit("tract_core_trilu", [self, offset], shape=self.shape, dtype=self.dtype, attributes={"upper": upper})
 
 
-@translates(aten.tril_indices.default)
-def tril_indices(b: NnefBuilder, row: Dim, col: Dim, offset: Dim = 0, *, dtype: torch.dtype | None = None) -> Value:
+@variant(aten.tril_indices.default, of_static=torch.tril_indices)
+@variant(aten.triu_indices.default, of_static=torch.triu_indices)
+def triangle_indices(
+    b: NnefBuilder,
+    row: Dim,
+    col: Dim,
+    offset: Dim = 0,
+    *,
+    dtype: torch.dtype | None = None,
+    of_static: Callable[[int, int, int], torch.Tensor],
+) -> Value:
     """tril_indices(int row, int col, int offset=0, *, ScalarType? dtype=long, ...) -> Tensor"""
-    return _index_list(b, torch.tril_indices, row, col, offset, dtype)
-
-
-@translates(aten.triu_indices.default)
-def triu_indices(b: NnefBuilder, row: Dim, col: Dim, offset: Dim = 0, *, dtype: torch.dtype | None = None) -> Value:
-    """triu_indices(int row, int col, int offset=0, *, ScalarType? dtype=long, ...) -> Tensor"""
-    return _index_list(b, torch.triu_indices, row, col, offset, dtype)
-
-
-def _index_list(b: NnefBuilder, function: object, row: Dim, col: Dim, offset: Dim, dtype: torch.dtype | None) -> Value:
     if not (isinstance(row, int) and isinstance(col, int) and isinstance(offset, int)):
         raise TranslationError("the indices of a triangle of dynamic size have no NNEF form: their count is no size.")
-    indices: torch.Tensor = function(row, col, offset)  # type: ignore[operator]
+    indices = of_static(row, col, offset)
     wanted = dtype or torch.int64
     if not indices.shape[1]:
         return b.full((2, 0), 0, wanted)
@@ -59,23 +50,21 @@ def _index_list(b: NnefBuilder, function: object, row: Dim, col: Dim, offset: Di
         raise TranslationError(
             f"{indices.numel()} triangle indices are too many for the graph's text.", "Store them as a buffer."
         )
-    literal = ArrayLiteral(tuple(ArrayLiteral(tuple(float(index) for index in line)) for line in indices.tolist()))
-    attributes: dict[str, Argument] = {"to": tract_dtype(wanted)}
-    return b.emit("tract_core_cast", [literal], shape=tuple(indices.shape), dtype=wanted, attributes=attributes)
+    return written_out(b, indices, wanted)
 
 
 # --- diagonals -----------------------------------------------------------------------------------
 
 
-def _matrix_last(value: Value, dim1: int, dim2: int) -> list[int]:
-    first, second = axis_of(dim1, value.rank), axis_of(dim2, value.rank)
-    return [*(axis for axis in range(value.rank) if axis not in (first, second)), first, second]
+def _matrix_last(rank: int, dim1: int, dim2: int) -> list[int]:
+    first, second = axis_of(dim1, rank), axis_of(dim2, rank)
+    return [*(axis for axis in range(rank) if axis not in (first, second)), first, second]
 
 
 @translates(aten.diagonal.default)
 def diagonal(b: NnefBuilder, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     """diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"""
-    value = b.transpose(self, _matrix_last(self, dim1, dim2))
+    value = b.transpose(self, _matrix_last(self.rank, dim1, dim2))
     batch, (rows, columns) = value.shape[:-2], value.shape[-2:]
     length = _diagonal_length(rows, columns, offset)
     if same_dim(length, 0):
@@ -98,12 +87,11 @@ def _diagonal_length(rows: Dim, columns: Dim, offset: int) -> Dim:
 def diag_embed(b: NnefBuilder, self: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
     """diag_embed(Tensor self, int offset=0, int dim1=-2, int dim2=-1) -> Tensor"""
     rank = self.rank + 1
-    first, second = axis_of(dim1, rank), axis_of(dim2, rank)
     size = simplify_dim(sympy.sympify(self.shape[-1]) + abs(offset))
     value = _on_diagonal(b, self, size, size, offset)
     zero = b.scalar(0, self.dtype)
     matrix = b.select(_diagonal_mask(b, size, size, offset, rank), value, zero)
-    order = [*(axis for axis in range(rank) if axis not in (first, second)), first, second]
+    order = _matrix_last(rank, dim1, dim2)
     return b.transpose(matrix, [order.index(axis) for axis in range(rank)])
 
 
@@ -127,7 +115,7 @@ def diagonal_scatter(b: NnefBuilder, self: Value, src: Value, offset: int = 0, d
     """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor"""
     if same_dim(src.shape[-1], 0):
         return self
-    order = _matrix_last(self, dim1, dim2)
+    order = _matrix_last(self.rank, dim1, dim2)
     value = b.transpose(self, order)
     rows, columns = value.shape[-2:]
     new = _on_diagonal(b, b.cast(src, self.dtype), rows, columns, offset)

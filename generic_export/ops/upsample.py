@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -16,10 +16,11 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral, TupleLiteral
-from generic_export.ops.indexing import gather
+from generic_export.ops.indexing import gather, written_out
+from generic_export.ops.reduction import widened
+from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
-from generic_export.translate.builder import NnefBuilder, Value, ints, tract_dtype
-from generic_export.translate.registry import translates
+from generic_export.translate.builder import NnefBuilder, Value, ints
 
 aten = torch.ops.aten
 
@@ -51,6 +52,9 @@ class Resampling:
     def rounding(self) -> str:
         """Return tract's name of the way nearest positions are rounded."""
         return "round_prefer_ceil" if self.interpolator == "nearest" and self.centred else "floor"
+
+
+_NEAREST = Resampling("nearest", centred=False)
 
 
 def scaled_size(size: Dim, scale: float) -> Dim:
@@ -245,41 +249,40 @@ def _polynomial(b: NnefBuilder, t: Value, coefficients: Sequence[float]) -> Valu
 
 
 def _sizes_and_scales(
-    value: Value, output_size: Sequence[Dim] | None, scale_factors: Sequence[float] | None, count: int
+    value: Value, output_size: Sequence[Dim] | None, scale_factors: Sequence[float] | None
 ) -> tuple[list[Dim], list[float | None]]:
-    image = value.shape[value.rank - count :]
+    """Return the sizes of the result and the factors they were given as, for each axis behind batch and channels."""
+    image = value.shape[2:]
     if output_size is not None:
-        return list(output_size), [None] * count
+        return list(output_size), [None] * len(image)
     if scale_factors is None:
         raise TranslationError("interpolation with neither a size nor a scale factor.")
     sizes = [scaled_size(size, float(scale)) for size, scale in zip(image, scale_factors, strict=True)]
     return sizes, [float(scale) for scale in scale_factors]
 
 
-def _register_nearest(overload: torch._ops.OpOverload, count: int, *, centred: bool) -> None:
-    def upsample_nearest(
-        b: NnefBuilder, input: Value, output_size: Sequence[Dim] | None, scale_factors: Sequence[float] | None
-    ) -> Value:
-        sizes, scales = _sizes_and_scales(input, output_size, scale_factors, count)
-        return resampled(b, input, sizes, scales, Resampling("nearest", centred=centred))
-
-    upsample_nearest.__doc__ = str(overload._schema)
-    translates(overload)(upsample_nearest)
-
-
-def _register_smooth(overload: torch._ops.OpOverload, count: int, interpolator: str) -> None:
-    def upsample_smooth(
-        b: NnefBuilder,
-        input: Value,
-        output_size: Sequence[Dim] | None,
-        align_corners: bool,
-        scale_factors: Sequence[float] | None,
-    ) -> Value:
-        sizes, scales = _sizes_and_scales(input, output_size, scale_factors, count)
-        return resampled(b, input, sizes, scales, Resampling(interpolator, align_corners))
-
-    upsample_smooth.__doc__ = str(overload._schema)
-    translates(overload)(upsample_smooth)
+@variant(aten.upsample_nearest1d.vec, how=_NEAREST, align_corners=False)
+@variant(aten.upsample_nearest2d.vec, how=_NEAREST, align_corners=False)
+@variant(aten.upsample_nearest3d.vec, how=_NEAREST, align_corners=False)
+@variant(aten._upsample_nearest_exact1d.vec, how=Resampling("nearest"), align_corners=False)
+@variant(aten._upsample_nearest_exact2d.vec, how=Resampling("nearest"), align_corners=False)
+@variant(aten._upsample_nearest_exact3d.vec, how=Resampling("nearest"), align_corners=False)
+@variant(aten.upsample_linear1d.vec, how=Resampling("linear"))
+@variant(aten.upsample_bilinear2d.vec, how=Resampling("linear"))
+@variant(aten.upsample_trilinear3d.vec, how=Resampling("linear"))
+@variant(aten.upsample_bicubic2d.vec, how=Resampling("cubic"))
+def upsample(
+    b: NnefBuilder,
+    input: Value,
+    output_size: Sequence[Dim] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+    *,
+    how: Resampling,
+) -> Value:
+    """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"""
+    sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
+    return resampled(b, input, sizes, scales, replace(how, align_corners=align_corners))
 
 
 # --- antialiased: every position is a weighted sum over its whole axis --------------------------------
@@ -291,7 +294,7 @@ def _antialiased(
     """Resample with the weights that PyTorch itself gives to an image of single ones, written out in the graph."""
     if value.rank != 4 or not all(isinstance(dim, int) for dim in (*value.shape[2:], *sizes)):
         raise TranslationError("antialiased interpolation at a dynamic size: its weights are written out per size.")
-    result = b.cast(value, torch.float32) if value.dtype is torch.float16 else value
+    result = widened(b, value)
     for axis, (size, scale) in enumerate(zip(sizes, scales, strict=True), start=2):
         length = int(value.shape[axis])  # type: ignore[arg-type]
         if length * int(size) > _MAX_WRITTEN_WEIGHTS:  # type: ignore[arg-type]
@@ -299,51 +302,37 @@ def _antialiased(
         eye = torch.eye(length, dtype=torch.float64).reshape(1, 1, length, length)
         operator = getattr(aten, f"_upsample_{mode}2d_aa").default
         weights = operator(eye, [length, int(size)], align_corners, None, scale)[0, 0]  # type: ignore[arg-type]
-        rows = ArrayLiteral(tuple(ArrayLiteral(tuple(float(weight) for weight in row)) for row in weights))
-        attributes: dict[str, Argument] = {"to": tract_dtype(result.dtype)}
-        table = b.emit("tract_core_cast", [rows], shape=weights.shape, dtype=result.dtype, attributes=attributes)
         expression = "bchw,hk->bckw" if axis == 2 else "bchw,wk->bchk"
-        result = b.einsum(expression, [result, table], accumulator=result.dtype)
+        result = b.einsum(expression, [result, written_out(b, weights, result.dtype)], accumulator=result.dtype)
     return b.cast(result, value.dtype)
 
 
-def _register_antialiased(packet: torch._ops.OpOverloadPacket, mode: str) -> None:
-    def upsample_antialiased(
-        b: NnefBuilder,
-        self: Value,
-        output_size: Sequence[Dim],
-        align_corners: bool,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Value:
-        return _antialiased(b, self, output_size, [scales_h, scales_w], align_corners, mode)
-
-    def upsample_antialiased_vec(
-        b: NnefBuilder,
-        input: Value,
-        output_size: Sequence[Dim] | None,
-        align_corners: bool,
-        scale_factors: Sequence[float] | None,
-    ) -> Value:
-        sizes, scales = _sizes_and_scales(input, output_size, scale_factors, 2)
-        return _antialiased(b, input, sizes, scales, align_corners, mode)
-
-    upsample_antialiased.__doc__ = str(packet.default._schema)
-    upsample_antialiased_vec.__doc__ = str(packet.vec._schema)
-    translates(packet.default)(upsample_antialiased)
-    translates(packet.vec)(upsample_antialiased_vec)
+@variant(aten._upsample_bilinear2d_aa.default, mode="bilinear")
+@variant(aten._upsample_bicubic2d_aa.default, mode="bicubic")
+def upsample_antialiased(
+    b: NnefBuilder,
+    self: Value,
+    output_size: Sequence[Dim],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    mode: str,
+) -> Value:
+    """_upsample_bilinear2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, ...) -> Tensor"""
+    return _antialiased(b, self, output_size, [scales_h, scales_w], align_corners, mode)
 
 
-_register_antialiased(aten._upsample_bilinear2d_aa, "bilinear")
-_register_antialiased(aten._upsample_bicubic2d_aa, "bicubic")
-
-_register_nearest(aten.upsample_nearest1d.vec, 1, centred=False)
-_register_nearest(aten.upsample_nearest2d.vec, 2, centred=False)
-_register_nearest(aten.upsample_nearest3d.vec, 3, centred=False)
-_register_nearest(aten._upsample_nearest_exact1d.vec, 1, centred=True)
-_register_nearest(aten._upsample_nearest_exact2d.vec, 2, centred=True)
-_register_nearest(aten._upsample_nearest_exact3d.vec, 3, centred=True)
-_register_smooth(aten.upsample_linear1d.vec, 1, "linear")
-_register_smooth(aten.upsample_bilinear2d.vec, 2, "linear")
-_register_smooth(aten.upsample_trilinear3d.vec, 3, "linear")
-_register_smooth(aten.upsample_bicubic2d.vec, 2, "cubic")
+@variant(aten._upsample_bilinear2d_aa.vec, mode="bilinear")
+@variant(aten._upsample_bicubic2d_aa.vec, mode="bicubic")
+def upsample_antialiased_vec(
+    b: NnefBuilder,
+    input: Value,
+    output_size: Sequence[Dim] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+    *,
+    mode: str,
+) -> Value:
+    """_upsample_bilinear2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"""
+    return _antialiased(b, input, *_sizes_and_scales(input, output_size, scale_factors), align_corners, mode)

@@ -15,8 +15,8 @@ from generic_export.remodel.plan import (
     SubgraphPlan,
     SymbolConstraint,
 )
-from generic_export.remodel.schema import load_plan, parse_plan, plan_text, save_plan
-from generic_export.remodel.stages import Stages
+from generic_export.remodel.plan_file import load_plan, parse_plan, plan_text, save_plan
+from generic_export.remodel.stages import BoundaryStages
 from generic_export.remodel.subgraph import Subgraph
 from generic_export.remodel.template import template_plan
 
@@ -25,11 +25,11 @@ __all__ = [
     "BindSize",
     "BindValue",
     "BoundaryAdapter",
+    "BoundaryStages",
     "InputPlan",
     "OutputPlan",
     "RemodelPlan",
     "Remodelled",
-    "Stages",
     "Subgraph",
     "SubgraphPlan",
     "SymbolConstraint",

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.compat import MODULE_STATE
 from generic_export.errors import OptionError
 from generic_export.remodel.boundary import Boundary
 from generic_export.torch_graph.nested import named_outputs
 
-# What an nn.Module keeps its state in: the adapter shares it with the inner module, so that every name stays.
-_STATE = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 _INNER = "_t2n_inner"
 _BOUNDARY = "_t2n_boundary"
 
@@ -44,7 +43,7 @@ class BoundaryAdapter(nn.Module):
         # Past nn.Module, which would make the module a child with a prefix; under names that no child has.
         object.__setattr__(self, _INNER, inner)
         object.__setattr__(self, _BOUNDARY, boundary)
-        for name in _STATE:
+        for name in MODULE_STATE:  # shared with the inner module, so that every name stays
             object.__setattr__(self, name, getattr(inner, name))
 
     @property
@@ -86,6 +85,3 @@ class BoundaryAdapter(nn.Module):
 def full_arguments(boundary: Boundary, *inputs: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments that the inner module is called with for these inputs of the archive."""
     return boundary.side.call.arguments(boundary.side.inner(inputs))
-
-
-__all__ = ["BoundaryAdapter", "full_arguments"]

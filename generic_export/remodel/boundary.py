@@ -197,15 +197,3 @@ class Boundary:
     def outer_outputs(self) -> tuple[OutputBoundary, ...]:
         """The outputs of the archive, in order."""
         return tuple(self.outputs[position] for position in self.kept)
-
-
-__all__ = [
-    "BoundTo",
-    "Boundary",
-    "Fixed",
-    "InputBoundary",
-    "InputSide",
-    "OutputBoundary",
-    "SameAs",
-    "SizeOf",
-]

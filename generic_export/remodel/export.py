@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,11 +24,11 @@ from generic_export.read.outline import read_outline
 from generic_export.remodel.adapter import BoundaryAdapter
 from generic_export.remodel.boundary import Boundary
 from generic_export.remodel.plan import RemodelPlan, SubgraphPlan
+from generic_export.remodel.plan_file import parse_plan, plan_dict
 from generic_export.remodel.resolve import require_known, resolve
-from generic_export.remodel.schema import parse_plan, plan_dict
-from generic_export.remodel.stages import Stages
+from generic_export.remodel.stages import BoundaryStages
 from generic_export.remodel.subgraph import Subgraph
-from generic_export.torch_graph.conversion import DynamicAxes
+from generic_export.torch_graph.request import DynamicAxes
 
 PLAN_PROPERTY = "remodel_plan"
 MODULE_PROPERTY = "remodelled_module"
@@ -58,7 +59,7 @@ class Remodelled:
     output_names: tuple[str, ...]
     dynamic_axes: DynamicAxes
     assertions: tuple[str, ...]
-    stages: Stages
+    stages: BoundaryStages
     boundary: Boundary
     properties: dict[str, str | float]
 
@@ -84,7 +85,7 @@ def remodel(subgraph: Subgraph, plan: RemodelPlan) -> Remodelled:
         output_names=tuple(one.outer_name for one in boundary.outer_outputs),
         dynamic_axes=_dynamic_axes(boundary, boundary.relations.bounds),
         assertions=boundary.relations.assertions,
-        stages=Stages.of(boundary),
+        stages=BoundaryStages.of(boundary),
         boundary=boundary,
         properties=_properties(subgraph, own),
     )
@@ -132,15 +133,12 @@ def export_one(
     remodelled: Remodelled, folder: Path, target: TractNNEF, compression_level: int | None = 0, overwrite: bool = True
 ) -> Path:
     """Export one sub-graph, in the first way that PyTorch can capture it; see `export_remodelled`."""
-    attempts = list(_attempts(remodelled))
-    for number, attempt in enumerate(attempts):
-        try:
+    *attempts, last = _attempts(remodelled)
+    for attempt in attempts:
+        with suppress(CaptureError):
             return _export_attempt(attempt, folder, target, compression_level, overwrite)
-        except CaptureError:
-            if number + 1 == len(attempts):
-                raise
-            logger.info("%s: PyTorch has to be shown that sizes are multiples", remodelled.name)
-    raise OptionError(f"sub-graph {remodelled.name!r} was not exported.")
+        logger.info("%s: PyTorch has to be shown that sizes are multiples", remodelled.name)
+    return _export_attempt(last, folder, target, compression_level, overwrite)
 
 
 def _export_attempt(
@@ -222,14 +220,3 @@ def _require_file_names(subgraphs: Sequence[Subgraph]) -> None:
             raise OptionError(f"sub-graph name {name!r} is no file name.", "Use letters, digits, -, _ and dots.")
         if names.count(name) > 1:
             raise OptionError(f"two sub-graphs are called {name!r}.", "Give each its own name.")
-
-
-__all__ = [
-    "MODULE_PROPERTY",
-    "PLAN_PROPERTY",
-    "Remodelled",
-    "export_one",
-    "export_remodelled",
-    "plan_of_archive",
-    "remodel",
-]

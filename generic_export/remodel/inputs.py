@@ -5,12 +5,12 @@ In: a `Signature` and a `SubgraphPlan`. Out: an `InputSide` and example inputs o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
-from generic_export.errors import OptionError
 from generic_export.remodel.boundary import BoundTo, Fixed, InputBoundary, InputSide, SameAs, SizeOf
 from generic_export.remodel.plan import (
     AxisName,
@@ -19,13 +19,17 @@ from generic_export.remodel.plan import (
     BindSize,
     BindValue,
     InputPlan,
+    OutputPlan,
     Place,
     SubgraphPlan,
+    dims_text,
 )
 from generic_export.remodel.subgraph import NamedTensor, Signature
 from generic_export.remodel.symbols import SymbolTable
 from generic_export.torch_graph.dims import dim_symbol
 from generic_export.torch_graph.naming import identifier
+
+_P = TypeVar("_P", InputPlan, OutputPlan)
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,18 @@ class Planned:
     plan: InputPlan
     place: Place
 
-    def axes_of(self, symbol: str, table: SymbolTable) -> list[int]:
-        """Return the axes that bear a symbol, called by any of its names."""
-        named = zip(self.own_dims, self.tensor.dims, strict=True)
-        return [
-            axis
-            for axis, (own, dim) in enumerate(named)
-            if isinstance(dim, str) and symbol in (own, dim, table.canonical[dim])
-        ]
+    def axes_of(self, symbol: str, table: SymbolTable, place: Place) -> list[int]:
+        """Return the axes that bear a symbol, called by any of its names.
+
+        Raises:
+            OptionError: there is none; the message names the place.
+        """
+        named = enumerate(zip(self.own_dims, self.tensor.dims, strict=True))
+        dynamic = [(axis, own, dim) for axis, (own, dim) in named if isinstance(dim, str)]
+        found = [axis for axis, own, dim in dynamic if symbol in (own, dim, table.canonical[dim])]
+        if not found:
+            raise place.unknown(f"symbol of input {self.tensor.name!r}", symbol, [dim for _, _, dim in dynamic])
+        return found
 
 
 def declared_inputs(signature: Signature, plan: SubgraphPlan, place: Place) -> list[Planned]:
@@ -62,11 +70,7 @@ def declared_inputs(signature: Signature, plan: SubgraphPlan, place: Place) -> l
     """
     names = [tensor.name for tensor in signature.inputs]
     plans: dict[str, Planned] = {}
-    for key, one in plan.inputs.items():
-        here = place.at("inputs", key)
-        name = find_name("input", key, names, here)
-        if name in plans:
-            raise here.error(f"input {name!r} is planned twice.", "Say everything about it in one place.")
+    for name, (one, here) in plans_by_name("input", plan.inputs, names, place).items():
         tensor = signature.inputs[names.index(name)]
         own = tuple(tensor.dims if one.shape is None else _checked_shape(tensor, one.shape, here.at("shape")))
         plans[name] = Planned(NamedTensor(name, tensor.value, _renamed_axes(tensor, own, one, here)), own, one, here)
@@ -74,6 +78,24 @@ def declared_inputs(signature: Signature, plan: SubgraphPlan, place: Place) -> l
         plans.get(tensor.name, Planned(tensor, tensor.dims, InputPlan(), place.at("inputs", tensor.name)))
         for tensor in signature.inputs
     ]
+
+
+def plans_by_name(
+    kind: str, plans: Mapping[str, _P], names: Sequence[str], place: Place
+) -> dict[str, tuple[_P, Place]]:
+    """Return what a plan says of inputs or outputs and where, by their own names.
+
+    Raises:
+        OptionError: one is unknown, or planned twice.
+    """
+    found: dict[str, tuple[_P, Place]] = {}
+    for key, one in plans.items():
+        here = place.at(f"{kind}s", key)
+        name = find_name(kind, key, names, here)
+        if name in found:
+            raise here.error(f"{kind} {name!r} is planned twice.", "Say everything about it in one place.")
+        found[name] = (one, here)
+    return found
 
 
 def find_name(kind: str, name: str, names: Sequence[str], place: Place) -> str:
@@ -100,15 +122,9 @@ def _renamed_axes(tensor: NamedTensor, own: Sequence[AxisName], plan: InputPlan,
         dims[axis] = symbol
     for axis, dim in enumerate(dims):
         if isinstance(dim, str):
-            _require_symbol(dim, place.at("shape", axis))
+            with place.at("shape", axis).named():
+                dim_symbol(dim)
     return tuple(dims)
-
-
-def _require_symbol(name: str, place: Place) -> None:
-    try:
-        dim_symbol(name)
-    except OptionError as error:
-        raise place.error(error.message, error.hint) from None
 
 
 def _checked_shape(tensor: NamedTensor, shape: Sequence[AxisName], place: Place) -> Sequence[AxisName]:
@@ -156,8 +172,9 @@ def input_side(
         OptionError: a collapse or a bind names what is not there, or leaves an input without a source.
     """
     collapsed = [_collapsed_axes(one, table) for one in inputs]
-    fixed = dict(pins) | _collapsed_symbols(inputs, collapsed, table, pins)
-    _require_collapsed_everywhere(inputs, collapsed, table, pins)
+    gone = _collapsed_symbols(inputs, collapsed, table, pins)
+    fixed = dict(pins) | gone
+    _require_collapsed_everywhere(inputs, collapsed, table, pins, gone)
     boundaries = tuple(_boundary(one, axes, inputs, table) for one, axes in zip(inputs, collapsed, strict=True))
     if all(one.bound is not None for one in boundaries):
         raise place.at("inputs").error("every input is bound: nothing is left to give.", "Leave one of them.")
@@ -202,15 +219,10 @@ def resized(tensor: torch.Tensor, dims: Sequence[AxisName], sizes: Mapping[str, 
 
 
 def _collapsed_axes(one: Planned, table: SymbolTable) -> tuple[int, ...]:
-    axes = []
-    for index, symbol in enumerate(one.plan.collapse):
-        here = one.place.at("collapse", index)
-        found = one.axes_of(symbol, table)
-        if not found:
-            on_it = [dim for dim in one.tensor.dims if isinstance(dim, str)]
-            raise here.unknown(f"symbol of input {one.tensor.name!r}", symbol, on_it)
-        axes += found
-    return tuple(sorted(set(axes)))
+    named = enumerate(one.plan.collapse)
+    return tuple(
+        sorted({axis for at, name in named for axis in one.axes_of(name, table, one.place.at("collapse", at))})
+    )
 
 
 def _collapsed_symbols(
@@ -229,10 +241,13 @@ def _collapsed_symbols(
 
 
 def _require_collapsed_everywhere(
-    inputs: Sequence[Planned], collapsed: Sequence[tuple[int, ...]], table: SymbolTable, pins: Mapping[str, int]
+    inputs: Sequence[Planned],
+    collapsed: Sequence[tuple[int, ...]],
+    table: SymbolTable,
+    pins: Mapping[str, int],
+    gone: Collection[str],
 ) -> None:
     """Refuse a symbol that is 1 in one input and something else in another."""
-    gone = _collapsed_symbols(inputs, collapsed, table, pins)
     for one, axes in zip(inputs, collapsed, strict=True):
         for axis, dim in enumerate(one.tensor.dims):
             left = isinstance(dim, str) and table.canonical[dim] in gone and axis not in axes
@@ -287,11 +302,7 @@ def _resolved(one: Planned, bind: Bind, inputs: Sequence[Planned], table: Symbol
 def _source_axis(bind: BindSize, source: Planned, table: SymbolTable, place: Place) -> int:
     if isinstance(bind.axis, int):
         return _axis_number(bind.axis, source.tensor, place)
-    found = source.axes_of(bind.axis, table)
-    if not found:
-        on_it = [dim for dim in source.tensor.dims if isinstance(dim, str)]
-        raise place.unknown(f"symbol of input {source.tensor.name!r}", bind.axis, on_it)
-    return found[0]
+    return source.axes_of(bind.axis, table, place)[0]
 
 
 def _constant(one: Planned, bind: BindConstant, table: SymbolTable, place: Place) -> torch.Tensor:
@@ -314,17 +325,13 @@ def _require_expandable(
     pairs = list(zip(reversed(source), reversed(dims), strict=False))
     if len(source) > len(dims) or any(one not in (1, other) for one, other in pairs):
         raise place.error(
-            f"{what} {_dims_text(source)} does not fit into {target.tensor.name!r} {_dims_text(dims)}.",
+            f"{what} {dims_text(source)} does not fit into {target.tensor.name!r} {dims_text(dims)}.",
             "Bind to something of the same shape.",
         )
 
 
 def _canonical(tensor: NamedTensor, table: SymbolTable) -> tuple[AxisName, ...]:
     return tuple(table.canonical[dim] if isinstance(dim, str) else dim for dim in tensor.dims)
-
-
-def _dims_text(dims: Sequence[AxisName]) -> str:
-    return f"[{', '.join(map(str, dims))}]"
 
 
 def _require_distinct(boundaries: Sequence[InputBoundary], inputs: Sequence[Planned]) -> None:
@@ -386,9 +393,6 @@ def _require_carried(
         for dim in boundary.dims if boundary.bound is not None else ():
             if isinstance(dim, str) and dim not in carriers and dim not in fixed:
                 raise one.place.at("bind").error(
-                    f"no input of the archive has {dim}, an axis of {one.tensor.name!r} {_dims_text(boundary.dims)}.",
+                    f"no input of the archive has {dim}, an axis of {one.tensor.name!r} {dims_text(boundary.dims)}.",
                     f"Collapse {dim}, pin it, or alias it with a symbol of an input that stays.",
                 )
-
-
-__all__ = ["Planned", "declared_inputs", "find_name", "input_side", "pinned_sizes", "resized"]

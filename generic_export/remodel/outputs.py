@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from generic_export.export import evaluation_mode
+from generic_export.capture import evaluation_mode
 from generic_export.remodel.boundary import InputSide, OutputBoundary
-from generic_export.remodel.inputs import find_name, resized
-from generic_export.remodel.plan import AxisName, OutputPlan, Place, SubgraphPlan
+from generic_export.remodel.inputs import find_name, plans_by_name, resized
+from generic_export.remodel.plan import AxisName, OutputPlan, Place, SubgraphPlan, dims_text
 from generic_export.remodel.subgraph import NamedTensor
 from generic_export.torch_graph.naming import identifier
 from generic_export.torch_graph.nested import named_outputs
@@ -65,7 +65,7 @@ def output_boundaries(
     Raises:
         OptionError: an output is unknown, or an axis that is to disappear is not of size 1.
     """
-    plans = _output_plans(names, plan, place)
+    plans = plans_by_name("output", plan.outputs, names, place)
     example = run({})
     dims = _output_dims(run, example, sizes)
     boundaries = []
@@ -119,17 +119,6 @@ def _kept_name(name: str, outputs: Sequence[OutputBoundary], place: Place) -> st
     return renamed[0] if name not in names and len(renamed) == 1 else find_name("output", name, names, place)
 
 
-def _output_plans(names: Sequence[str], plan: SubgraphPlan, place: Place) -> dict[str, tuple[OutputPlan, Place]]:
-    plans: dict[str, tuple[OutputPlan, Place]] = {}
-    for key, one in plan.outputs.items():
-        here = place.at("outputs", key)
-        name = find_name("output", key, names, here)
-        if name in plans:
-            raise here.error(f"output {name!r} is planned twice.", "Say everything about it in one place.")
-        plans[name] = (one, here)
-    return plans
-
-
 def _collapsed(output: NamedTensor, plan: OutputPlan, place: Place) -> tuple[int, ...]:
     axes = []
     for index, axis in enumerate(plan.collapse):
@@ -153,9 +142,8 @@ def _number(axis: AxisName, output: NamedTensor, place: Place) -> int:
         return axis % rank
     found = [number for number, dim in enumerate(output.dims) if dim == axis]
     if len(found) != 1:
-        shape = ", ".join(map(str, output.dims))
         raise place.error(
-            f"{len(found) or 'none'} of the axes of output {output.name!r} [{shape}] is {axis}.",
+            f"{len(found) or 'none'} of the axes of output {output.name!r} {dims_text(output.dims)} is {axis}.",
             "Give the number of the axis.",
         )
     return found[0]
@@ -223,6 +211,3 @@ def _probed(
         if [len(shape) for shape in found] == [len(shape) for shape in shapes]:
             return other, found
     return None
-
-
-__all__ = ["Run", "kept_outputs", "output_boundaries", "runner"]

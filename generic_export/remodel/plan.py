@@ -6,7 +6,8 @@ any renaming; symbols may be called by their own name or by the one that `aliase
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TypeAlias
@@ -169,6 +170,14 @@ class Place:
         where = self.origin.describe(self.path)
         return OptionError(f"{where}: {message}" if where else message, hint)
 
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Let an error about a name or a size, raised inside, say this spot."""
+        try:
+            yield
+        except OptionError as error:
+            raise self.error(error.message, error.hint) from None
+
     def unknown(self, what: str, name: object, known: Iterable[str]) -> OptionError:
         """Return the error for a name that does not exist, with the nearest that does."""
         names = list(known)
@@ -179,28 +188,14 @@ class Place:
         )
 
 
+def dims_text(dims: Iterable[AxisName]) -> str:
+    """Return axes as text: `[B, 80, T]`."""
+    return f"[{', '.join(map(str, dims))}]"
+
+
 def dotted(path: Path) -> str:
     """Return a path as text: `encoder.inputs.audio.collapse[0]`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
     return text
-
-
-__all__ = [
-    "AxisName",
-    "Bind",
-    "BindConstant",
-    "BindSize",
-    "BindValue",
-    "Constant",
-    "InputPlan",
-    "Origin",
-    "OutputPlan",
-    "Path",
-    "Place",
-    "RemodelPlan",
-    "SubgraphPlan",
-    "SymbolConstraint",
-    "dotted",
-]

@@ -157,6 +157,3 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
     if isinstance(node, ast.BinOp):
         return _ARITHMETIC[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
     return int(ast.literal_eval(node))
-
-
-__all__ = ["Relation", "Size"]

@@ -57,6 +57,3 @@ def require_known(subgraphs: Sequence[Subgraph], plan: RemodelPlan) -> None:
     for name in plan.subgraphs:
         if name not in names:
             raise Place(plan.origin, (name,)).unknown("sub-graph", name, names)
-
-
-__all__ = ["require_known", "resolve"]

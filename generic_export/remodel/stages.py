@@ -1,7 +1,7 @@
 """The boundary before and after: four stages, as text, as plain data, and as the lines that differ.
 
-In: a `Boundary`. Out: `Stages`: raw (as the module is), collapsed (axes gone), bound (inputs gone), final (names, sizes and outputs
-of the archive).
+In: a `Boundary`. Out: `BoundaryStages`: raw (as the module is), collapsed (axes gone), bound (inputs gone), final (names, sizes
+and outputs of the archive).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.remodel.boundary import Boundary, InputBoundary, OutputBoundary
-from generic_export.remodel.plan import AxisName
+from generic_export.remodel.plan import AxisName, dims_text
 
 STAGES = ("raw", "collapsed", "bound", "final")
 
@@ -39,7 +39,7 @@ class Port:
     @property
     def shape(self) -> str:
         """The axes as text."""
-        return f"[{', '.join(map(str, self.dims))}]"
+        return dims_text(self.dims)
 
     def __str__(self) -> str:
         return f"{self.kind:<6}  {self.name}  {self.dtype}{self.shape}"
@@ -83,7 +83,7 @@ class Interface:
 
 
 @dataclass(frozen=True)
-class Stages:
+class BoundaryStages:
     """The stages of one sub-graph.
 
     Attributes:
@@ -97,7 +97,7 @@ class Stages:
     outer: Mapping[tuple[str, str], str]
 
     @staticmethod
-    def of(boundary: Boundary) -> Stages:
+    def of(boundary: Boundary) -> BoundaryStages:
         """Return the stages of a boundary."""
         own = _own_symbols(boundary.side.inputs)
         raw_outputs = [(output, _named(output.dims, own)) for output in boundary.outputs]
@@ -106,7 +106,7 @@ class Stages:
         collapsed = [_input(one, _without(one.raw_dims, one.collapsed)) for one in inputs]
         staying = [port for port, one in zip(collapsed, inputs, strict=True) if one.bound is None]
         notes = tuple(f"{one.name} = {one.told}" for one in inputs if one.bound is not None)
-        return Stages(
+        return BoundaryStages(
             boundary.name,
             {
                 "raw": Interface(
@@ -186,6 +186,3 @@ def _port(one: OutputBoundary, dims: tuple[AxisName, ...]) -> Port:
 
 def _dtype(dtype: torch.dtype) -> str:
     return TRACT_DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
-
-
-__all__ = ["STAGES", "Interface", "Port", "Stages"]

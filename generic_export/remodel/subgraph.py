@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.capture import evaluation_mode
 from generic_export.errors import OptionError
-from generic_export.export import evaluation_mode
 from generic_export.inference_target.example import call_example
 from generic_export.remodel.plan import AxisName
-from generic_export.torch_graph.conversion import DynamicAxes, symbol_name
 from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torch_graph.request import DynamicAxes, symbol_name
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,3 @@ def _finite(dim: object, bound: str) -> int | None:
     """Return a bound of a `Dim`; where it has none PyTorch keeps an infinity of its own there."""
     value = getattr(dim, bound)
     return value if isinstance(value, int) and value > 0 else None
-
-
-__all__ = ["NamedTensor", "Signature", "Subgraph"]

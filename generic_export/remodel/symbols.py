@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from generic_export.errors import OptionError
 from generic_export.remodel.plan import Place, SubgraphPlan, SymbolConstraint
 from generic_export.remodel.relations import Relation, Size
 from generic_export.remodel.subgraph import NamedTensor
@@ -60,7 +59,8 @@ class SymbolTable:
 def _aliased(own: Sequence[str], plan: SubgraphPlan, place: Place) -> dict[str, str]:
     names: dict[str, str] = {}
     for target, sources in plan.aliases.items():
-        _require_symbol(target, place.at(target))
+        with place.at(target).named():
+            dim_symbol(target)
         if not sources:
             raise place.at(target).error("no symbol is to become this one.", "List one or more.")
         for index, source in enumerate(sources):
@@ -76,13 +76,6 @@ def _aliased(own: Sequence[str], plan: SubgraphPlan, place: Place) -> dict[str, 
                 f"symbol {target!r} is itself to become {names[target]!r}.", "Name the last of them."
             )
     return names
-
-
-def _require_symbol(name: str, place: Place) -> None:
-    try:
-        dim_symbol(name)
-    except OptionError as error:
-        raise place.error(error.message, error.hint) from None
 
 
 def _merged(names: Mapping[str, str], constraints: Mapping[str, SymbolConstraint], place: Place) -> dict[str, str]:
@@ -223,10 +216,8 @@ class _Judge:
 
     def held(self, text: str, place: Place) -> tuple[Relation, dict[str, str]]:
         """Return a relation that holds at the example, and what its symbols are called in the archive."""
-        try:
+        with place.named():
             relation = Relation.parse(text)
-        except OptionError as error:
-            raise place.error(error.message, error.hint) from None
         names = {symbol: self.table.name(symbol, place) for symbol in relation.symbols}
         sizes = {symbol: self.fixed.get(name, self.table.sizes[name]) for symbol, name in names.items()}
         if not relation.holds(sizes):
@@ -240,10 +231,8 @@ class _Judge:
         """Return the relation that a symbol is always this size; nothing when the two are one symbol."""
         if size is None:
             return []
-        try:
+        with place.named():
             parsed = Size.parse(size)
-        except OptionError as error:
-            raise place.error(error.message, error.hint) from None
         return [] if parsed.text.isidentifier() else self.kept(f"{name} == {parsed.text}", place)
 
 
@@ -261,6 +250,3 @@ def _narrow(bounds: dict[str, tuple[int | None, int | None]], name: str, low: in
     lows = [bound for bound in (before_low, low) if bound is not None]
     highs = [bound for bound in (before_high, high) if bound is not None]
     bounds[name] = (max(lows, default=None), min(highs, default=None))
-
-
-__all__ = ["Relations", "SymbolTable", "relations_of"]

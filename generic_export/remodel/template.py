@@ -27,6 +27,3 @@ def _template(subgraph: Subgraph) -> SubgraphPlan:
         outputs_keep=tuple(tensor.name for tensor in signature.outputs),
         assertions=tuple(subgraph.assertions),
     )
-
-
-__all__ = ["template_plan"]

@@ -6,20 +6,17 @@ import itertools
 import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import sympy
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
+from generic_export.compat import HigherOrderOperator, OpOverload, pytree, schema_of
 from generic_export.errors import CaptureError, OptionError, SpecializedAxisError
-from generic_export.torch_graph.dims import Dim as Size
-from generic_export.torch_graph.dims import dim_symbol, plain_size, simplify_dim
+from generic_export.torch_graph.dims import Dim, dim_symbol, plain_size, simplify_dim
 from generic_export.torch_graph.ir import (
     Argument,
     FixedTensorList,
@@ -31,14 +28,9 @@ from generic_export.torch_graph.ir import (
 )
 from generic_export.torch_graph.loops import SCAN
 from generic_export.torch_graph.naming import module_frame, node_source
+from generic_export.torch_graph.request import CaptureRequest, symbol_name
 
 logger = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from generic_export.torch_graph.tracer import TorchModuleTracer
-
-DynamicAxes = Mapping[str, Mapping[int, str | Dim]]
-"""`{input name: {axis: symbol}}`: a name, or a torch.export `Dim`, whose bounds then hold. One symbol is one size."""
 
 # Calls that only check or annotate: they make no value that the graph needs.
 _IGNORED_OVERLOAD_PACKETS = frozenset(
@@ -60,30 +52,16 @@ SCALAR_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 def is_annotation(overload: OpOverload) -> bool:
-    return overload._schema.name.split("::")[-1] in _IGNORED_OVERLOAD_PACKETS
-
-
-def symbol_name(symbol: object) -> str:
-    """Return the name of a dynamic size given by its name or by a torch.export `Dim`.
-
-    Raises:
-        OptionError: a hint without a name (`Dim.AUTO`), or an expression of another `Dim`.
-    """
-    if isinstance(symbol, str):
-        return symbol
-    name = getattr(symbol, "__name__", None)
-    if type(symbol) is not Dim or not isinstance(name, str):
-        raise OptionError(f"dynamic size {symbol!r} has no name.", "Give a string, or torch.export.Dim(name).")
-    return name
+    return schema_of(overload).name.split("::")[-1] in _IGNORED_OVERLOAD_PACKETS
 
 
 class Conversion:
     """The state of one conversion from an ExportedProgram to the IR; used once."""
 
-    def __init__(self, tracer: TorchModuleTracer, program: ExportedProgram) -> None:
-        self.tracer = tracer
+    def __init__(self, request: CaptureRequest, program: ExportedProgram) -> None:
+        self.request = request
         self.program = program
-        self.symbols = _symbol_names(tracer, program)
+        self.symbols = _symbol_names(request, program)
         self.values: dict[Node, Argument] = {}
         self.ops: list[TorchOp] = []
         self.parameters: dict[str, TensorVariable] = {}
@@ -108,19 +86,19 @@ class Conversion:
         )
 
     def _output_names(self, outputs: Sequence[TensorVariable]) -> tuple[str, ...]:
-        if self.tracer.output_names is None:
+        if self.request.output_names is None:
             return ("output",) if len(outputs) == 1 else tuple(f"output_{index}" for index in range(len(outputs)))
-        if len(self.tracer.output_names) != len(outputs):
+        if len(self.request.output_names) != len(outputs):
             raise OptionError(
-                f"the module has {len(outputs)} output tensors but {len(self.tracer.output_names)} output names were given."
+                f"the module has {len(outputs)} output tensors but {len(self.request.output_names)} output names were given."
             )
-        return tuple(self.tracer.output_names)
+        return tuple(self.request.output_names)
 
     def _convert_placeholders(self) -> list[TensorVariable]:
         inputs: list[TensorVariable] = []
-        names = iter(self.tracer.input_names or ())
+        names = iter(self.request.input_names or ())
         placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
-        canonical = _canonical_names(self.tracer.module)
+        canonical = _canonical_names(self.request.module)
         for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
                 value = node.meta.get("val")
@@ -138,10 +116,10 @@ class Conversion:
         value = node.meta["val"]
         target = str(spec.target)
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            name = canonical.get(target, target).removeprefix(self.tracer.strip_prefix)
+            name = canonical.get(target, target).removeprefix(self.request.strip_prefix)
             return self.parameters.setdefault(name, self._variable(name, value, TensorKind.PARAMETER))
         if spec.kind is InputKind.CONSTANT_TENSOR:
-            name = target.removeprefix(self.tracer.strip_prefix)
+            name = target.removeprefix(self.request.strip_prefix)
             self.constants[name] = self.program.constants[target]
             return self._variable(name, value, TensorKind.CONSTANT)
         raise CaptureError(f"the module takes an input of kind {spec.kind.name} ({target}), which has no NNEF form.")
@@ -170,7 +148,7 @@ class Conversion:
             raise CaptureError(f"call of {node.target} at {node_source(node)} is not an op.")
 
     def _convert_op(self, node: Node, value: object) -> None:
-        path, kind = module_frame(node, self.tracer.strip_prefix)
+        path, kind = module_frame(node, self.request.strip_prefix)
         values = value if isinstance(value, (tuple, list)) else (value,)
         outputs = tuple(
             self._variable(f"%{self.scope}{node.name}.{index}", item, TensorKind.RESULT)
@@ -222,7 +200,7 @@ class Conversion:
         """Both branches are computed (they have no effects), then one is selected."""
         predicate, if_true, if_false, operands = node.args
         taken, other = (self._inlined(branch, operands, owner) for branch in (if_true, if_false))  # type: ignore[arg-type]
-        path, kind = module_frame(node, self.tracer.strip_prefix)
+        path, kind = module_frame(node, self.request.strip_prefix)
         results = []
         for index, (value, left, right) in enumerate(zip(node.meta["val"], taken, other, strict=True)):
             output = self._variable(f"%{self.scope}{node.name}.{index}", value, TensorKind.RESULT)
@@ -249,7 +227,7 @@ class Conversion:
             self._variable(f"%{self.scope}{node.name}.{index}", value, TensorKind.RESULT)
             for index, value in enumerate(node.meta["val"])
         )
-        path, kind = module_frame(node, self.tracer.strip_prefix)
+        path, kind = module_frame(node, self.request.strip_prefix)
         arguments = tuple(
             FixedTensorList(tuple(self._argument(item) for item in items))  # type: ignore[union-attr]
             for items in (initial, sequences, constants)
@@ -275,7 +253,7 @@ class Conversion:
             return self._named(value.node.expr)
         return value
 
-    def _named(self, expr: sympy.Expr) -> Size:
+    def _named(self, expr: sympy.Expr) -> Dim:
         renamed = plain_size(expr).subs(self.symbols) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
         unknown = renamed.free_symbols - set(self.symbols.values())
         if unknown:
@@ -299,7 +277,7 @@ class Conversion:
                 # The engine remembers nothing between runs: a state that matters has to be an input and an output.
                 logger.warning(
                     "%s: the forward writes into %s, which the archive does not keep; return it to have it as an output.",
-                    type(self.tracer.module).__name__,
+                    type(self.request.module).__name__,
                     spec.target or "an argument",
                 )
                 continue
@@ -330,7 +308,7 @@ def _canonical_names(module: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
-def _declared_sizes(tracer: TorchModuleTracer, program: ExportedProgram) -> Iterator[tuple[str, int, str, sympy.Expr]]:
+def _declared_sizes(request: CaptureRequest, program: ExportedProgram) -> Iterator[tuple[str, int, str, sympy.Expr]]:
     """Yield input, axis, symbol, and what PyTorch calls that size, for each axis declared dynamic."""
     user_names = set(program.graph_signature.user_inputs)
     tensors = [
@@ -338,16 +316,16 @@ def _declared_sizes(tracer: TorchModuleTracer, program: ExportedProgram) -> Iter
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in user_names and isinstance(node.meta.get("val"), torch.Tensor)
     ]
-    for name, tensor in zip(tracer.input_names or (), tensors, strict=True):
-        for axis, symbol in tracer.dynamic_axes.get(name, {}).items():
+    for name, tensor in zip(request.input_names or (), tensors, strict=True):
+        for axis, symbol in request.dynamic_axes.get(name, {}).items():
             size = tensor.shape[axis]
             expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
             yield name, axis, symbol_name(symbol), expr
 
 
-def check_symbolic(tracer: TorchModuleTracer, program: ExportedProgram, freezes: Sequence[str]) -> None:
+def check_symbolic(request: CaptureRequest, program: ExportedProgram, freezes: Sequence[str]) -> None:
     """Refuse a capture in which an axis declared dynamic is a number after all."""
-    for name, axis, symbol, expr in _declared_sizes(tracer, program):
+    for name, axis, symbol, expr in _declared_sizes(request, program):
         if not isinstance(expr, sympy.Symbol):
             where = f" at {freezes[0]}" if freezes else ""
             raise SpecializedAxisError(
@@ -356,10 +334,10 @@ def check_symbolic(tracer: TorchModuleTracer, program: ExportedProgram, freezes:
             )
 
 
-def _symbol_names(tracer: TorchModuleTracer, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Symbol]:
+def _symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Symbol]:
     """Map PyTorch's symbols (`s0`) to the user's (`S`)."""
     mapping: dict[sympy.Symbol, sympy.Symbol] = {}
-    for name, axis, symbol, expr in _declared_sizes(tracer, program):
+    for name, axis, symbol, expr in _declared_sizes(request, program):
         known = mapping.setdefault(expr, dim_symbol(symbol))
         if known.name != symbol:
             raise OptionError(

@@ -11,27 +11,24 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
+from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, pytree, schema_of
 from generic_export.torch_graph.conversion import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.rewrites import REWRITES
 
 Decomposition = Callable[..., Any]
 
 _MAX_ROUNDS = 8
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 # What an inserted node takes over from the one it replaces: where the user wrote it.
 _ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
     """Return the program without in-place operators (retraced by PyTorch only when it has some)."""
-    if any(overload._schema.is_mutable for overload in _overloads(program)):
+    if any(schema_of(overload).is_mutable for overload in _overloads(program)):
         return program.run_decompositions({})
     return program
 
@@ -51,7 +48,7 @@ def decomposed(program: ExportedProgram, keep: Callable[[OpOverload], bool]) -> 
         known = known if known is not None else torch.export.default_decompositions()
         table = {op: REWRITES.get(op) or known[op] for op in unwanted if op in REWRITES or op in known}
         # Operators that PyTorch writes with others, and that torch.export keeps whole: `expand_as`, `hsplit`, `mT`.
-        table |= {op: op.decompose for op in unwanted - table.keys() if op.has_kernel_for_dispatch_key(_COMPOSITE)}
+        table |= {op: op.decompose for op in unwanted - table.keys() if op.has_kernel_for_dispatch_key(COMPOSITE)}
         if not table:
             return program
         helps = _helps(keep, known)
@@ -67,7 +64,7 @@ def _helps(
 ) -> Callable[[OpOverload], bool]:
     """Return what says whether an operator that a decomposition makes can stay, or be decomposed in turn."""
     return lambda op: (
-        keep(op) or is_annotation(op) or op in REWRITES or op in known or op.has_kernel_for_dispatch_key(_COMPOSITE)
+        keep(op) or is_annotation(op) or op in REWRITES or op in known or op.has_kernel_for_dispatch_key(COMPOSITE)
     )
 
 

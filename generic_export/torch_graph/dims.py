@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import TypeAlias
 
 import sympy
-from torch.utils._sympy import functions as torch_sympy
 
+from generic_export.compat import torch_sympy
 from generic_export.errors import DimensionError, OptionError
 from generic_export.torch_graph.size_proofs import (
     REMAINDERS,
@@ -46,11 +46,6 @@ def dim_symbol(name: str) -> sympy.Symbol:
             "Use letters, digits and underscores, and do not start with true, false or inf.",
         )
     return sympy.Symbol(name, integer=True, nonnegative=True)
-
-
-def is_static(shape: Sequence[Dim]) -> bool:
-    """Say whether every size of `shape` is a plain number."""
-    return all(isinstance(simplify_dim(dim), int) for dim in shape)
 
 
 def simplify_dim(dim: Dim) -> Dim:
@@ -220,15 +215,12 @@ def _print_pow(expr: sympy.Expr) -> str:
 
 def _print_floor_div(expr: sympy.Expr) -> str:
     base, divisor = expr.args
-    if not divisor.is_Integer:
-        raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
-    return f"{_as_factor(base)}/{int(divisor)}"
+    return f"{_as_factor(base)}/{_constant(divisor, expr)}"
 
 
 def _print_mod(expr: sympy.Expr) -> str:
     base, divisor = expr.args
-    if not divisor.is_Integer:
-        raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
+    number = _constant(divisor, expr)
     # A term of a remainder that is one by the same divisor is what it is the remainder of: (4 - s % 4) % 4 == -s % 4.
     base = sympy.expand(sympy.Add(*(_without_remainder(term, divisor) for term in sympy.Add.make_args(base))))
     constant, rest = base.as_coeff_Add()
@@ -236,9 +228,9 @@ def _print_mod(expr: sympy.Expr) -> str:
     if base.could_extract_minus_sign():
         # tract's division truncates: -5 % 4 is written ((5+3)/4)*4 - 5.
         count = _as_factor(-base)
-        return f"(({count}+{int(divisor) - 1})/{int(divisor)})*{int(divisor)}-{count}"
+        return f"(({count}+{number - 1})/{number})*{number}-{count}"
     factor = _as_factor(base)
-    return f"{factor}-({factor}/{int(divisor)})*{int(divisor)}"
+    return f"{factor}-({factor}/{number})*{number}"
 
 
 def _without_remainder(term: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
@@ -250,9 +242,13 @@ def _without_remainder(term: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
 def _print_ceiling(expr: sympy.Expr) -> str:
     (ratio,) = expr.args
     numerator, denominator = ratio.as_numer_denom()
-    if not denominator.is_Integer:
-        raise DimensionError(f"size {expr} divides by {denominator}: tract divides sizes by constants only.")
-    return f"({_print(sympy.expand(numerator + denominator - 1))})/{int(denominator)}"
+    return f"({_print(sympy.expand(numerator + denominator - 1))})/{_constant(denominator, expr)}"
+
+
+def _constant(divisor: sympy.Expr, expr: sympy.Expr) -> int:
+    if not divisor.is_Integer:
+        raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
+    return int(divisor)
 
 
 def _print_extremum(name: str) -> Callable[[sympy.Expr], str]:

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import sympy
 import torch
-from torch._ops import OpOverload
 
+from generic_export.compat import OpOverload
 from generic_export.torch_graph.dims import simplify_dim
 from generic_export.torch_graph.ir import TensorKind, TensorVariable, TorchModuleIRGraph, TorchOp, is_dim
 

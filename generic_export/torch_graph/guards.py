@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 
 import sympy
-import torch
 from torch.export import ExportedProgram
+
+from generic_export.compat import FakeTensor
 
 # Sizes far from any example: multiples of many numbers, so that divisibility is met by some, and sizes that are not.
 _FAR_SIZES = (144, 160, 210, 240, 250, 256, 336, 360, 441, 512)
@@ -26,7 +27,7 @@ def freezing_guards(program: ExportedProgram) -> list[sympy.Expr]:
 def _equalities(program: ExportedProgram) -> list[sympy.Expr]:
     for node in program.graph.nodes:
         value = node.meta.get("val")
-        if node.op == "placeholder" and isinstance(value, torch._subclasses.FakeTensor):
+        if node.op == "placeholder" and isinstance(value, FakeTensor):
             environment = value.fake_mode.shape_env
             return (
                 [guard.expr for guard in environment.guards if isinstance(guard.expr, sympy.Eq)] if environment else []

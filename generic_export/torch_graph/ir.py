@@ -12,8 +12,8 @@ from typing import Any
 
 import sympy
 import torch
-from torch._ops import OpOverload
 
+from generic_export.compat import OpOverload
 from generic_export.torch_graph.dims import Dim, Shape
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch.fx import Node
 
+from generic_export.compat import schema_of
 from generic_export.errors import OptionError
 from generic_export.torch_graph.ir import Argument, FixedTensorList, TensorVariable, TorchModuleIRGraph
 
@@ -22,27 +23,21 @@ _FRAME_PATTERN = re.compile(r'File "([^"]+)", line (\d+)')
 SOURCE_KEY = "t2n_source"
 """Under this key of `torch.fx.traceback.annotate` is the line of a script that is being interpreted."""
 
+
+class NotesSources:
+    """A module that notes the line of each of its operators itself, under `SOURCE_KEY`; others' are in the stack of Python."""
+
+
 _TORCH_ROOT = os.path.dirname(torch.__file__)
 _OWN_ROOTS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.path.dirname(__file__)), "torchscript"))
 
 # facts/tract.md §2.2: such identifiers break tract's expression parser.
 _RESERVED_PREFIXES = ("true", "false", "inf")
 _RESERVED_WORDS = frozenset(
-    {
-        "graph",
-        "fragment",
-        "version",
-        "extension",
-        "external",
-        "variable",
-        "if",
-        "else",
-        "for",
-        "in",
-        "yield",
-        "lengthof",
-    }
-    | {"shape_of", "range_of", "tensor", "integer", "scalar", "logical", "string"}
+    """
+    graph fragment version extension external variable if else for in yield lengthof shape_of range_of
+    tensor integer scalar logical string
+    """.split()  # noqa: SIM905
 )
 
 
@@ -111,7 +106,7 @@ def _result_names(graph: TorchModuleIRGraph) -> dict[str, str]:
     names: dict[str, str] = {}
     for op in graph.ops:
         outputs = [output for output in op.outputs if output is not None]
-        short = op.target._schema.name.split("::")[-1].strip("_")
+        short = schema_of(op.target).name.split("::")[-1].strip("_")
         for index, output in enumerate(outputs):
             suffix = f".{index}" if len(outputs) > 1 else ""
             is_module_result = module_results.get(op.module_path) == output.name

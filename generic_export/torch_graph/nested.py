@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from generic_export.compat import pytree
 from generic_export.errors import CaptureError, OptionError
-from generic_export.torchscript.schema import forward_signature
 
 _Rebuild = Callable[[Iterator[torch.Tensor]], Any]
 _Leaves = list[tuple[str, Any]]
@@ -101,6 +100,22 @@ def signature_of(module: nn.Module) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
+def forward_signature(module: torch.jit.ScriptModule) -> inspect.Signature:
+    """Return the signature of a script module's forward, `self` included."""
+    parameters = []
+    forward: Any = module.forward
+    for argument in forward.schema.arguments:
+        has_default = argument.has_default_value()
+        parameters.append(
+            inspect.Parameter(
+                argument.name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=argument.default_value if has_default else inspect.Parameter.empty,
+            )
+        )
+    return inspect.Signature(parameters)
+
+
 def _named_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     signature = signature_of(module)
     try:
@@ -170,4 +185,4 @@ def _dataclass_like(original: Any, names: Sequence[str], items: list[Any]) -> An
     return made
 
 
-__all__ = ["FlatCall", "named_outputs", "signature_of", "taken_apart"]
+__all__ = ["FlatCall", "forward_signature", "named_outputs", "signature_of", "taken_apart"]

@@ -14,12 +14,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._C import DispatchKey
-from torch._decomp import global_decomposition_table
-from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
 
+from generic_export.compat import (
+    SYMBOLIC_MATH,
+    OpOverload,
+    kernels_replaced,
+    list_device_constructors,
+    without_causal_hint,
+)
 from generic_export.errors import CaptureError
 
 aten = torch.ops.aten
@@ -28,14 +31,13 @@ aten = torch.ops.aten
 @contextmanager
 def capture_patches() -> Iterator[None]:
     """Enter every patch below for the length of the block; nothing outlives it."""
-    # PyTorch lists what `with torch.device(...)` acts on once, at its first use: that must not be the functions put in here.
-    _device_constructors()
+    list_device_constructors()  # before functions are put in here that must not be among them
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with (
-            _kept_recurrent_layers(),
-            mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", _is_causal),
+            kernels_replaced(_SHAPES),  # shapes of recurrent layers, instead of their steps
+            without_causal_hint(_is_causal),
             mock.patch("torch.linspace", _linspace),
             mock.patch("torch.tensor", _tensor),
             _ListsOfPlaces(),
@@ -98,15 +100,9 @@ def _getitem(self: torch.Tensor, index: Any) -> Any:
 def _symbolic_math() -> Iterator[None]:
     """`math.sqrt(x.shape[1])` asks a symbolic size for its value, which freezes it: torch has a function that does not."""
     with ExitStack() as stack:
-        for name, symbolic in _SYMBOLIC_MATH.items():
+        for name, symbolic in SYMBOLIC_MATH.items():
             stack.enter_context(mock.patch.object(math, name, _on_sizes(getattr(math, name), symbolic)))
         yield
-
-
-# Those of PyTorch's symbolic functions that torch.export accepts in a graph.
-_SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
-    name: getattr(torch, f"_sym_{name}") for name in ("sqrt", "sin", "cos", "tanh")
-}
 
 
 def _on_sizes(plain: Callable[..., float], symbolic: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -190,27 +186,3 @@ _SHAPES: dict[OpOverload, Callable[..., Any]] = {
     aten.rnn_tanh.input: _layer_shapes,
     aten.rnn_relu.input: _layer_shapes,
 }
-
-# Where PyTorch registers its unrolled versions (torch/_decomp/decompositions.py).
-_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
-
-
-@contextmanager
-def _kept_recurrent_layers() -> Iterator[None]:
-    """Give the capture, which runs on fake tensors, the shapes of a recurrent layer instead of its steps."""
-    saved = {(op, key): op.py_kernels.get(key) for op in _SHAPES for key in _KEYS}
-    try:
-        for op, function in _SHAPES.items():
-            for key in _KEYS:
-                op.py_kernels[key] = function
-            op._dispatch_cache.clear()
-        # Fake tensors with symbolic sizes ask this table before the kernels.
-        with mock.patch.dict(global_decomposition_table["post_autograd"], _SHAPES):
-            yield
-    finally:
-        for (op, key), original in saved.items():
-            if original is None:
-                op.py_kernels.pop(key, None)
-            else:
-                op.py_kernels[key] = original
-            op._dispatch_cache.clear()

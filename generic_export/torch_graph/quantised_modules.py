@@ -14,17 +14,17 @@ from typing import Any
 import torch
 import torch.ao.nn.intrinsic.quantized as fused
 import torch.ao.nn.quantized as eager
-import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from generic_export.compat import children_of, quantized_decomposed
 from generic_export.errors import UnsupportedOperatorError
 from generic_export.torch_graph.fusion import without_dead_ops
 from generic_export.torch_graph.ir import TensorVariable, TorchModuleIRGraph, TorchOp
 
-_quantized = torch.ops.quantized_decomposed
+_quantized = quantized_decomposed()
 _BYTES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
 _NAMESPACES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 _ADVICE = "Leave that module in float (qconfig = None), or quantise it with PT2E."
@@ -249,12 +249,12 @@ def spelled_out(model: nn.Module) -> Iterator[None]:
                     raise UnsupportedOperatorError(f"{type(child).__name__} at {where}: no NNEF form.", _ADVICE)
                 forms[id(child)] = form.eval()
                 originals.append((parent, name, child))
-                parent._modules[name] = form
+                children_of(parent)[name] = form
         with GridKeeping() if originals else nullcontext():
             yield
     finally:
         for parent, name, child in originals:
-            parent._modules[name] = child
+            children_of(parent)[name] = child
 
 
 def without_zero_offsets(graph: TorchModuleIRGraph, tensor_of: Callable[[str], Tensor | None]) -> TorchModuleIRGraph:

@@ -13,8 +13,8 @@ from typing import Any
 import sympy
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from generic_export.compat import pytree
 from generic_export.errors import CaptureError
 from generic_export.torch_graph.ir import FixedTensorList, TensorVariable, TorchModuleIRGraph, TorchOp
 from generic_export.torch_graph.loops import SCAN

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch._ops import OpOverload
-
+from generic_export.compat import OpOverload
 from generic_export.errors import RegistrationError
 
 F = TypeVar("F", bound=Callable[..., Any])

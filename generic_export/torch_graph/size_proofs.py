@@ -10,7 +10,8 @@ import itertools
 from functools import lru_cache
 
 import sympy
-from torch.utils._sympy import functions as torch_sympy
+
+from generic_export.compat import torch_sympy
 
 REMAINDERS = (sympy.Mod, torch_sympy.Mod, torch_sympy.PythonMod)
 

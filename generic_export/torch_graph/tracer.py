@@ -10,9 +10,9 @@ import re
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -20,22 +20,20 @@ import sympy
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import nn
-from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from generic_export.compat import fixed_sizes_seen, oblivious_to_sizes
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
-from generic_export.torch_graph.conversion import Conversion, DynamicAxes, check_symbolic, symbol_name
+from generic_export.torch_graph.conversion import Conversion, check_symbolic
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.naming import current_source, user_source
+from generic_export.torch_graph.naming import NotesSources, current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, named_outputs
 from generic_export.torch_graph.patches import capture_patches
+from generic_export.torch_graph.request import CaptureRequest, symbol_name
 from generic_export.torch_graph.units import kept_whole
-from generic_export.torchscript.module import InterpretedModule as Scripted
 
 
 @dataclass(frozen=True)
@@ -65,30 +63,8 @@ _STRATEGIES = (
 
 
 @dataclass(frozen=True)
-class TorchModuleTracer:
-    """Capture a module with `torch.export`.
-
-    Attributes:
-        module: the module to capture, in eval mode; parameters may be on the meta device. It is not modified.
-        args: example positional arguments (tensors, or nests of tensors); only shapes and dtypes matter.
-        kwargs: example keyword arguments.
-        input_names: a name per input tensor, in flattened order; None takes those of `forward`, dotted (`batch.ids.0`).
-        output_names: a name per output tensor, in flattened order; None numbers them, or takes a dict's own.
-        dynamic_axes: the axes that stay symbolic.
-        strip_prefix: leading path removed from module paths and parameter names (a wrapper's attribute).
-        keep: says whether an operator can stay as it is; others go through PyTorch's own decompositions.
-        whole: classes of modules of which each instance is captured as one operator, see `units.py`.
-    """
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    input_names: Sequence[str] | None = None
-    output_names: Sequence[str] | None = None
-    dynamic_axes: DynamicAxes = field(default_factory=dict)
-    strip_prefix: str = ""
-    keep: Callable[[OpOverload], bool] | None = None
-    whole: Collection[type[nn.Module]] = ()
+class TorchModuleTracer(CaptureRequest):
+    """Captures a module with `torch.export`, as it was asked for."""
 
     def trace(self) -> TorchModuleIRGraph:
         """Run torch.export and convert its graph.
@@ -165,9 +141,9 @@ class TorchModuleTracer:
     def _export_once(
         self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...], strategy: _Strategy
     ) -> ExportedProgram:
-        oblivious = fx_config.patch(backed_size_oblivious=strategy.oblivious)  # type: ignore[attr-defined]
+        oblivious = oblivious_to_sizes(strategy.oblivious)
         # Interpreted scripts note their own source lines; other modules' are in the stack of Python.
-        noted = fx_traceback.preserve_node_meta(any(isinstance(m, Scripted) for m in self.module.modules()))
+        noted = fx_traceback.preserve_node_meta(any(isinstance(m, NotesSources) for m in self.module.modules()))
         with torch.no_grad(), oblivious, noted, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own pytree code
             return torch.export.export(
@@ -218,27 +194,23 @@ def _flat_forward(module: nn.Module, call: FlatCall) -> Iterator[list[str]]:
 def _recorded_freezes() -> Iterator[list[str]]:
     """Note the source line at which PyTorch first fixes a symbolic size to a number."""
     lines: list[str] = []
-    replace_symbol, guard_int = ShapeEnv._set_replacement, SymNode.guard_int
+    guard_int = SymNode.guard_int
 
     def note_line() -> None:
         source = current_source() or user_source("".join(traceback.format_stack()))
         if source:
             lines.append(source)
 
-    def recorded_replacement(env: ShapeEnv, symbol: sympy.Symbol, target: sympy.Expr, message: str) -> None:
+    def fixed(target: sympy.Expr) -> None:
         if getattr(target, "is_number", False):
             note_line()
-        replace_symbol(env, symbol, target, message)
 
     def recorded_int(node: SymNode, file: str, line: int) -> int:
         if node.expr.free_symbols:  # `int(0.5 * size)`, `range(size)`
             note_line()
         return guard_int(node, file, line)
 
-    with (
-        mock.patch.object(ShapeEnv, "_set_replacement", recorded_replacement),
-        mock.patch.object(SymNode, "guard_int", recorded_int),
-    ):
+    with fixed_sizes_seen(fixed), mock.patch.object(SymNode, "guard_int", recorded_int):
         yield lines
 
 
@@ -294,4 +266,4 @@ def torch_version() -> str:
     return str(torch.__version__).split("+")[0]
 
 
-__all__ = ["DynamicAxes", "TorchModuleTracer", "torch_version"]
+__all__ = ["TorchModuleTracer", "torch_version"]

@@ -15,11 +15,11 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.jit._trace import TracerWarning
 
+from generic_export.compat import TracerWarning
 from generic_export.errors import CaptureError, SpecializedAxisError
-from generic_export.torch_graph.conversion import DynamicAxes, symbol_name
 from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torch_graph.request import DynamicAxes, symbol_name
 from generic_export.torchscript.module import interpreted
 
 _Resized = Callable[[int], int]
@@ -47,6 +47,14 @@ class Stand:
     caution: str = ""
 
 
+class Around(nn.Module):
+    """A module that only puts arguments and results of another one together; scripted, it is itself around the other's script."""
+
+    def scripted(self) -> nn.Module | None:
+        """Return it around the script of the other one; None where that has none."""
+        raise NotImplementedError
+
+
 def stands(
     model: nn.Module,
     args: Sequence[Any],
@@ -66,29 +74,34 @@ def stands(
         SpecializedAxisError: tracing would freeze a dynamic axis.
     """
     call = FlatCall.of(model, args, kwargs)
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers(), *call.tensors)):
+        return  # without values there is nothing to compare a trace with
     with torch.no_grad():
         positional, keywords = call.arguments([tensor.clone() for tensor in call.tensors])
         try:
             names, _ = named_outputs(model(*positional, **keywords))
         except Exception:  # the forward is the user's; without a result there is nothing to stand in for
             return
-    scripted = _scripted(model) if not kwargs and len(call.tensors) == len(args) else None
+    scripted = model.scripted() if isinstance(model, Around) else script_of(model, args, kwargs)
     if scripted is not None:
-        yield Stand("torch.jit.script", interpreted(scripted), call.tensors, call.names, names)
+        yield Stand("torch.jit.script", scripted, call.tensors, call.names, names)
     traced, lines = _traced(model, call)
     if traced is not None:
         _check_other_sizes(model, traced, call, dynamic_axes, tuple(input_names or call.names))
         yield Stand("torch.jit.trace", interpreted(traced), call.tensors, call.names, names, _caution(lines))
 
 
-def _scripted(model: nn.Module) -> torch.jit.ScriptModule | None:
+def script_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> nn.Module | None:
+    """Return a module's script as a plain module; None where the compiler does not know it, or arguments are no tensors."""
+    if kwargs or not all(isinstance(value, torch.Tensor) for value in args):
+        return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             script: torch.jit.ScriptModule = torch.jit.script(model)
     except Exception:  # the compiler raises many classes, for whatever it does not know
         return None
-    return script
+    return interpreted(script)
 
 
 def _traced(model: nn.Module, call: FlatCall) -> tuple[torch.jit.ScriptModule | None, list[str]]:
@@ -184,4 +197,4 @@ def _alike(expected: torch.Tensor, answered: torch.Tensor) -> bool:
     return torch.allclose(expected, answered, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-__all__ = ["Stand", "stands"]
+__all__ = ["Around", "Stand", "script_of", "stands"]

@@ -9,16 +9,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true as is_sure
-from torch.utils import _pytree as pytree
 
+from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue, pytree, script_function
 from generic_export.errors import CaptureError, SpecializedAxisError
 from generic_export.torchscript.scalars import NOT_HERE, NUMBERS, as_declared, evaluate
 from generic_export.torchscript.schema import as_dtype, overload_named, parsed_schema, place_of, spelled_call
-from generic_export.torchscript.tensors import ON_TENSORS
+from generic_export.torchscript.tensors import OF_TENSOR
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Home(Protocol):
     def attribute(self, path: str, name: str) -> Any:
         """Return an attribute of the module at a path: a ModuleRef, tensor, number, list, ..."""
 
-    def constant(self, value: torch._C.Value) -> tuple[Any, Any]:
+    def constant(self, value: JitValue) -> tuple[Any, Any]:
         """Return a constant of the graph, and the number that it is when it is a tensor of no axes (else None)."""
 
-    def placed(self, node: torch._C.Node, call: Callable[[], Any]) -> Any:
+    def placed(self, node: JitNode, call: Callable[[], Any]) -> Any:
         """Call a function as if the module that a node belongs to did."""
 
     def method(self, path: str, name: str) -> Callable[..., Any]:
@@ -64,7 +65,7 @@ class Interpreter:
     # Tensors of the graph that are constant numbers, such as the 2 that a trace has for `2 * x`.
     numbers: dict[int, Any] = field(default_factory=dict)
 
-    def run(self, graph: torch._C.Graph, arguments: Sequence[Any]) -> Any:
+    def run(self, graph: JitGraph, arguments: Sequence[Any]) -> Any:
         """Run a graph.
 
         Raises:
@@ -76,7 +77,7 @@ class Interpreter:
         results = [self._value(value) for value in graph.outputs()]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _run_nodes(self, nodes: Iterator[torch._C.Node]) -> None:
+    def _run_nodes(self, nodes: Iterator[JitNode]) -> None:
         for node in nodes:
             try:
                 results = self._results(node)
@@ -88,10 +89,10 @@ class Interpreter:
                 if value.unique() in self.watched:
                     self.watched[value.unique()].append(result)
 
-    def _value(self, value: torch._C.Value) -> Any:
+    def _value(self, value: JitValue) -> Any:
         return self.values[value.unique()]
 
-    def _results(self, node: torch._C.Node) -> Sequence[Any]:
+    def _results(self, node: JitNode) -> Sequence[Any]:
         """Run one node; returns a value per output."""
         kind = node.kind()
         special = _SPECIAL.get(kind)
@@ -101,10 +102,13 @@ class Interpreter:
         result = self._plain(node, kind, arguments)
         return _per_output(result, node.outputsSize())
 
-    def _plain(self, node: torch._C.Node, kind: str, arguments: list[Any]) -> Any:
+    def _plain(self, node: JitNode, kind: str, arguments: list[Any]) -> Any:
         name = kind.partition("::")[2]
-        if name in ON_TENSORS and arguments and isinstance(arguments[0], torch.Tensor):
-            return ON_TENSORS[name](self, node, *arguments)
+        if arguments and isinstance(arguments[0], torch.Tensor):
+            if name in OF_TENSOR:
+                return OF_TENSOR[name](*arguments)
+            if name in _ON_TENSOR:
+                return _ON_TENSOR[name](self, node, *arguments)
         plain = [self.numbers.get(id(value), value) for value in arguments]
         if not any(isinstance(value, torch.Tensor) for value in plain) or _is_list_call(name, arguments):
             chosen = arguments if _is_list_call(name, arguments) else plain
@@ -113,7 +117,7 @@ class Interpreter:
                 return as_declared(node.output().type().kind(), result) if node.outputsSize() == 1 else result
         return self.operator(node, kind, arguments)
 
-    def operator(self, node: torch._C.Node, kind: str, arguments: list[Any]) -> Any:
+    def operator(self, node: JitNode, kind: str, arguments: list[Any]) -> Any:
         """Call an ATen operator on tensors, as Python code would."""
         schema = parsed_schema(node.schema())
         overload = overload_named(kind, schema.overload_name) if schema is not None else None
@@ -143,13 +147,13 @@ def _per_output(result: Any, count: int) -> Sequence[Any]:
     return (result,) if count == 1 else tuple(result)
 
 
-def _at(node: torch._C.Node) -> str:
+def _at(node: JitNode) -> str:
     place = place_of(node)
     where = " in " + place.path if place.path else ""
     return f"{where} at {place.source}" if place.source else where
 
 
-def _tell_place(error: Exception, node: torch._C.Node) -> None:
+def _tell_place(error: Exception, node: JitNode) -> None:
     """Note where in the model an error comes from, once, for whoever reports it."""
     if not getattr(error, "t2n_source", None):
         error.t2n_source = place_of(node).source  # type: ignore[attr-defined]
@@ -168,14 +172,14 @@ _LIST_CALLS = frozenset(
 # --- prim nodes --------------------------------------------------------------------------------
 
 
-def _constant(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _constant(run: Interpreter, node: JitNode) -> Sequence[Any]:
     value, number = run.home.constant(node.output())
     if number is not None:
         run.numbers[id(value)] = number
     return (value,)
 
 
-def _get_attribute(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _get_attribute(run: Interpreter, node: JitNode) -> Sequence[Any]:
     owner, name = run._value(node.input()), node.s("name")
     if isinstance(owner, dict):
         return (owner[name],)
@@ -183,7 +187,7 @@ def _get_attribute(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
     return (run.home.attribute(owner.path, name) if written is NOT_HERE else written,)
 
 
-def _set_attribute(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _set_attribute(run: Interpreter, node: JitNode) -> Sequence[Any]:
     owner, value = (run._value(value) for value in node.inputs())
     if isinstance(owner, dict):
         owner[node.s("name")] = value
@@ -192,22 +196,22 @@ def _set_attribute(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
     return ()
 
 
-def _call_method(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _call_method(run: Interpreter, node: JitNode) -> Sequence[Any]:
     owner, *arguments = (run._value(value) for value in node.inputs())
     result = run.home.method(owner.path, node.s("name"))(*arguments)
     return _per_output(result, node.outputsSize())
 
 
-def _call_function(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _call_function(run: Interpreter, node: JitNode) -> Sequence[Any]:
     callee, *arguments = node.inputs()
     kind: Any = callee.type()
-    function = torch.jit._state._python_cu.find_function(kind.str())
+    function = script_function(kind.str())
     if function is None:
         raise CaptureError(f"function {kind.str()}{_at(node)} cannot be called from outside of its graph.")
     return _per_output(function(*(run._value(value) for value in arguments)), node.outputsSize())
 
 
-def _branch(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _branch(run: Interpreter, node: JitNode) -> Sequence[Any]:
     condition = run._value(node.input())
     if_true, if_false = node.blocks()
     if isinstance(condition, torch.Tensor):
@@ -222,13 +226,13 @@ def _branch(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
     return run_block(run, if_true if condition else if_false)
 
 
-def run_block(run: Interpreter, block: torch._C.Block) -> list[Any]:
+def run_block(run: Interpreter, block: JitBlock) -> list[Any]:
     """Run a block; returns its results."""
     run._run_nodes(block.nodes())
     return [run._value(value) for value in block.outputs()]
 
 
-def _select(run: Interpreter, node: torch._C.Node, condition: torch.Tensor) -> Sequence[Any]:
+def _select(run: Interpreter, node: JitNode, condition: torch.Tensor) -> Sequence[Any]:
     """Compute both branches and select: the condition is on data."""
     blocks = list(node.blocks())
     for index, block in enumerate(blocks):
@@ -242,7 +246,7 @@ def _select(run: Interpreter, node: torch._C.Node, condition: torch.Tensor) -> S
     ]
 
 
-def _selected(node: torch._C.Node, condition: torch.Tensor, left: Any, right: Any) -> Any:
+def _selected(node: JitNode, condition: torch.Tensor, left: Any, right: Any) -> Any:
     if left is right or isinstance(right, _Unset):
         return left
     if isinstance(left, _Unset):
@@ -270,7 +274,7 @@ def _said(value: Any) -> str:
 _EFFECTS = frozenset({"aten::append", "aten::extend", "aten::insert", "aten::pop", "aten::clear", "aten::_set_item"})
 
 
-def _refuse_effects(block: torch._C.Block) -> None:
+def _refuse_effects(block: JitBlock) -> None:
     """Refuse a branch that changes what exists outside of it: both branches are computed."""
     inside = {value.unique() for inner in block.nodes() for value in inner.outputs()}
     for inner in block.nodes():
@@ -285,7 +289,7 @@ def _refuse_effects(block: torch._C.Block) -> None:
             _refuse_effects(nested)
 
 
-def _loop(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _loop(run: Interpreter, node: JitNode) -> Sequence[Any]:
     trips, condition, *carried = (run._value(value) for value in node.inputs())
     body = next(iter(node.blocks()))
     index_value, *carried_values = body.inputs()
@@ -312,58 +316,58 @@ def _loop(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
     return carried
 
 
-def _number_as_tensor(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _number_as_tensor(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return (run._value(node.input()),)  # stays a number: sizes remain symbolic
 
 
-def _raise(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _raise(run: Interpreter, node: JitNode) -> Sequence[Any]:
     message = run._value(next(node.inputs()))
     raise CaptureError(f"the model raises{_at(node)}: {message}")
 
 
-def _list(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _list(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return ([run._value(value) for value in node.inputs()],)
 
 
-def _dict(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _dict(run: Interpreter, node: JitNode) -> Sequence[Any]:
     values = [run._value(value) for value in node.inputs()]
     return (dict(zip(values[::2], values[1::2], strict=True)),)
 
 
-def _tuple(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _tuple(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return (tuple(run._value(value) for value in node.inputs()),)
 
 
-def _unpacked(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _unpacked(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return list(run._value(node.input()))
 
 
-def _tuple_item(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _tuple_item(run: Interpreter, node: JitNode) -> Sequence[Any]:
     container, index = (run._value(value) for value in node.inputs())
     return (container[index],)
 
 
-def _tuple_piece(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _tuple_piece(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return (run._value(node.input())[node.i("beg") : node.i("end")],)
 
 
-def _first(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _first(run: Interpreter, node: JitNode) -> Sequence[Any]:
     return (run._value(next(node.inputs())),)
 
 
-def _nothing(_run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _nothing(_run: Interpreter, node: JitNode) -> Sequence[Any]:
     return (None,) * node.outputsSize()
 
 
-def _unset(_run: Interpreter, _node: torch._C.Node) -> Sequence[Any]:
+def _unset(_run: Interpreter, _node: JitNode) -> Sequence[Any]:
     return (_Unset(),)
 
 
-def _object(_run: Interpreter, _node: torch._C.Node) -> Sequence[Any]:
+def _object(_run: Interpreter, _node: JitNode) -> Sequence[Any]:
     return ({},)
 
 
-def _tensor_of(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
+def _tensor_of(run: Interpreter, node: JitNode) -> Sequence[Any]:
     data, *rest = (run._value(value) for value in node.inputs())
     dtype = as_dtype(rest[0]) if rest and rest[0] is not None else None
 
@@ -383,7 +387,7 @@ def _tensor_of(run: Interpreter, node: torch._C.Node) -> Sequence[Any]:
     return (run.home.placed(node, made),)
 
 
-_SPECIAL: dict[str, Callable[[Interpreter, torch._C.Node], Sequence[Any]]] = {
+_SPECIAL: dict[str, Callable[[Interpreter, JitNode], Sequence[Any]]] = {
     "prim::Constant": _constant,
     "prim::GetAttr": _get_attribute,
     "prim::SetAttr": _set_attribute,
@@ -411,6 +415,61 @@ _SPECIAL: dict[str, Callable[[Interpreter, torch._C.Node], Sequence[Any]]] = {
     "prim::Print": _nothing,
     "aten::tensor": _tensor_of,
     "aten::as_tensor": _tensor_of,
+}
+
+# --- what a tensor is asked through the run -------------------------------------------------------
+
+
+def _number(run: Interpreter, _node: JitNode, tensor: torch.Tensor, kind: type | None = None) -> Any:
+    """Return the number in a tensor; while a graph is captured it stays a tensor of no axes."""
+    known = run.numbers.get(id(tensor))
+    if known is None and not torch.compiler.is_exporting():
+        known = tensor.item()
+    if known is not None:
+        return known if kind is None else kind(known)
+    scalar = tensor.reshape(())
+    if kind is bool:
+        return scalar if scalar.dtype is torch.bool else scalar.ne(0)
+    if kind is int:
+        return scalar.to(torch.int64)
+    return scalar if kind is None or scalar.is_floating_point() else scalar.to(torch.float32)
+
+
+def _cast(run: Interpreter, node: JitNode, tensor: torch.Tensor, *rest: Any) -> Any:
+    """`aten::to` in the forms that TorchScript alone has, and the others."""
+    schema = parsed_schema(node.schema())
+    if schema is None or not schema.overload_name.startswith("prim_"):
+        return run.operator(node, "aten::to", [tensor, *rest])
+    if schema.overload_name == "prim_other":
+        target = rest[0].dtype
+    else:
+        dtypes = [value for value in rest[:2] if isinstance(value, int) and not isinstance(value, bool)]
+        target = as_dtype(dtypes[0]) if dtypes else None
+    return tensor if target is None else run.home.placed(node, lambda: tensor.to(target))
+
+
+def _convolution(run: Interpreter, node: JitNode, tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """The form that a trace has of every convolution, as the function that the user called."""
+    weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_ = rest
+    axes = len(stride)
+    options: tuple[Any, ...]
+    if transposed:
+        function = getattr(torch, f"conv_transpose{axes}d")
+        options = (bias, stride, padding, output_padding, groups, dilation)
+    else:
+        function = getattr(torch, f"conv{axes}d")
+        options = (bias, stride, padding, dilation, groups)
+    result: torch.Tensor = run.home.placed(node, lambda: function(tensor, weight, *options))
+    return result
+
+
+_ON_TENSOR: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("item", "ScalarImplicit"), _number),
+    **dict.fromkeys(("Int", "IntImplicit"), partial(_number, kind=int)),
+    **dict.fromkeys(("Float", "FloatImplicit"), partial(_number, kind=float)),
+    "Bool": partial(_number, kind=bool),
+    "to": _cast,
+    "_convolution": _convolution,
 }
 
 

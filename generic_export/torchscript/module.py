@@ -13,9 +13,11 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import nn
 
-from generic_export.torch_graph.naming import SOURCE_KEY
+from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue, buffers_of, children_of, parameters_of
+from generic_export.torch_graph.naming import SOURCE_KEY, NotesSources
+from generic_export.torch_graph.nested import forward_signature
 from generic_export.torchscript.interpreter import Interpreter, ModuleRef
-from generic_export.torchscript.schema import forward_signature, source_of
+from generic_export.torchscript.schema import source_of
 from generic_export.torchscript.scopes import scoped_paths
 
 _TensorKey = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -30,7 +32,7 @@ class Scope(nn.Module):
         return call()
 
 
-class InterpretedModule(nn.Module):
+class InterpretedModule(NotesSources, nn.Module):
     """A ScriptModule whose graph is run node by node; made by `interpreted`.
 
     Attributes:
@@ -39,7 +41,7 @@ class InterpretedModule(nn.Module):
     """
 
     script: torch.jit.ScriptModule
-    script_graph: torch._C.Graph
+    script_graph: JitGraph
     _origin: torch.jit.ScriptModule
     _constants: dict[int, tuple[Any, Any]]
     _paths: dict[int, str]
@@ -69,15 +71,15 @@ class InterpretedModule(nn.Module):
     def attribute(self, path: str, name: str) -> Any:
         """Return an attribute of the module at a path; see `Home`."""
         owner = self.get_submodule(path)
-        for tensors in (owner._parameters, owner._buffers):
+        for tensors in (parameters_of(owner), buffers_of(owner)):
             if name in tensors:
                 return tensors[name]
-        if name in owner._modules:
+        if name in children_of(owner):
             return ModuleRef(f"{path}.{name}" if path else name)
         value = getattr(_submodule(self.script, path), name)
         return list(value) if isinstance(value, list) else value
 
-    def constant(self, value: torch._C.Value) -> tuple[Any, Any]:
+    def constant(self, value: JitValue) -> tuple[Any, Any]:
         """Return a constant of the graph; see `Home`."""
         if value.unique() not in self._constants:
             return value.toIValue(), None
@@ -87,7 +89,7 @@ class InterpretedModule(nn.Module):
         path, name = standing
         return self.attribute(path, name), number
 
-    def owner_of(self, value: torch._C.Value) -> str | None:
+    def owner_of(self, value: JitValue) -> str | None:
         """Return the path of the module that a value is a tensor of; None for other values."""
         standing, _ = self._constants.get(value.unique(), (None, None))
         if isinstance(standing, tuple):
@@ -99,7 +101,7 @@ class InterpretedModule(nn.Module):
             node = node.input().node()
         return ".".join(reversed(names[1:])) if names and node.kind() == "prim::Param" else None
 
-    def placed(self, node: torch._C.Node, call: Callable[[], Any]) -> Any:
+    def placed(self, node: JitNode, call: Callable[[], Any]) -> Any:
         """Call a function in the scope of a module and with its source line noted; see `Home`."""
         scope = self.get_submodule(next((self._paths.get(value.unique(), "") for value in node.outputs()), ""))
         with fx_traceback.annotate({SOURCE_KEY: source_of(node)}):
@@ -115,7 +117,7 @@ def interpreted(
     script: torch.jit.ScriptModule,
     *,
     named_like: torch.jit.ScriptModule | None = None,
-    graph: torch._C.Graph | None = None,
+    graph: JitGraph | None = None,
 ) -> InterpretedModule:
     """Return a ScriptModule as a plain module.
 
@@ -152,16 +154,18 @@ def _submodule(script: torch.jit.ScriptModule, path: str) -> Any:
 
 def _fill(scope: nn.Module, script: nn.Module, known: dict[_TensorKey, Any]) -> None:
     """Put the tensors and submodules of a script into a plain module; tensors that are tied there are tied here."""
-    for name, parameter in script._parameters.items():
+    for name, parameter in parameters_of(script).items():
         if parameter is not None:
-            scope._parameters[name] = _once(known, parameter, lambda t: nn.Parameter(t.detach(), requires_grad=False))
-    for name, buffer in script._buffers.items():
+            parameters_of(scope)[name] = _once(
+                known, parameter, lambda t: nn.Parameter(t.detach(), requires_grad=False)
+            )
+    for name, buffer in buffers_of(script).items():
         if buffer is not None:
-            scope._buffers[name] = _once(known, buffer, lambda t: t.detach())
+            buffers_of(scope)[name] = _once(known, buffer, lambda t: t.detach())
     for name, child in script.named_children():
         kind = getattr(child, "original_name", "") or type(child).__name__
         inner = type(kind, (Scope,), {})()
-        scope._modules[name] = inner
+        children_of(scope)[name] = inner
         _fill(inner, child, known)
 
 
@@ -173,11 +177,11 @@ def _key(tensor: torch.Tensor) -> _TensorKey:
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
-def _named_constants(module: InterpretedModule, graph: torch._C.Graph) -> dict[int, tuple[Any, Any]]:
+def _named_constants(module: InterpretedModule, graph: JitGraph) -> dict[int, tuple[Any, Any]]:
     """Find the constant tensors of a graph: those that are the module's, others become its buffers, numbers stay."""
     known: _Tensors = {}
     for path, scope in module.named_modules():
-        for name, own in (*scope._parameters.items(), *scope._buffers.items()):
+        for name, own in (*parameters_of(scope).items(), *buffers_of(scope).items()):
             if own is not None and own.numel():
                 known.setdefault(_key(own), (path, name))
     found: dict[int, tuple[Any, Any]] = {}
@@ -189,7 +193,7 @@ def _named_constants(module: InterpretedModule, graph: torch._C.Graph) -> dict[i
             found[value.unique()] = tensor.detach(), tensor.item()
         else:
             name = _free_name(module, value.debugName())
-            module._buffers[name] = tensor.detach()
+            buffers_of(module)[name] = tensor.detach()
             found[value.unique()] = ("", name), None
     return found
 
@@ -197,11 +201,11 @@ def _named_constants(module: InterpretedModule, graph: torch._C.Graph) -> dict[i
 def _free_name(module: nn.Module, debug_name: str) -> str:
     base = debug_name.removeprefix("self.").replace(".", "_")
     base = f"constant_{base}" if base.isdigit() else base
-    taken = {*module._buffers, *module._parameters, *module._modules}
+    taken = {*buffers_of(module), *parameters_of(module), *children_of(module)}
     return next(name for name in (base, *(f"{base}_{n}" for n in range(len(taken) + 1))) if name not in taken)
 
 
-def _constant_tensors(owner: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Value]:
+def _constant_tensors(owner: JitGraph | JitBlock) -> Iterator[JitValue]:
     for node in owner.nodes():
         if node.kind() == "prim::Constant" and isinstance(node.output().toIValue(), torch.Tensor):
             yield node.output()

@@ -77,10 +77,6 @@ def _end(index: int) -> int | None:
     return None if index == -1 else index
 
 
-def _item(container: Any, index: Any) -> Any:
-    return container[index]
-
-
 def _piece(container: Sequence[Any], start: Any = None, end: Any = None, step: Any = 1) -> Any:
     return container[start:end:step]
 
@@ -100,58 +96,36 @@ def _removed(container: list[Any], index: int = -1) -> Any:
 
 
 _ON_NUMBERS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("mul", "neg", "pow", "eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: getattr(operator, name) for name in ("__and__", "__or__", "__xor__", "__lshift__", "__rshift__")},
+    **{
+        name: getattr(math, name) for name in ("ceil", "floor", "exp", "log", "log2", "log10", "fmod", "isnan", "isinf")
+    },
+    **dict.fromkeys(("Scalar", "ScalarImplicit", "IntImplicit", "FloatImplicit", "item"), lambda value: value),
     "add": _add,
     "sub": lambda left, right, alpha=1: left - alpha * right,
-    "mul": operator.mul,
     "div": _divide,
     "floordiv": _floor_divided,
     "floor_divide": _floor_divided,
     "remainder": _remainder,
-    "fmod": math.fmod,
-    "neg": operator.neg,
-    "pow": operator.pow,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
     "abs": abs,
     "min": _smallest,
     "max": _largest,
-    "ceil": math.ceil,
-    "floor": math.floor,
     "round": round,
     "trunc": _as_int,
     "sqrt": lambda value: torch.sym_sqrt(value) if isinstance(value, _SYMBOLIC) else math.sqrt(value),  # type: ignore[attr-defined]
-    "exp": math.exp,
-    "log": math.log,
-    "log2": math.log2,
-    "log10": math.log10,
     "Int": _as_int,
     "Float": _as_float,
     "Bool": _as_bool,
-    "ScalarImplicit": lambda value: value,
-    "IntImplicit": lambda value: value,
-    "FloatImplicit": lambda value: value,
-    "Scalar": lambda value: value,
-    "item": lambda value: value,
     "bitwise_and": operator.and_,
-    "__and__": operator.and_,
-    "__or__": operator.or_,
-    "__xor__": operator.xor,
-    "__lshift__": operator.lshift,
-    "__rshift__": operator.rshift,
     "__range_length": _range_length,
     "__derive_index": lambda index, start, step: start + index * step,
-    "isnan": math.isnan,
-    "isinf": math.isinf,
 }
 
 _ON_ANYTHING: dict[str, Callable[..., Any]] = {
     "__not__": lambda value: torch.sym_not(value) if isinstance(value, torch.SymBool) else not value,
-    "__is__": lambda left, right: left is right or ((left is None) and (right is None)),
-    "__isnot__": lambda left, right: left is not right,
+    "__is__": operator.is_,
+    "__isnot__": operator.is_not,
     "format": lambda text, *values: text.format(*values),
     "warn": lambda *_: None,
     "str": str,
@@ -162,45 +136,30 @@ _ON_ANYTHING: dict[str, Callable[..., Any]] = {
     "_set_item": _put,
 }
 
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda container, *arguments: getattr(container, name)(*arguments)
+
+
 _ON_CONTAINERS: dict[str, Callable[..., Any]] = {
-    "len": len,
+    **{function.__name__: function for function in (len, list, sum, any, all, sorted)},
+    **{name: _method(name) for name in ("extend", "insert", "clear", "reverse", "copy", "index", "count", "get")},
+    **{name: _method(name) for name in ("lower", "upper", "strip", "split", "join", "replace")},
+    **{name: getattr(operator, name) for name in ("eq", "ne", "add", "mul")},
+    "add_": operator.iadd,
     "append": _appended,
-    "extend": lambda container, more: container.extend(more),
-    "insert": lambda container, index, value: container.insert(index, value),
     "pop": _removed,
-    "clear": lambda container: container.clear(),
-    "reverse": lambda container: container.reverse(),
-    "copy": lambda container: container.copy(),
-    "list": list,
-    "sum": sum,
-    "any": any,
-    "all": all,
-    "sorted": sorted,
-    "index": lambda container, value: container.index(value),
-    "count": lambda container, value: container.count(value),
-    "__getitem__": _item,
-    "select": _item,
+    "__getitem__": operator.getitem,
+    "select": operator.getitem,
     "slice": _piece,
     "_set_item": _put,
-    "__contains__": lambda container, value: value in container,
+    "__contains__": operator.contains,
     "keys": lambda container: list(container.keys()),
     "values": lambda container: list(container.values()),
     "items": lambda container: list(container.items()),
-    "get": lambda container, key, default=None: container.get(key, default),
-    "Delete": lambda container, key: container.__delitem__(key),
-    "lower": lambda text: text.lower(),
-    "upper": lambda text: text.upper(),
-    "strip": lambda text, *rest: text.strip(*rest),
-    "split": lambda text, *rest: text.split(*rest),
+    "Delete": operator.delitem,
     "startswith": lambda text, part, start=0, end=-1: text[start : _end(end)].startswith(part),
     "endswith": lambda text, part, start=0, end=-1: text[start : _end(end)].endswith(part),
-    "join": lambda text, parts: text.join(parts),
-    "replace": lambda text, *rest: text.replace(*rest),
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "add": operator.add,
-    "add_": operator.iadd,
-    "mul": operator.mul,
     "min": _smallest,
     "max": _largest,
 }

@@ -1,11 +1,10 @@
-"""TorchScript's calling conventions: which operator a node calls, how its arguments are spelled, what a forward takes.
+"""TorchScript's calling conventions: which operator a node calls, how its arguments are spelled.
 
 In: nodes and schemas of a TorchScript graph. Out: Python objects; nothing is run here.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from pathlib import PurePath
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+from generic_export.compat import FunctionSchema, JitNode, OpOverload, parse_schema, schema_of
 
 # c10/core/ScalarType.h: TorchScript writes element types as these numbers.
 _DTYPES = (
@@ -44,7 +44,7 @@ _NO_STEP = frozenset({"SELF", "UNKNOWN_INSTANCE", "TOP"})
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """Where a node comes from.
 
     Attributes:
@@ -56,18 +56,18 @@ class Place:
     source: str
 
 
-def place_of(node: torch._C.Node) -> Place:
+def place_of(node: JitNode) -> NodePlace:
     """Return the module and the source line that a node (also an inlined one) comes from."""
-    return Place(".".join(name for name, _ in steps_of(node)), source_of(node))
+    return NodePlace(".".join(name for name, _ in steps_of(node)), source_of(node))
 
 
-def steps_of(node: torch._C.Node) -> tuple[tuple[str, str], ...]:
+def steps_of(node: JitNode) -> tuple[tuple[str, str], ...]:
     """Return name and class of the modules that were called on the way to a node, outermost first."""
     found = _HIERARCHY_STEP.findall(node.getModuleHierarchy())
     return tuple((name, kind) for name, kind in found if name not in _NO_STEP)
 
 
-def source_of(node: torch._C.Node) -> str:
+def source_of(node: JitNode) -> str:
     """Return `file:line` of a node: the user's line where the range has several, "" where it has none."""
     found = [(a or c, b or d) for a, b, c, d in _FILE_LINE.findall(str(node.sourceRange()))]
     if not found:
@@ -97,13 +97,13 @@ def overload_named(name: str, overload: str) -> OpOverload | None:
 
 
 @cache
-def parsed_schema(text: str) -> torch._C.FunctionSchema | None:
+def parsed_schema(text: str) -> FunctionSchema | None:
     """Return a node's schema; None for nodes that have none (most `prim` ones)."""
-    return None if text == "(no schema)" else torch._C.parse_schema(text)
+    return None if text == "(no schema)" else parse_schema(text)
 
 
 @dataclass(frozen=True)
-class Call:
+class SpelledCall:
     """The arguments of an operator, spelled as Python callers spell them.
 
     Attributes:
@@ -118,12 +118,12 @@ class Call:
     tensors: tuple[str, ...]
 
 
-def spelled_call(overload: OpOverload, values: Sequence[Any]) -> Call:
+def spelled_call(overload: OpOverload, values: Sequence[Any]) -> SpelledCall:
     """Arrange the inputs of a node as the arguments of an operator; trailing ones that are missing take their defaults."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     numbers, tensors = [], []
-    for parameter, given in zip(overload._schema.arguments, values, strict=False):
+    for parameter, given in zip(schema_of(overload).arguments, values, strict=False):
         kind = str(parameter.real_type).removeprefix("Optional[").removesuffix("]")
         value = _spelled(kind, given)
         if kind == "Tensor" and isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
@@ -134,7 +134,7 @@ def spelled_call(overload: OpOverload, values: Sequence[Any]) -> Call:
             kwargs[parameter.name] = value
         else:
             args.append(value)
-    return Call(tuple(args), kwargs, tuple(numbers), tuple(tensors))
+    return SpelledCall(tuple(args), kwargs, tuple(numbers), tuple(tensors))
 
 
 def _spelled(kind: str, value: Any) -> Any:
@@ -148,28 +148,11 @@ def _spelled(kind: str, value: Any) -> Any:
     return torch.strided if kind == "Layout" else value
 
 
-def forward_signature(module: torch.jit.ScriptModule) -> inspect.Signature:
-    """Return the signature of a script module's forward, `self` included."""
-    parameters = []
-    forward: Any = module.forward
-    for argument in forward.schema.arguments:
-        has_default = argument.has_default_value()
-        parameters.append(
-            inspect.Parameter(
-                argument.name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=argument.default_value if has_default else inspect.Parameter.empty,
-            )
-        )
-    return inspect.Signature(parameters)
-
-
 __all__ = [
-    "Call",
-    "Place",
+    "NodePlace",
+    "SpelledCall",
     "as_dtype",
     "as_number",
-    "forward_signature",
     "overload_named",
     "parsed_schema",
     "place_of",

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import nn
 
+from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue
 from generic_export.torchscript.schema import steps_of
 
 # Modules without a forward: no call has their names.
@@ -19,9 +19,7 @@ _CONTAINERS = frozenset({"ModuleList", "ModuleDict"})
 _Steps = Sequence[tuple[str, str]]
 
 
-def scoped_paths(
-    root: nn.Module, graph: torch._C.Graph, owner_of: Callable[[torch._C.Value], str | None]
-) -> dict[int, str]:
+def scoped_paths(root: nn.Module, graph: JitGraph, owner_of: Callable[[JitValue], str | None]) -> dict[int, str]:
     """Return the path of the module that made a value, for the values of a graph, by their numbers.
 
     Args:
@@ -41,7 +39,7 @@ def scoped_paths(
     return found
 
 
-def _every_node(owner: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:
+def _every_node(owner: JitGraph | JitBlock) -> Iterator[JitNode]:
     """Yield the nodes that compute something, in order."""
     for node in owner.nodes():
         if node.kind() not in {"prim::Constant", "prim::GetAttr"}:

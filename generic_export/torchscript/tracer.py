@@ -14,10 +14,10 @@ from unittest import mock
 import torch
 from torch import nn
 
-from generic_export.torch_graph.nested import FlatCall
+from generic_export.compat import children_of
+from generic_export.torch_graph.nested import FlatCall, forward_signature
 from generic_export.torchscript.harden.chain import hardened_copy
 from generic_export.torchscript.module import InterpretedModule, interpreted
-from generic_export.torchscript.schema import forward_signature
 
 _Arguments = tuple[Any, ...]
 
@@ -126,9 +126,11 @@ def _scripts_replaced(model: nn.Module, replacements: Mapping[int, nn.Module]) -
 
 def _children_replaced(parent: nn.Module, plain: Mapping[int, nn.Module]) -> Any:
     replaced = {
-        name: plain[id(child)] for name, child in parent._modules.items() if child is not None and id(child) in plain
+        name: plain[id(child)]
+        for name, child in children_of(parent).items()
+        if child is not None and id(child) in plain
     }
-    return mock.patch.dict(parent._modules, replaced)
+    return mock.patch.dict(children_of(parent), replaced)
 
 
 __all__ = ["plain_modules"]

@@ -13,74 +13,25 @@ import sympy
 import torch
 
 from generic_export.errors import GraphError, TranslationError
-from generic_export.nnef.dtypes import F32_MAX, F32_SCALE, TRACT_DTYPES, WRAPPING_DTYPES, as_read, tract_dtype
-from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, NnefFragment
+from generic_export.nnef.dtypes import F32_MAX, F32_SCALE, WRAPPING_DTYPES, as_read, tract_dtype
+from generic_export.nnef.graph import Argument, Block, DimLiteral, NnefFragment
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, same_shape, simplify_dim
 from generic_export.translate.choices import Numerics, Spelling
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, carried_fact, holds_complex, on_pairs
 from generic_export.translate.fragments import load_fragment
 from generic_export.translate.real_sizes import is_real, real_value
 from generic_export.translate.repeated_axes import RepeatedAxes
-from generic_export.translate.reshaping import reshaped
+from generic_export.translate.reshaping import changed_axes, provable_cuts
+from generic_export.translate.value import (
+    Emission,
+    QuantisedTensor,
+    Scalar,
+    Value,
+    broadcast_shape,
+    ints,
+    shape_argument,
+)
 from generic_export.weights.part import TensorPart
-
-Scalar = float | int | bool
-
-
-@dataclass(frozen=True)
-class Value:
-    """One NNEF value while the graph is being written.
-
-    Attributes:
-        number: identity inside its builder; -1 for a literal.
-        shape: sizes, possibly symbolic.
-        dtype: element type.
-        constant: the number that every element equals, when it is known.
-        literal: True when `constant` is written in place (`2.0`) and no operation makes it.
-    """
-
-    number: int
-    shape: Shape
-    dtype: torch.dtype
-    constant: Scalar | None = None
-    literal: bool = False
-
-    @property
-    def rank(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-
-@dataclass(frozen=True)
-class QuantisedTensor:
-    """Integers and what they stand for: (integers - zero_point) * scale.
-
-    Attributes:
-        integers: int8 or uint8.
-        scale, zero_point: numbers, or one per channel of `axis`.
-        axis: None when all elements share a scale.
-        bounds: smallest and largest integer.
-    """
-
-    integers: Value
-    scale: float | Value
-    zero_point: int | Value | None
-    axis: int | None
-    bounds: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Emission:
-    """One operation as emitted: still with value numbers, named when the graph is finished."""
-
-    operator: str
-    inputs: tuple[Argument | Value | tuple[Value, ...], ...]
-    attributes: tuple[tuple[str, Argument], ...]
-    outputs: tuple[Value, ...]
-    block: Block
-    hint: str
-    generic_type: str = ""
-    label: str = ""
 
 
 @dataclass
@@ -183,7 +134,7 @@ class NnefBuilder:
         shape: Sequence[Dim],
         dtype: torch.dtype,
     ) -> Value:
-        """Call a fragment (one output), which the document will then hold: of `ops/fragments/<name>.nnef`, or your own."""
+        """Call a fragment (one output), which the document will then hold: of `translate/fragments/<name>.nnef`, or your own."""
         loaded = load_fragment(fragment) if isinstance(fragment, str) else fragment
         known = self.fragments.setdefault(loaded.name, loaded)
         if known != loaded:
@@ -310,8 +261,30 @@ class NnefBuilder:
         return self.emit("squeeze", [value], shape=shape, dtype=value.dtype, attributes={"axes": ints(sorted(axes))})
 
     def reshape(self, value: Value, shape: Sequence[Dim]) -> Value:
-        """Reshape; only the axes that change are named, so that symbolic ones stay out of it."""
-        return reshaped(self, value, shape)
+        """Reshape; an axis of `T` that PyTorch knows to be a multiple of 4 is written `4*(T/4)`, by a slice that keeps it all."""
+        if same_shape(value.shape, shape):
+            return value
+        cuts, written = provable_cuts(value.shape, shape)
+        for axis, volume in cuts:
+            value = self.slice(value, axis, 0, volume)
+        result = self._reshape_changed(value, written)
+        for axis, (size, wanted) in enumerate(zip(written, shape, strict=True)):
+            if not same_dim(size, wanted):
+                result = self.slice(result, axis, 0, wanted)
+        return result
+
+    def _reshape_changed(self, value: Value, shape: Sequence[Dim]) -> Value:
+        """Name only the axes that change, so that symbolic ones stay out of it."""
+        start, stop_in, stop_out = changed_axes(value.shape, shape)
+        removed, added = value.shape[start:stop_in], tuple(shape[start:stop_out])
+        if not added and all(same_dim(dim, 1) for dim in removed):
+            return self.squeeze(value, range(start, stop_in))
+        if not removed and all(same_dim(dim, 1) for dim in added):
+            return self.unsqueeze(value, range(start, stop_out))
+        attributes: dict[str, Argument] = {"shape": shape_argument(added)}
+        if start or stop_in < value.rank:
+            attributes |= {"axis_start": start, "axis_count": stop_in - start}
+        return self.emit("reshape", [value], shape=shape, dtype=value.dtype, attributes=attributes)
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
         """Permute the axes: axis `i` of the result is axis `axes[i]` of the value."""
@@ -462,43 +435,11 @@ def _to(dtype: torch.dtype) -> dict[str, Argument]:
     return {"to": tract_dtype(dtype)}
 
 
-def ints(values: Sequence[int]) -> ArrayLiteral:
-    """Return an array literal of plain integers (axes, strides)."""
-    return ArrayLiteral(tuple(int(value) for value in values))
-
-
-def shape_argument(shape: Sequence[Dim]) -> ArrayLiteral:
-    """Return a shape as an array literal of dimension expressions."""
-    simplified = (simplify_dim(dim) for dim in shape)
-    return ArrayLiteral(tuple(dim if isinstance(dim, int) else DimLiteral(dim_text(dim)) for dim in simplified))
-
-
-def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
-    """Return the shape that PyTorch's (right-aligned) broadcasting gives.
-
-    Raises:
-        GraphError: two sizes differ and neither is 1.
-    """
-    rank = max(len(left), len(right))
-    padded_left = (1,) * (rank - len(left)) + tuple(left)
-    padded_right = (1,) * (rank - len(right)) + tuple(right)
-    shape: list[Dim] = []
-    for first, second in zip(padded_left, padded_right, strict=True):
-        if same_dim(second, 1) or same_dim(first, second):
-            shape.append(first)
-        elif same_dim(first, 1):
-            shape.append(second)
-        else:
-            raise GraphError(f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.")
-    return tuple(shape)
-
-
 __all__ = [
-    "TRACT_DTYPES",
     "Emission",
     "NnefBuilder",
-    "Numerics",
     "QuantisedTensor",
+    "Scalar",
     "Value",
     "broadcast_shape",
     "ints",

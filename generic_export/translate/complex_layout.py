@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
-
-if TYPE_CHECKING:
-    from generic_export.translate.builder import Value
+from generic_export.translate.value import Value, values_in
 
 COMPONENT_DTYPES = {
     torch.complex32: torch.float16,
@@ -25,7 +23,6 @@ COMPONENT_DTYPES = {
 }
 _COMPLEX_DTYPES = {component: dtype for dtype, component in COMPONENT_DTYPES.items()}
 
-Facts = Sequence[tuple[tuple[Any, ...], torch.dtype]]
 Attributes = Mapping[str, Argument]
 
 
@@ -97,29 +94,19 @@ def on_pairs(operator: str, inputs: Sequence[Any], attributes: Attributes) -> tu
             f"{operator} has no form for complex numbers (tract has no complex element type).",
             "Compute with torch.view_as_real, or with the real and imaginary parts.",
         )
-    rank = next(value.rank for value in _flat(inputs) if value.dtype in COMPONENT_DTYPES)
+    rank = next(value.rank for value in values_in(inputs) if value.dtype in COMPONENT_DTYPES)
     return tuple(_paired(item) for item in inputs), amend(attributes, rank)
 
 
 def _paired(item: Any) -> Any:
     if isinstance(item, tuple):
         return tuple(_paired(element) for element in item)
-    return as_pairs(item) if getattr(item, "dtype", None) in COMPONENT_DTYPES else item
+    return as_pairs(item) if isinstance(item, Value) and item.dtype in COMPONENT_DTYPES else item
 
 
 def holds_complex(inputs: Sequence[Any]) -> bool:
     """Say whether an operand is complex."""
-    return any(value.dtype in COMPONENT_DTYPES for value in _flat(inputs))
-
-
-def _flat(inputs: Sequence[Any]) -> list[Value]:
-    found: list[Value] = []
-    for item in inputs:
-        if isinstance(item, tuple):
-            found.extend(_flat(item))
-        elif hasattr(item, "dtype"):
-            found.append(item)
-    return found
+    return any(value.dtype in COMPONENT_DTYPES for value in values_in(inputs))
 
 
 __all__ = ["COMPONENT_DTYPES", "as_complex", "as_pairs", "carried_fact", "holds_complex", "on_pairs"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from generic_export.nnef.dtypes import tract_dtype
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefOperation, Reference, TupleLiteral
 from generic_export.torch_graph.dims import dim_text
-from generic_export.translate.builder import Emission, Value, tract_dtype
+from generic_export.translate.value import Emission, Value, values_in
 
 _PREFIXES = ("tract_transformers_", "tract_core_")
 
@@ -22,19 +23,6 @@ def reachable(emissions: Sequence[Emission], outputs: Sequence[Value], kept: set
             needed.update(value.number for value in values_in(emission.inputs))
             needed.update(value.number for value in values_in([value for _, value in emission.attributes]))
     return live[::-1]
-
-
-def values_in(arguments: Sequence[Any]) -> list[Value]:
-    """Return the values among arguments, however deep, in order."""
-    found: list[Value] = []
-    for item in arguments:
-        if isinstance(item, Value):
-            found.append(item)
-        elif isinstance(item, tuple):
-            found.extend(values_in(item))
-        elif isinstance(item, (ArrayLiteral, TupleLiteral)):
-            found.extend(values_in(item.elements))
-    return found
 
 
 def operation_of(emission: Emission, names: Mapping[int, str]) -> NnefOperation:

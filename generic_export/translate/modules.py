@@ -11,8 +11,9 @@ from torch import nn
 from generic_export.errors import RegistrationError, UnsupportedOperatorError
 from generic_export.torch_graph.dims import Dim
 from generic_export.torch_graph.units import module_of, state_names
-from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.builder import NnefBuilder
 from generic_export.translate.registry import translates
+from generic_export.translate.value import Value
 
 ModuleTranslation: TypeAlias = Callable[
     [NnefBuilder, Any, Sequence[Value], Mapping[str, Value]], Value | Sequence[Value]

@@ -7,8 +7,9 @@ from typing import TypeAlias
 import sympy
 import torch
 
-from generic_export.translate.builder import NnefBuilder, Scalar, Value
+from generic_export.translate.builder import NnefBuilder
 from generic_export.translate.real_sizes import is_real
+from generic_export.translate.value import Scalar, Value
 
 Operand: TypeAlias = Value | Scalar | sympy.Expr
 

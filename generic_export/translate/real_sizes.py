@@ -6,41 +6,32 @@ from the size that the input has at run time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import sympy
 import torch
-from torch.utils._sympy import functions as torch_sympy
 
+from generic_export.compat import torch_sympy
 from generic_export.errors import DimensionError
-from generic_export.nnef.graph import DimLiteral
-from generic_export.torch_graph.dims import dim_text
+from generic_export.translate.value import Scalar, Value
 
-if TYPE_CHECKING:
-    from generic_export.translate.builder import NnefBuilder, Value
 
-_UNARY = {
-    "sqrt": "sqrt",
-    "exp": "exp",
-    "log": "log",
-    "log2": "log2",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "tanh": "tanh",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "asin": "asin",
-    "acos": "acos",
-    "atan": "atan",
-    "asinh": "asinh",
-}
+class Calculator(Protocol):
+    """What computes (`NnefBuilder`)."""
+
+    def scalar(self, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value: ...
+    def unary(self, operator: str, value: Value) -> Value: ...
+    def binary(self, operator: str, left: Value, right: Value) -> Value: ...
+
+
+_UNARY = frozenset("sqrt exp log log2 sin cos tan tanh sinh cosh asin acos atan asinh".split())  # noqa: SIM905
 _QUOTIENTS = (torch_sympy.FloatTrueDiv, torch_sympy.IntTrueDiv)
 _POWERS = (torch_sympy.FloatPow, torch_sympy.PowByNatural, sympy.Pow)
 
 
 def _unary_operator(expr: sympy.Basic) -> str | None:
-    return _UNARY.get(type(expr).__name__.removeprefix("OpaqueUnaryFn_"))
+    name = type(expr).__name__.removeprefix("OpaqueUnaryFn_")
+    return name if name in _UNARY else None
 
 
 def is_real(expr: sympy.Expr) -> bool:
@@ -51,7 +42,7 @@ def is_real(expr: sympy.Expr) -> bool:
     )
 
 
-def real_value(b: NnefBuilder, expr: sympy.Expr) -> Value:
+def real_value(b: Calculator, expr: sympy.Expr) -> Value:
     """Compute `expr` in the graph.
 
     Args:
@@ -67,9 +58,7 @@ def real_value(b: NnefBuilder, expr: sympy.Expr) -> Value:
     if expr.is_number:
         return b.scalar(float(expr), torch.float32)
     if not is_real(expr):
-        return b.emit(
-            "tract_core_cast", [DimLiteral(dim_text(expr))], shape=(), dtype=torch.float32, attributes={"to": "f32"}
-        )
+        return b.scalar(expr, torch.float32)
     if isinstance(expr, torch_sympy.ToFloat):
         return real_value(b, expr.args[0])
     operator = _unary_operator(expr)
@@ -98,7 +87,7 @@ _FOLDS: dict[type, str] = {
 }
 
 
-def _folded(b: NnefBuilder, operator: str, terms: tuple[sympy.Expr, ...]) -> Value:
+def _folded(b: Calculator, operator: str, terms: tuple[sympy.Expr, ...]) -> Value:
     result = real_value(b, terms[0])
     for term in terms[1:]:
         result = b.binary(operator, result, real_value(b, term))

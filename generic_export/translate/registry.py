@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch._ops import OpOverload
-
+from generic_export.compat import OpOverload, schema_of
 from generic_export.errors import RegistrationError, UnsupportedOperatorError
 from generic_export.torch_graph.ir import TorchOp
-from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.builder import NnefBuilder
+from generic_export.translate.value import Value
 
 TranslationFunction = Callable[..., Value | Sequence[Value]]
 F = TypeVar("F", bound=TranslationFunction)
@@ -29,14 +29,14 @@ _PLACEMENT_ARGUMENTS = frozenset(
 
 
 @dataclass(frozen=True)
-class Translation:
-    """A registered function and the schema arguments that it takes."""
+class _Registered:
+    """A function and the schema arguments that it takes."""
 
     function: TranslationFunction
     accepted: frozenset[str]
 
 
-_TRANSLATIONS: dict[OpOverload, Translation] = {}
+_TRANSLATIONS: dict[OpOverload, _Registered] = {}
 
 
 def translates(*overloads: OpOverload) -> Callable[[F], F]:
@@ -53,13 +53,13 @@ def translates(*overloads: OpOverload) -> Callable[[F], F]:
                 raise RegistrationError(
                     f"{overload} has a translation already: {_TRANSLATIONS[overload].function.__name__}."
                 )
-            known = {argument.name for argument in overload._schema.arguments}
+            known = {argument.name for argument in schema_of(overload).arguments}
             unknown = accepted - known
             if unknown:
                 raise RegistrationError(
-                    f"{function.__name__}: parameters {sorted(unknown)} are not in the schema {overload._schema}."
+                    f"{function.__name__}: parameters {sorted(unknown)} are not in the schema {schema_of(overload)}."
                 )
-            _TRANSLATIONS[overload] = Translation(function, accepted)
+            _TRANSLATIONS[overload] = _Registered(function, accepted)
         return function
 
     return register
@@ -92,7 +92,7 @@ def translate_call(builder: NnefBuilder, op: TorchOp, arguments: Mapping[str, An
     translation = _TRANSLATIONS.get(op.target)
     if translation is None:
         raise unsupported(op, "no NNEF form is registered")
-    for argument in op.target._schema.arguments:
+    for argument in schema_of(op.target).arguments:
         name = argument.name
         if name not in arguments or name in translation.accepted or name in _PLACEMENT_ARGUMENTS:
             continue
@@ -105,7 +105,7 @@ def translate_call(builder: NnefBuilder, op: TorchOp, arguments: Mapping[str, An
 
 def bind_arguments(op: TorchOp) -> dict[str, Any]:
     """Return a call's arguments by schema name; those left out keep the schema's default by not being listed."""
-    schema = op.target._schema.arguments
+    schema = schema_of(op.target).arguments
     bound = {argument.name: value for argument, value in zip(schema, op.args, strict=False)}
     bound.update(op.kwargs)
     return bound
@@ -122,7 +122,6 @@ def unsupported(op: TorchOp, reason: str) -> UnsupportedOperatorError:
 
 
 __all__ = [
-    "Translation",
     "bind_arguments",
     "is_translated",
     "translate_call",

@@ -8,14 +8,10 @@ with a plain number instead of B the load is refused. So the product is made of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from generic_export.nnef.graph import ArrayLiteral
 from generic_export.torch_graph.dims import same_dim
-
-if TYPE_CHECKING:
-    from generic_export.translate.builder import Emission, Value
-
+from generic_export.translate.value import Emission, Value, values_in
 
 # Operations that move rows and change none: what was repeated before them is so after them.
 _MOVES = frozenset({"tract_core_broadcast", "transpose", "squeeze", "unsqueeze", "tract_core_cast"})
@@ -31,7 +27,7 @@ class RepeatedAxes:
 
     def record(self, emission: Emission) -> None:
         """Learn from one more operation."""
-        sources = list(_values_in(emission.inputs))
+        sources = [value for value in values_in(emission.inputs) if not value.literal]
         fed = emission.operator == "tract_core_external" or any(value.number in self._fed for value in sources)
         for output in emission.outputs:
             if fed:
@@ -108,13 +104,3 @@ def _origins(emission: Emission, source: Value, output: Value) -> list[int | Non
         kept = iter(range(source.rank))
         return [None if axis in axes else next(kept) for axis in range(output.rank)]
     return list(range(output.rank)) if output.rank == source.rank else []
-
-
-def _values_in(inputs: Sequence[object]) -> Iterator[Value]:
-    from generic_export.translate.builder import Value
-
-    for item in inputs:
-        if isinstance(item, Value) and not item.literal:
-            yield item
-        elif isinstance(item, tuple):
-            yield from _values_in(item)

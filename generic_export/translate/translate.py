@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from generic_export.errors import GraphError, T2NError, TranslationError
+from generic_export.nnef.dtypes import tract_dtype
 from generic_export.nnef.graph import Block, NnefFragment, NnefGraph, NnefOperation, NnefVariable
 from generic_export.nnef.registries import registries_of
 from generic_export.torch_graph.dims import same_shape
@@ -24,10 +25,11 @@ from generic_export.torch_graph.ir import (
     TorchOp,
 )
 from generic_export.torch_graph.naming import IdentifierAllocator, identifier
-from generic_export.translate.builder import Emission, NnefBuilder, Value, tract_dtype
+from generic_export.translate.builder import NnefBuilder
 from generic_export.translate.choices import Numerics, Spelling
 from generic_export.translate.emissions import inner_name, operation_of, reachable, shape_text
 from generic_export.translate.registry import bind_arguments, translate_call
+from generic_export.translate.value import Emission, Value
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,7 @@ def translate(graph: TorchModuleIRGraph, options: TranslationOptions | None = No
         TranslationError: an operator was called in a way that has none.
     """
     options = options or TranslationOptions()
-    builder = NnefBuilder(
-        numerics=options.numerics, spelling=options.spelling, shared_parameters=_shared_parameters(graph)
-    )
+    builder = _builder(graph, options)
     values = _Values(graph, builder)
     for op in graph.ops:
         _translate_op(op, builder, values)
@@ -81,9 +81,7 @@ def refusals(
     The results of a refused call are taken as given, so that what reads them is judged on its own account.
     """
     options = options or TranslationOptions()
-    builder = NnefBuilder(
-        numerics=options.numerics, spelling=options.spelling, shared_parameters=_shared_parameters(graph)
-    )
+    builder = _builder(graph, options)
     values = _Values(graph, builder)
     found = []
     for op in graph.ops:
@@ -105,9 +103,10 @@ def translate_body(graph: TorchModuleIRGraph, builder: NnefBuilder, inputs: Sequ
     return [values.of(variable) for variable in graph.outputs]
 
 
-def _shared_parameters(graph: TorchModuleIRGraph) -> frozenset[str]:
+def _builder(graph: TorchModuleIRGraph, options: TranslationOptions) -> NnefBuilder:
     uses = Counter(name for op in graph.ops for name in {tensor.name for tensor in op.tensor_inputs()})
-    return frozenset(parameter.name for parameter in graph.parameters if uses[parameter.name] > 1)
+    shared = frozenset(parameter.name for parameter in graph.parameters if uses[parameter.name] > 1)
+    return NnefBuilder(numerics=options.numerics, spelling=options.spelling, shared_parameters=shared)
 
 
 class _Values:

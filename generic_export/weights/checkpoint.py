@@ -14,7 +14,7 @@ from typing import Any
 
 from generic_export.errors import CorruptCheckpointError, WeightError
 from generic_export.weights.safetensors_index import open_safetensors
-from generic_export.weights.source import TensorSource
+from generic_export.weights.source import DOWNLOAD_AGAIN, TensorSource
 from generic_export.weights.torch_file import open_torch_file
 
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
@@ -22,7 +22,6 @@ TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 # What a trainer leaves beside the weights; never taken for them.
 _TRAINING_STATE = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "random_states")
 
-_DOWNLOAD_AGAIN = "Download the file again."
 _CONVERT = (
     "Safetensors and torch.save files are read. Convert it with transformers: "
     "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
@@ -196,9 +195,9 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     except OSError as error:
         raise WeightError(f"{index}: cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{index}: not a checkpoint index ({error!r}).", _DOWNLOAD_AGAIN) from error
+        raise CorruptCheckpointError(f"{index}: not a checkpoint index ({error!r}).", DOWNLOAD_AGAIN) from error
     if not valid:
-        raise CorruptCheckpointError(f"{index}: its weight_map is not a table of file names.", _DOWNLOAD_AGAIN)
+        raise CorruptCheckpointError(f"{index}: its weight_map is not a table of file names.", DOWNLOAD_AGAIN)
     for shard in set(weight_map.values()):
         relative = PurePosixPath(shard)
         if not relative.parts or not _is_file_name(shard) or relative.is_absolute() or ".." in relative.parts:

@@ -16,10 +16,17 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from generic_export.compat import (
+    DisableTorchFunctionSubclass,
+    buffers_of,
+    parameters_of,
+    pytree,
+    schema_of,
+    wrapper_tensor,
+)
 from generic_export.errors import OptionError, WeightError
-from generic_export.weights.source import CHUNK_BYTES, PlainValues, SelfStored, TensorSource
+from generic_export.weights.source import CHUNK_BYTES, LikeTensor, SelfStored, TensorSource
 from generic_export.weights.values import read_tensor, value_pieces
 
 _aten = torch.ops.aten
@@ -107,7 +114,9 @@ class OffloadStore:
         """Return a source's values; the result is shared and must not be written to."""
         key = (id(source), dtype, device)
         size = math.prod(source.shape) * dtype.itemsize
-        with self._turn(key):  # a second thread that wants the same tensor waits for it instead of reading it too
+        with self._lock:
+            turn = self._loading.setdefault(key, threading.Lock())
+        with turn:  # a second thread that wants the same tensor waits for it instead of reading it too
             held = self._held(key)
             if held is not None:
                 return held
@@ -115,7 +124,8 @@ class OffloadStore:
             try:
                 values = read_tensor(source, dtype).to(device)
             except BaseException:
-                self._release(size if keep else 0)
+                with self._lock:
+                    self._bytes -= size if keep else 0
                 raise
             with self._lock:
                 self._loads += 1
@@ -127,15 +137,8 @@ class OffloadStore:
         """Drop everything that is held; tensors are read again when they are used next."""
         with self._lock:
             self._evictions += len(self._resident)
-            self._bytes -= sum(_size(values) for _, values in self._resident.values())
+            self._bytes -= sum(values.nbytes for _, values in self._resident.values())
             self._resident.clear()
-
-    @contextmanager
-    def _turn(self, key: _Key) -> Iterator[None]:
-        with self._lock:
-            turn = self._loading.setdefault(key, threading.Lock())
-        with turn:
-            yield
 
     def _held(self, key: _Key) -> torch.Tensor | None:
         with self._lock:
@@ -152,7 +155,7 @@ class OffloadStore:
                 return False
             while self._bytes + size > self.budget_bytes and self._resident:
                 _, (_, dropped) = self._resident.popitem(last=False)
-                self._bytes -= _size(dropped)
+                self._bytes -= dropped.nbytes
                 self._evictions += 1
             if self._bytes + size > self.budget_bytes:  # other threads are reading into the rest
                 return False
@@ -160,44 +163,34 @@ class OffloadStore:
             self._peak = max(self._peak, self._bytes)
             return True
 
-    def _release(self, size: int) -> None:
-        with self._lock:
-            self._bytes -= size
-
 
 class OffloadedTensor(torch.Tensor):
     """A tensor on disk; see the module's docstring.
 
     Shape, dtype, device and `repr` read nothing. Any operator reads the values and returns a plain tensor. It cannot be
     written to in place, and is not pickled: its values are a file's.
+
+    Attributes:
+        source: where the values come from.
+        store: what keeps the values that were used.
     """
 
-    _source: TensorSource
-    _store: OffloadStore
+    source: TensorSource
+    store: OffloadStore
 
     @staticmethod
     def __new__(cls: type[OffloadedTensor], source: TensorSource, store: OffloadStore, dtype: torch.dtype) -> Any:
-        tensor = torch.Tensor._make_wrapper_subclass(cls, source.shape, dtype=dtype, requires_grad=False)
-        tensor._source, tensor._store = source, store
+        tensor = wrapper_tensor(cls, source.shape, dtype=dtype, requires_grad=False)
+        tensor.source, tensor.store = source, store
         return tensor
 
     def __init__(self, source: TensorSource, store: OffloadStore, dtype: torch.dtype) -> None:
         del source, store, dtype  # __new__ took them; Tensor has no initialiser of its own
 
-    @property
-    def source(self) -> TensorSource:
-        """Where the values come from."""
-        return self._source
-
-    @property
-    def store(self) -> OffloadStore:
-        """What keeps the values that were used."""
-        return self._store
-
     def load(self) -> torch.Tensor:
         """Return the values as a plain tensor, shared with the store: do not write to it."""
         # The tensor's own dtype, not the source's: module.float() changes it through `.data`.
-        return self._store.fetch(self._source, self.dtype, self.device)
+        return self.store.fetch(self.source, self.dtype, self.device)
 
     def stored_source(self, name: str) -> TensorSource:
         """The source of the bytes, under that name."""
@@ -212,7 +205,7 @@ class OffloadedTensor(torch.Tensor):
             raise _not_writable(args[0], func)  # the dispatcher would see a write to a view of what was read
         if func in _NEED_MEMORY and args and isinstance(args[0], OffloadedTensor):
             return func(args[0].load(), *args[1:], **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():  # results are plain tensors, not made into this class
+        with DisableTorchFunctionSubclass():  # results are plain tensors, not made into this class
             return func(*args, **kwargs)
 
     @classmethod
@@ -224,11 +217,11 @@ class OffloadedTensor(torch.Tensor):
             return _same(args[0], args[0].dtype)
         if func is _aten._to_copy.default and set(kwargs) <= {"dtype"}:
             return _same(args[0], kwargs.get("dtype") or args[0].dtype)
-        if func._schema.is_mutable:
+        if schema_of(func).is_mutable:
             _refuse_writing(func, args, kwargs)
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = pytree.tree_flatten((args, kwargs))
         plain = [leaf.load() if isinstance(leaf, OffloadedTensor) else leaf for leaf in leaves]
-        args, kwargs = tree_unflatten(plain, spec)
+        args, kwargs = pytree.tree_unflatten(plain, spec)
         return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedTensor:
@@ -246,37 +239,33 @@ class OffloadedTensor(torch.Tensor):
             WeightError: always.
         """
         raise WeightError(
-            f"tensor {self._source.name}: it lives on disk and is not pickled.", "Pickle tensor.load() instead."
+            f"tensor {self.source.name}: it lives on disk and is not pickled.", "Pickle tensor.load() instead."
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Describe the tensor without reading it."""
         del tensor_contents
-        return f"OffloadedTensor({self._source.name!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
+        return f"OffloadedTensor({self.source.name!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
 def _same(tensor: OffloadedTensor, dtype: torch.dtype) -> OffloadedTensor:
-    return OffloadedTensor(tensor._source, tensor._store, dtype)
+    return OffloadedTensor(tensor.source, tensor.store, dtype)
 
 
 def _refuse_writing(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         given = args[position] if position < len(args) else kwargs.get(argument.name)
         written = argument.alias_info is not None and argument.alias_info.is_write
-        if written and any(isinstance(leaf, OffloadedTensor) for leaf in tree_flatten(given)[0]):
-            target = next(leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, OffloadedTensor))
+        if written and any(isinstance(leaf, OffloadedTensor) for leaf in pytree.tree_flatten(given)[0]):
+            target = next(leaf for leaf in pytree.tree_flatten(given)[0] if isinstance(leaf, OffloadedTensor))
             raise _not_writable(target, func)
 
 
 def _not_writable(tensor: OffloadedTensor, func: Any) -> WeightError:
     return WeightError(
-        f"tensor {tensor._source.name}: {getattr(func, '__name__', func)} would write to a tensor on disk.",
+        f"tensor {tensor.source.name}: {getattr(func, '__name__', func)} would write to a tensor on disk.",
         "Use the operator that returns a new tensor, or write to tensor.load().clone().",
     )
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.dtype.itemsize
 
 
 # --- modules ----------------------------------------------------------------------------------
@@ -323,7 +312,7 @@ def unread_parameters(module: nn.Module) -> Iterator[None]:
     stand_ins: dict[int, torch.Tensor] = {}
     held: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     for owner in module.modules():
-        tables: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+        tables: tuple[dict[str, Any], ...] = (parameters_of(owner), buffers_of(owner))
         for table in tables:
             for name, tensor in table.items():
                 if isinstance(tensor, torch.Tensor) and isinstance(tensor, SelfStored):
@@ -344,8 +333,8 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
 
 
-@dataclass(frozen=True)
-class OffloadedSource(PlainValues):
+@dataclass(frozen=True, eq=False)
+class OffloadedSource(LikeTensor):
     """The `TensorSource` of a tensor on disk: streams from its file, past the store.
 
     Args:
@@ -353,16 +342,7 @@ class OffloadedSource(PlainValues):
         tensor: its values, cast to its own element type where the file has another.
     """
 
-    name: str
     tensor: OffloadedTensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
 
     def chunks(self) -> Iterator[memoryview]:
         """The file's chunks, each cast on its way; raises whatever the source raises."""

@@ -141,6 +141,3 @@ def _buffer(shape: tuple[int, ...], dtype: torch.dtype, most: int) -> tuple[torc
 def part_source(label: str, part: TensorPart, source: TensorSource) -> TensorSource:
     """Return the source of a stored tensor that is part of a parameter."""
     return source if part.is_whole else PartTensor(label, source, part)
-
-
-__all__ = ["PartTensor", "TensorPart", "part_source"]

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -17,8 +18,9 @@ from typing import Any, TypeGuard
 import torch
 
 from generic_export.errors import CorruptCheckpointError, WeightError
-from generic_export.weights.source import FileTensor
+from generic_export.weights.source import DOWNLOAD_AGAIN, FileTensor
 
+LFS_MAGIC = b"version "
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 
 # dtype name -> torch dtype of the tensors that can be streamed.
@@ -49,8 +51,6 @@ _UNREADABLE = {
     "F6_E3M2": (torch.uint8, 6),
     "C64": (torch.complex64, 64),
 }
-
-_DOWNLOAD_AGAIN = "Download the file again."
 
 
 @dataclass(frozen=True)
@@ -92,28 +92,46 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
         CorruptCheckpointError: the file is truncated or its header is inconsistent.
     """
     path = Path(path)
-    try:
+    with reading(path):
         file_bytes, header = _read_header(path)
-    except FileNotFoundError as error:
-        if path.is_symlink():  # the Hugging Face cache links names to blobs
-            raise CorruptCheckpointError(f"{path}: links to a file that is not there.", _DOWNLOAD_AGAIN) from error
-        raise WeightError(f"{path}: no such file.", "Check the path of the checkpoint.") from error
-    except OSError as error:
-        raise WeightError(f"{path}: cannot be read: {error.strerror}.") from error
     data_start = 8 + len(header)
     tensors = _parse_entries(path, header, data_start)
     announced = data_start + sum(tensor.nbytes for tensor in tensors)
     if announced > file_bytes:
         raise CorruptCheckpointError(
-            f"{path}: truncated, {announced - file_bytes} of {announced} bytes are missing.", _DOWNLOAD_AGAIN
+            f"{path}: truncated, {announced - file_bytes} of {announced} bytes are missing.", DOWNLOAD_AGAIN
         )
     if announced < file_bytes:
         raise _corrupt(path, f"{file_bytes - announced} bytes follow the last tensor")
     return {tensor.name: tensor for tensor in tensors}
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Say of a checkpoint file that cannot be opened why.
+
+    Raises:
+        WeightError: there is no such file, or it cannot be read.
+        CorruptCheckpointError: it is a link to nowhere.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if path.is_symlink():  # the Hugging Face cache links names to blobs
+            raise CorruptCheckpointError(f"{path}: links to a file that is not there.", DOWNLOAD_AGAIN) from error
+        raise WeightError(f"{path}: no such file.", "Check the path of the checkpoint.") from error
+    except OSError as error:
+        raise WeightError(f"{path}: cannot be read: {error.strerror}.") from error
+
+
+def require_weights(path: Path, start: bytes) -> None:
+    """Refuse a file whose first bytes say that git left a pointer in its place."""
+    if start.startswith(LFS_MAGIC):
+        raise CorruptCheckpointError(f"{path}: a git-lfs pointer, not the weights.", "Run git lfs pull.")
+
+
 def _corrupt(path: Path, reason: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(f"{path}: damaged safetensors file: {reason}.", _DOWNLOAD_AGAIN)
+    return CorruptCheckpointError(f"{path}: damaged safetensors file: {reason}.", DOWNLOAD_AGAIN)
 
 
 def _read_header(path: Path) -> tuple[int, bytes]:
@@ -121,12 +139,11 @@ def _read_header(path: Path) -> tuple[int, bytes]:
     with path.open("rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
-        if prefix == b"version ":
-            raise CorruptCheckpointError(f"{path}: a git-lfs pointer, not the weights.", "Run git lfs pull.")
+        require_weights(path, prefix)
         if len(prefix) < 8:
             raise CorruptCheckpointError(
                 f"{path}: truncated, it is {file_bytes} bytes long and misses at least {8 - len(prefix)} bytes.",
-                _DOWNLOAD_AGAIN,
+                DOWNLOAD_AGAIN,
             )
         header_bytes = int.from_bytes(prefix, "little")
         if header_bytes > MAX_HEADER_BYTES:
@@ -134,7 +151,7 @@ def _read_header(path: Path) -> tuple[int, bytes]:
         if header_bytes > file_bytes - 8:
             raise CorruptCheckpointError(
                 f"{path}: truncated in its header, at least {header_bytes + 8 - file_bytes} bytes are missing.",
-                _DOWNLOAD_AGAIN,
+                DOWNLOAD_AGAIN,
             )
         return file_bytes, file.read(header_bytes)
 

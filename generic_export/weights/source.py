@@ -18,6 +18,7 @@ import torch
 
 from generic_export.errors import CorruptCheckpointError, WeightError
 
+DOWNLOAD_AGAIN = "Download the file again."
 CHUNK_BYTES = 4 * 1024 * 1024  # a chunk, its cast and its hash stay in the processor's cache
 
 
@@ -129,23 +130,11 @@ class InMemoryBlocks:
 
 
 @dataclass(frozen=True, eq=False)
-class InMemoryTensor(PlainValues):
-    """A torch tensor that is already in memory, of any dtype (bf16 included) and any strides.
-
-    A contiguous CPU tensor is streamed without a copy; another layout is made contiguous piece by piece.
-
-    Raises:
-        WeightError: the tensor has no values to stream (meta device, sparse).
-    """
+class LikeTensor(PlainValues):
+    """What is the same of every source that streams the values of a torch tensor, under a name of its own."""
 
     name: str
     tensor: torch.Tensor
-
-    def __post_init__(self) -> None:
-        if self.tensor.device.type == "meta":
-            raise WeightError(f"tensor {self.name}: it is on the meta device and has no values.", "Load it first.")
-        if self.tensor.layout is not torch.strided:
-            raise WeightError(f"tensor {self.name}: layout {self.tensor.layout} has no plain bytes.", "Use to_dense().")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -154,6 +143,23 @@ class InMemoryTensor(PlainValues):
     @property
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class InMemoryTensor(LikeTensor):
+    """A torch tensor that is already in memory, of any dtype (bf16 included) and any strides.
+
+    A contiguous CPU tensor is streamed without a copy; another layout is made contiguous piece by piece.
+
+    Raises:
+        WeightError: the tensor has no values to stream (meta device, sparse).
+    """
+
+    def __post_init__(self) -> None:
+        if self.tensor.device.type == "meta":
+            raise WeightError(f"tensor {self.name}: it is on the meta device and has no values.", "Load it first.")
+        if self.tensor.layout is not torch.strided:
+            raise WeightError(f"tensor {self.name}: layout {self.tensor.layout} has no plain bytes.", "Use to_dense().")
 
     def chunks(self) -> Iterator[memoryview]:
         for piece in _contiguous_pieces(self.tensor.detach()):
@@ -199,12 +205,12 @@ class FileTensor(PlainValues):
                         raise CorruptCheckpointError(
                             f"tensor {self.name}: {self.path} ends {missing + self.nbytes - done - len(chunk)} bytes "
                             f"before the tensor does ({self.nbytes} bytes from offset {self.offset}).",
-                            "Download the file again.",
+                            DOWNLOAD_AGAIN,
                         )
                     yield chunk
         except FileNotFoundError as error:
             raise CorruptCheckpointError(
-                f"tensor {self.name}: {self.path} is not there any more.", "Download the file again."
+                f"tensor {self.name}: {self.path} is not there any more.", DOWNLOAD_AGAIN
             ) from error
         except OSError as error:
             raise WeightError(f"tensor {self.name}: cannot read {self.path}: {error.strerror}.") from error

@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from generic_export.compat import FakeTensorMode, checkpoint_offset
 from generic_export.errors import CorruptCheckpointError, WeightError
-from generic_export.weights.safetensors_index import UnreadableTensor
-from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
+from generic_export.weights.safetensors_index import LFS_MAGIC, UnreadableTensor, reading, require_weights
+from generic_export.weights.source import DOWNLOAD_AGAIN, FileTensor, InMemoryTensor, TensorSource
 
 _MAX_DEPTH = 8  # of dicts in dicts; a pickle can contain itself
 _ZIP_MAGIC = b"PK\x03\x04"
-_LFS_MAGIC = b"version "
 _LOCAL_HEADER = struct.Struct("<26xHH")  # zip: lengths of the name and of the extra field, at the end of 30 bytes
 
-_DOWNLOAD_AGAIN = "Download the file again."
 _SAVE_STATE_DICT = (
     "Where you trust the file, load it with weights_only=False and save its state_dict() alone, "
     "best with safetensors.torch.save_file."
@@ -64,28 +62,16 @@ def open_torch_file(path: Path) -> dict[str, TensorSource]:
         CorruptCheckpointError: the file is truncated, damaged, or none of `torch.save`.
     """
     path = Path(path)
-    try:
-        start = _first_bytes(path)
-    except FileNotFoundError as error:
-        if path.is_symlink():  # the Hugging Face cache links names to blobs
-            raise CorruptCheckpointError(f"{path}: links to a file that is not there.", _DOWNLOAD_AGAIN) from error
-        raise WeightError(f"{path}: no such file.", "Check the path of the checkpoint.") from error
-    except OSError as error:
-        raise WeightError(f"{path}: cannot be read: {error.strerror}.") from error
-    if start == _LFS_MAGIC:
-        raise CorruptCheckpointError(f"{path}: a git-lfs pointer, not the weights.", "Run git lfs pull.")
+    with reading(path), path.open("rb") as file:
+        start = file.read(len(LFS_MAGIC))
+    require_weights(path, start)
     if start.startswith(_ZIP_MAGIC):
         return _open_zip(path)
     return _loaded(path, mmap=False)
 
 
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(len(_LFS_MAGIC))
-
-
 def _corrupt(path: Path, reason: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(f"{path}: damaged PyTorch file: {reason}.", _DOWNLOAD_AGAIN)
+    return CorruptCheckpointError(f"{path}: damaged PyTorch file: {reason}.", DOWNLOAD_AGAIN)
 
 
 # --- the pickle -------------------------------------------------------------------------------
@@ -226,7 +212,7 @@ def _region(name: str, tensor: torch.Tensor, path: Path, records: Mapping[int, _
     if _has_no_plain_bytes(tensor):
         return _unreadable(name, tensor, path)
     storage = tensor.untyped_storage()
-    offset, record = getattr(storage, "_checkpoint_offset", None), None
+    offset, record = checkpoint_offset(storage), None
     if offset is not None:
         record = records.get(offset)
     if offset is None or record is None or record.nbytes != storage.nbytes():
@@ -237,7 +223,7 @@ def _region(name: str, tensor: torch.Tensor, path: Path, records: Mapping[int, _
         raise _corrupt(path, f"tensor {name} of shape {list(shape)} reaches beyond its storage")
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None
-    start = offset + tensor.storage_offset() * itemsize if tensor.numel() else offset
+    start = offset + int(tensor.storage_offset()) * itemsize if tensor.numel() else offset
     return FileTensor(name, path, start, shape, tensor.dtype)
 
 

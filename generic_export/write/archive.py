@@ -7,7 +7,6 @@ nnef/src/framework.rs).
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import threading
@@ -19,18 +18,27 @@ from types import TracebackType
 from typing import Any
 
 from generic_export.errors import ArchiveError, DiskFullError
+from generic_export.files import is_disk_full
 from generic_export.write.crew import Crew
 from generic_export.write.direct_file import Buffer, Staging
 from generic_export.write.entry_names import add_name
 from generic_export.write.journal import EntryRecord, Journal, claim_journals, occupied_bytes
-from generic_export.write.sinks import DirectorySink, Place, Sink, TarSink, TgzSink, resumable_state, sync_folder
-from generic_export.write.target import (
+from generic_export.write.output_path import (
     GRAPH_FILE,
     ArchiveFormat,
     archive_format_of,
     check_free_space,
     check_target,
     put_in_place,
+)
+from generic_export.write.sinks import (
+    ArchiveSink,
+    DirectorySink,
+    EntryPlace,
+    TarSink,
+    TgzSink,
+    resumable_state,
+    sync_folder,
 )
 
 __all__ = [
@@ -46,8 +54,6 @@ __all__ = [
     "check_free_space",
 ]
 DEFAULT_TGZ_LEVEL = 2  # what zlib-ng calls its trade-off; weights gain almost nothing from more
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,7 @@ class ArchiveWriter:
         self._names: dict[str, bool] = {}
         self._damage: str | None = None
         self._journal: Journal | None = None
-        self._sink: Sink | None = None
+        self._sink: ArchiveSink | None = None
         self._staging: Staging | None = None
         check_target(self.path, overwrite)
 
@@ -293,7 +299,7 @@ class ArchiveWriter:
             os.rename(self._target, journal.partial)
         return os.path.lexists(journal.partial)
 
-    def _new_sink(self, journal: Journal, sizes: Mapping[str, int]) -> Sink:
+    def _new_sink(self, journal: Journal, sizes: Mapping[str, int]) -> ArchiveSink:
         """Open the container: a new one, or the partial of a journal, which will hold entries of these sizes."""
         path, existing = journal.partial, os.path.lexists(journal.partial)
         if self.format is ArchiveFormat.DIRECTORY:
@@ -336,7 +342,7 @@ class ArchiveWriter:
             raise ArchiveError(f"{self.path}: the archive is not open.", "Write inside `with ArchiveWriter(...)`.")
         return self._journal
 
-    def _open_sink(self, sizes: Mapping[str, int]) -> Sink:
+    def _open_sink(self, sizes: Mapping[str, int]) -> ArchiveSink:
         journal = self._open_writer()
         if self._damage is not None:
             raise ArchiveError(f"{self.path}: cannot go on, {self._damage}.", "Start the archive again.")
@@ -344,7 +350,7 @@ class ArchiveWriter:
             self._sink = self._new_sink(journal, sizes)
         return self._sink
 
-    def _complete(self, entry: Entry, place: Place, tally: _Tally, crew: Crew | None) -> None:
+    def _complete(self, entry: Entry, place: EntryPlace, tally: _Tally, crew: Crew | None) -> None:
         """Write one of many entries, unless an earlier writer did; in a thread of the crew, if there is one."""
         record = self._open_writer().entries.get(entry.name)
         tally.begin(entry.name)
@@ -365,7 +371,7 @@ class ArchiveWriter:
             self._write(entry, place, self._staging, tally.add_and_tell)
         tally.end()
 
-    def _write(self, entry: Entry, place: Place, staging: Staging, written: Callable[[int], None]) -> None:
+    def _write(self, entry: Entry, place: EntryPlace, staging: Staging, written: Callable[[int], None]) -> None:
         """Write one entry at its place; `written` is told about each piece, and may raise."""
         digest, received, whole = hashlib.sha256(), 0, False
         stream = place.open(staging)
@@ -406,7 +412,7 @@ class ArchiveWriter:
             raise self._advice(error) from error
 
     def _advice(self, error: OSError) -> ArchiveError:
-        if error.errno in _DISK_FULL:
+        if is_disk_full(error):
             needed = "" if self._needed_bytes is None else f" (the archive needs {self._needed_bytes} bytes)"
             return DiskFullError(
                 f"{self.path}: the disk is full{needed}.",

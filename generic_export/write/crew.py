@@ -5,7 +5,6 @@ In: tasks, best the longest first. Out: nothing; the first error of a task stops
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections import deque
@@ -15,14 +14,16 @@ from typing import TypeVar
 
 import torch
 
+from generic_export.allocator import Malloc, malloc_settings
+
 # One more than the processors: while one thread waits for the disk, the others compute.
 THREADS = min((os.cpu_count() or 1) + 1, 6)
 _TICK_SECONDS = 0.1
 
-# glibc's malloc.h: parameters of mallopt, and what they are while the crew works and after it.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_WORKING = {_M_ARENA_MAX: 1, _M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 256 << 20}
-_AFTERWARDS = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 64 << 20}  # where glibc's own adjustment ends
+# One heap that keeps its pages: the threads reuse each other's buffers. glibc gives each thread a heap of its own, and each keeps
+# what its largest buffers took: 418 to 526 MiB over the imports for one and the same export, against some 300 from one heap.
+# And it hands the pages of freed buffers back at once: quantising spent a third of its time in page faults.
+_ONE_HEAP = {Malloc.ARENA_MAX: 1, Malloc.MMAP_THRESHOLD: 32 << 20, Malloc.TRIM_THRESHOLD: 256 << 20}
 
 T = TypeVar("T")
 Task = Callable[["Crew"], None]
@@ -62,7 +63,7 @@ class Crew:
     def run(self, tasks: Sequence[Task], tick: Callable[[], None] | None = None) -> None:
         """Do all tasks; `tick` is called now and then, in the calling thread."""
         self._tasks.extend(tasks)
-        with _one_thread_in_torch(), _one_heap_that_keeps_its_pages():
+        with _one_thread_in_torch(), malloc_settings(_ONE_HEAP):
             threads = [
                 threading.Thread(target=self._work, name=f"archive-{number}", daemon=True)
                 for number in range(min(self._threads, len(tasks)))
@@ -101,30 +102,6 @@ class Crew:
             self._stop.set()
         finally:
             self._ended.release()
-
-
-@contextmanager
-def _one_heap_that_keeps_its_pages() -> Iterator[None]:
-    """Let the threads reuse each other's buffers, without asking the system for zeroed pages again and again.
-
-    glibc gives each thread a heap of its own, and each keeps what its largest buffers took: 418 to 526 MiB over the imports
-    for one and the same export, against some 300 from one heap. And it hands the pages of freed buffers back at once:
-    quantising spent a third of its time in page faults. What is left at the end goes back to the system.
-    """
-    try:
-        library = ctypes.CDLL(None)
-        mallopt, malloc_trim = library.mallopt, library.malloc_trim
-    except (OSError, AttributeError, TypeError):  # not Linux, or not glibc
-        yield
-        return
-    for parameter, value in _WORKING.items():
-        mallopt(parameter, value)
-    try:
-        yield
-    finally:
-        for parameter, value in _AFTERWARDS.items():
-            mallopt(parameter, value)
-        malloc_trim(ctypes.c_size_t(0))
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.dat import block_header_bytes, header_bytes
+from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.nnef.graph import NnefGraph, NnefVariable
 from generic_export.nnef.text import graph_text
-from generic_export.translate.builder import TRACT_DTYPES
 from generic_export.weights.source import BlockTensorSource, TensorSource
 from generic_export.write.archive import GRAPH_FILE, ArchiveWriter, Entry, EntryDigest, Resume, WriteProgress
 from generic_export.write.direct_file import Buffer
@@ -104,7 +104,7 @@ def write_document(
     """Write `graph.nnef` and one `.dat` per variable, streaming, and put the archive in place when it is whole.
 
     Args:
-        path: target, see `nnef.archive.archive_format_of` for suffixes.
+        path: target, see `write.output_path.archive_format_of` for suffixes.
         graph, sources: see `plan_document`. A source that several variables share is written for each of them.
         compression_level: None for a directory, 0 for `.tar`, 1-9 for `.tgz`.
         overwrite: replace an existing archive.

@@ -6,7 +6,7 @@ In: the name of a new entry, and the names so far. Out: the name noted, or an er
 from __future__ import annotations
 
 from generic_export.errors import ArchiveError
-from generic_export.write.target import GRAPH_FILE
+from generic_export.write.output_path import GRAPH_FILE
 
 
 def add_name(names: dict[str, bool], name: str) -> None:

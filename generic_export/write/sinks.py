@@ -36,7 +36,7 @@ class EntryStream(Protocol):
         """Leave the entry as it is: the archive will not be finished."""
 
 
-class Place(Protocol):
+class EntryPlace(Protocol):
     """Where one entry goes."""
 
     def open(self, staging: Staging) -> EntryStream:
@@ -48,7 +48,7 @@ class Place(Protocol):
         ...
 
 
-class Sink(Protocol):
+class ArchiveSink(Protocol):
     """One container. `parallel` says whether its entries may be written at the same time."""
 
     parallel: bool
@@ -56,7 +56,7 @@ class Sink(Protocol):
     def allocate(self, sizes: Mapping[str, int]) -> None:
         """Reserve room for entries that will be placed."""
 
-    def place(self, name: str, size: int) -> Place:
+    def place(self, name: str, size: int) -> EntryPlace:
         """Give the next entry its place."""
         ...
 
@@ -83,7 +83,7 @@ class DirectorySink:
     def allocate(self, sizes: Mapping[str, int]) -> None:
         del sizes  # each file is allocated when it is opened
 
-    def place(self, name: str, size: int) -> Place:
+    def place(self, name: str, size: int) -> EntryPlace:
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         self._files.append(path)
@@ -111,7 +111,14 @@ class _FilePlace:
 
     def open(self, staging: Staging) -> EntryStream:
         self._path.unlink(missing_ok=True)
-        return _FileStream(self._path, self._size, staging)
+        file = OutputFile(self._path)
+        try:
+            if self._size >= _ALLOCATED_BYTES:
+                file.allocate(self._size)
+            return _RegionStream(Region(file, 0, staging), file)
+        except BaseException:
+            file.close()
+            raise
 
     def holds(self, sha256: str) -> bool:
         try:
@@ -121,17 +128,12 @@ class _FilePlace:
             return False
 
 
-class _FileStream:
-    def __init__(self, path: Path, size: int, staging: Staging) -> None:
-        self._file = OutputFile(path)
-        self._written = 0
-        try:
-            if size >= _ALLOCATED_BYTES:
-                self._file.allocate(size)
-            self._region = Region(self._file, 0, staging)
-        except BaseException:
-            self._file.close()
-            raise
+class _RegionStream:
+    """An entry that has its place in a file; the file is closed with it where it is the entry's alone."""
+
+    def __init__(self, region: Region, own_file: OutputFile | None = None) -> None:
+        self._region = region
+        self._own_file = own_file
 
     def write(self, data: memoryview) -> None:
         self._region.write(data)
@@ -140,11 +142,12 @@ class _FileStream:
         try:
             self._region.close()
         finally:
-            self._file.close()
+            self.abandon()
         finished({})
 
     def abandon(self) -> None:
-        self._file.close()
+        if self._own_file is not None:
+            self._own_file.close()
 
 
 # --- tar --------------------------------------------------------------------------------------
@@ -180,7 +183,7 @@ class TarSink:
     def allocate(self, sizes: Mapping[str, int]) -> None:
         self._file.allocate(tar_size(sizes))
 
-    def place(self, name: str, size: int) -> Place:
+    def place(self, name: str, size: int) -> EntryPlace:
         header = tar_header(name, size)
         self._file.write_at(self._position, header)
         offset = self._position + len(header)
@@ -204,28 +207,13 @@ class _TarPlace:
         self._size = size
 
     def open(self, staging: Staging) -> EntryStream:
-        return _TarStream(Region(self._file, self._offset, staging))
+        return _RegionStream(Region(self._file, self._offset, staging))
 
     def holds(self, sha256: str) -> bool:
         try:
             return _digest(self._path, self._offset, self._size) == sha256
         except OSError:
             return False
-
-
-class _TarStream:
-    def __init__(self, region: Region) -> None:
-        self._region = region
-
-    def write(self, data: memoryview) -> None:
-        self._region.write(data)
-
-    def close(self, finished: Callable[[Mapping[str, int]], None]) -> None:
-        self._region.close()
-        finished({})
-
-    def abandon(self) -> None:
-        pass
 
 
 # --- tgz --------------------------------------------------------------------------------------
@@ -251,7 +239,7 @@ class TgzSink:
     def allocate(self, sizes: Mapping[str, int]) -> None:
         del sizes  # how far they shrink is not known
 
-    def place(self, name: str, size: int) -> Place:
+    def place(self, name: str, size: int) -> EntryPlace:
         header = tar_header(name, size)
         begin = self._position
         self._position += len(header) + _padded(size, tarfile.BLOCKSIZE)

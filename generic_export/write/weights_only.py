@@ -6,7 +6,6 @@ all, or an iterator of named tensors.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import shutil
@@ -17,17 +16,19 @@ from pathlib import Path
 import torch
 
 from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, WeightError, first_line
+from generic_export.files import is_disk_full
 from generic_export.nnef.dat import dat_size, header_bytes
 from generic_export.weights.checkpoint import open_checkpoint
 from generic_export.weights.safetensors_index import UnreadableTensor
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
+from generic_export.weights.values import read_tensor, values_of
+from generic_export.write.output_path import check_free_space
 
 StorePath = str | os.PathLike[str]
 NameFilter = Callable[[str], bool]
 NamesCheck = Callable[[Collection[str]], bool | None]
 
 _BFLOAT16_FORMS = (torch.float32, torch.float16, None)
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def iter_torch_tensors_from_disk(
@@ -53,7 +54,7 @@ def iter_torch_tensors_from_disk(
     """
     device = _device(map_location)
     tensors = _selected(open_checkpoint(Path(store_filepath)).tensors, filter_key)
-    return ((name, _read(_as_stored(source)).to(device)) for name, source in tensors.items())
+    return ((name, read_tensor(_as_stored(source)).to(device)) for name, source in tensors.items())
 
 
 def export_tensors_from_disk_to_nnef(
@@ -153,22 +154,6 @@ def _count(source: TensorSource) -> int:
     return torch.Size(source.shape).numel()
 
 
-def _read(source: TensorSource) -> torch.Tensor:
-    """The whole tensor, in memory of its own."""
-    tensor = torch.empty(source.shape, dtype=source.dtype)
-    data = tensor.view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    filled = 0
-    for chunk in source.chunks():
-        data[filled : filled + len(chunk)] = _as_values(chunk, torch.uint8)
-        filled += len(chunk)
-    return tensor
-
-
-def _as_values(chunk: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    # torch.frombuffer warns about memory it may not write to, although nothing here does.
-    return torch.frombuffer(bytearray(chunk) if chunk.readonly else chunk, dtype=dtype)
-
-
 # --- writing ----------------------------------------------------------------------------------
 
 
@@ -190,7 +175,7 @@ def _write_all(
     staging: Path | None = None
     try:
         _check_targets(output_dir, targets.values(), overwrite)
-        _check_free_space(output_dir, sum(sizes.values()))
+        check_free_space(output_dir, sum(sizes.values()))
         staging = _staging_folder(output_dir)
         for name, source in tensors.items():
             file = staging / f"{name}.dat"
@@ -198,7 +183,7 @@ def _write_all(
             _write_dat(file, source, dtypes[name], device)
         _move_all(staging, output_dir, [f"{name}.dat" for name in tensors])
     except OSError as error:
-        if error.errno in _DISK_FULL:
+        if is_disk_full(error):
             raise DiskFullError(
                 f"{output_dir}: the disk is full ({sum(sizes.values())} bytes are needed).",
                 "Nothing was left behind; free some space or choose another folder.",
@@ -254,15 +239,6 @@ def _check_targets(output_dir: Path, targets: Iterable[Path], overwrite: bool) -
         )
 
 
-def _check_free_space(output_dir: Path, needed: int) -> None:
-    free = shutil.disk_usage(output_dir.absolute().parent).free
-    if free < needed:
-        raise DiskFullError(
-            f"{output_dir}: needs {needed} bytes, {free} are free on its disk.",
-            "Free some space or choose another folder.",
-        )
-
-
 def _write_dat(path: Path, source: TensorSource, dtype: torch.dtype, device: torch.device) -> None:
     with path.open("wb") as file:
         file.write(header_bytes(source.shape, dtype, name=f"tensor {source.name}"))
@@ -273,7 +249,7 @@ def _write_dat(path: Path, source: TensorSource, dtype: torch.dtype, device: tor
 
 
 def _convert_bfloat16(chunk: memoryview, name: str, dtype: torch.dtype, device: torch.device) -> memoryview:
-    values = _as_values(chunk, torch.bfloat16).to(device)
+    values = values_of(chunk, torch.bfloat16).to(device)
     converted = values.to(dtype)
     if dtype is torch.float16:
         beyond = values[converted.isinf() & ~values.isinf()]

@@ -34,7 +34,7 @@ class XlstmForm(StateForm):
         config: Any = model.config
         states = _no_states(model, inputs["input_ids"].shape[0]) if past is None else past
         layers = {
-            layer: tuple(Cell(states[Slot(_KIND, layer, index)]) for index in range(_PARTS))
+            layer: tuple(StateCell(states[Slot(_KIND, layer, index)]) for index in range(_PARTS))
             for layer in range(config.num_hidden_layers)
         }
         return inputs | {"cache_params": Cells(layers), "use_cache": True}
@@ -88,7 +88,7 @@ class XlstmConversation:
         }
 
 
-class Cell:
+class StateCell:
     """A state that the model writes with `copy_`: the new tensor takes the old one's place."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -107,7 +107,7 @@ class Cells:
         seqlen_offset: counted by the model, read by nobody.
     """
 
-    rnn_state: dict[int, tuple[Cell, ...]]
+    rnn_state: dict[int, tuple[StateCell, ...]]
     seqlen_offset: int = 0
 
 
@@ -130,9 +130,9 @@ def matrix_memory(
     value: torch.Tensor,
     igate: torch.Tensor,
     fgate: torch.Tensor,
-    c_initial: Cell,
-    n_initial: Cell,
-    m_initial: Cell,
+    c_initial: StateCell,
+    n_initial: StateCell,
+    m_initial: StateCell,
     **_: Any,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Run the mLSTM over any number of positions, as `xLSTMBackend.forward` of transformers.

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._higher_order_ops.scan import scan_op
+
+from generic_export.compat import scan_operator
 
 Step = Callable[..., Sequence[torch.Tensor]]
 """(states, slices, constants, all as positional tensors) -> (next states, results)."""
@@ -33,10 +34,9 @@ def over_time(
     Returns:
         The states after the last position, then each result as [S, ...].
     """
-    # The operator itself, not `torch._higher_order_ops.scan`: that one compiles the step at each call, 0.25 s a layer.
     # What a loop carries may neither share memory with anything else nor have another layout than the step's results.
     carried = [state.clone(memory_format=torch.contiguous_format) for state in states]
-    return list(scan_op(step, tuple(carried), tuple(sequences), tuple(constants)))
+    return list(scan_operator()(step, tuple(carried), tuple(sequences), tuple(constants)))
 
 
 def swap_time(tensor: torch.Tensor) -> torch.Tensor:

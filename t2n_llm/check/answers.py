@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +17,8 @@ from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.engine import LoadedModel
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from t2n_llm.check.engines import chosen_engine
+from t2n_llm.check.options import EngineOptions
 
 
 class Answerer(Protocol):
@@ -69,26 +70,23 @@ class CliAnswerer:
 
 
 @contextmanager
-def open_answerer(archive: Path, *, engine: str = "wheel", tract_binary: Path | None = None) -> Iterator[Answerer]:
+def open_answerer(archive: Path, engine: EngineOptions | None = None) -> Iterator[Answerer]:
     """Yield an archive ready to be asked, and stop its engine after the block.
 
     Args:
         archive: folder or file.
-        engine: `wheel`, `cli`, or `auto`: the first of them that is installed.
-        tract_binary: the command to use; implies `cli`.
+        engine: which one; None takes the pip-installed one.
 
     Raises:
         EngineMissingError: the engine is not installed.
         EngineLoadError: it refuses the archive.
     """
-    if engine == "auto":
-        engine = "wheel" if find_spec("tract") is not None else "cli"
-    if engine == "cli" or tract_binary is not None:
-        yield CliAnswerer(TractCli(tract_binary), archive)
+    chosen = chosen_engine(engine)
+    if isinstance(chosen, TractCli):
+        yield CliAnswerer(chosen, archive)
         return
-    wheel = TractWheel()
-    with wheel.load(archive) as model:
-        yield WheelAnswerer(wheel, model)
+    with chosen.load(archive) as model:
+        yield WheelAnswerer(chosen, model)
 
 
 def _widened(array: np.ndarray) -> np.ndarray:

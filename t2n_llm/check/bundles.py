@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from generic_export.inference_target.tract.engines.cli import write_bundle
 from kvcache.states import PAST_LENGTH, StateTensor
 from t2n_llm.check.reference import ReferenceRun
-from t2n_llm.graph.skeleton import Skeleton
 
 GENERATION_TURNS = 16  # enough to see a cache go wrong, small enough to ship
 
@@ -120,10 +120,10 @@ def _state_after(reference: ReferenceRun, state: StateTensor, length: int) -> np
     return np.ascontiguousarray(np.take(whole, range(length - state.kept(length), length), state.axis))
 
 
-def bundles_size(skeleton: Skeleton, length: int, num_logits_to_keep: int) -> int:
+def bundles_size(states: Sequence[StateTensor], config: Any, length: int, num_logits_to_keep: int) -> int:
     """Return about how many bytes `make_bundles` writes for a text of `length` tokens."""
-    states = sum(prod(state.sizes(1, length)) for state in skeleton.states)
+    stored = sum(prod(state.sizes(1, length)) for state in states)
     kept = length if num_logits_to_keep == 0 else min(num_logits_to_keep, length)
-    logits = kept * skeleton.config.get_text_config(decoder=True).vocab_size
+    logits = kept * config.get_text_config(decoder=True).vocab_size
     # States: as output and as `_concat` in two bundles, as input in one. Logits: in all four.
-    return 4 * (5 * states + 4 * logits)
+    return 4 * (5 * stored + 4 * logits)

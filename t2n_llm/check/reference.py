@@ -5,10 +5,9 @@ No part of the exporter computes here: transformers' own eager attention, masks,
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,13 @@ import numpy as np
 import torch
 
 from generic_export.errors import OptionError, ReferenceDiedError
+from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
 from kvcache.states import Slot
-from t2n_llm.check.reference_model import Residency, reference_model
+from t2n_llm.check.options import DEFAULT_DECODE_STEPS
 from t2n_llm.weights.archive_weights import ArchiveWeights
+from t2n_llm.weights.f32_model import reference_model
+from t2n_llm.weights.placement import Residency
 
 if TYPE_CHECKING:
     from t2n_llm.source.adapter import Adapter
@@ -35,9 +37,9 @@ CHECK_TEXT = (
 )
 
 PROMPT_LENGTH = 12
-DEFAULT_DECODE_STEPS = 64
 OFFLOADED_GREEDY_STEPS = 4  # each one reads every weight that is on disk
 _SHORTEST_TEXT = 29  # longer than the traced length, not a multiple of the chunk sizes
+_LOOK_SECONDS = 0.5
 _LONGEST_WINDOW = 256  # sliding windows up to this size are crossed by the check
 
 
@@ -184,56 +186,36 @@ def run_reference(
     return ReferenceRun(plan, text_logits, ids, greedy_logits, states, original, past)
 
 
-def run_reference_apart(
-    folder: Path,
-    plan: CheckPlan,
-    *,
-    trust_remote_code: bool = False,
-    residency: Residency | None = None,
-    adapter: Adapter | None = None,
-    overrides: ArchiveWeights | None = None,
-) -> ReferenceRun:
-    """Do `run_reference` in a process of its own, so that all its memory is given back before the engine starts.
+def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> ReferenceRun:
+    """Do `run_reference`, with the same arguments, in a process of its own: all its memory is given back at the end.
 
     Raises:
         ReferenceDiedError: that process ended without an answer.
     """
-    options = {
-        "trust_remote_code": trust_remote_code,
-        "residency": residency,
-        "adapter": adapter,
-        "overrides": overrides,
-    }
-    context = multiprocessing.get_context("spawn")  # a fork would share the memory that is to be given back
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, folder, plan, options), daemon=True)
-    try:
-        process.start()
-        sender.close()
-        answer: ReferenceRun | Exception = receiver.recv()
-    except EOFError:
-        process.join()
-        raise ReferenceDiedError(
-            f"{folder}: the PyTorch process died (exit code {process.exitcode}).",
-            "Most often the machine ran out of memory. Pass --no-check, and validate on a larger machine.",
-        ) from None
-    finally:  # on Ctrl-C too: nobody waits for its answer any more
-        if process.pid is not None:
-            process.kill()
-            process.join()
-        receiver.close()
+    # Spawned: a fork would share the memory that is to be given back.
+    with start_task(partial(_answer, folder, plan, **options), method="spawn", keep_output=False) as process:
+        while True:
+            wait_for_news([process], _LOOK_SECONDS)
+            answers, ending = process.news()
+            if answers:
+                break
+            if ending is not None:
+                raise ReferenceDiedError(
+                    f"{folder}: the PyTorch process died ({ending.cause}).",
+                    "Most often the machine ran out of memory. Pass --no-check, and validate on a larger machine.",
+                )
+    answer: ReferenceRun | Exception = answers[0]
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
-def _answer(sender: Connection, folder: Path, plan: CheckPlan, options: dict[str, Any]) -> None:
+def _answer(folder: Path, plan: CheckPlan, parent: Connection, **options: Any) -> None:
     """Run in the other process: send what `run_reference` returns or raises."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     try:
-        sender.send(run_reference(folder, plan, **options))
+        parent.send(run_reference(folder, plan, **options))
     except Exception as error:
-        sender.send(error)
+        parent.send(error)
 
 
 def _run_text(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, dict[Slot, np.ndarray]]:

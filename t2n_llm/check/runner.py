@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
-from generic_export.errors import EngineLoadError, OptionError
-from generic_export.inference_target.tract.engines.cli import TractCli, write_bundle
-from generic_export.inference_target.tract.engines.engine import IoFact, Session
+from generic_export.errors import EngineLoadError
+from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli, write_bundle
+from generic_export.inference_target.tract.engines.engine import EngineSession, IoFact
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from kvcache.states import StateTensor, is_window_symbol
-
-logger = logging.getLogger(__name__)
+from t2n_llm.check.engines import chosen_engine
+from t2n_llm.check.options import EngineOptions
 
 # `--llm` of the command line and of tract's own causal_llm example apply this transform (facts/tract.md §4.4, §4.5).
 STATEFUL_TRANSFORM = "transformers_detect_all"
@@ -92,7 +90,7 @@ class WheelRunner:
         session.close()
         return rows
 
-    def open_session(self) -> Session:
+    def open_session(self) -> EngineSession:
         """Return a fresh session: `input_ids` in, logits out; keys and values are the engine's, fixed states are fed back.
 
         Raises:
@@ -123,17 +121,17 @@ class WheelRunner:
 class _FeedingSession:
     """A session that hands the states that no transform makes the engine's own (fixed sizes, windows) to the next turn itself."""
 
-    def __init__(self, session: Session, states: list[np.ndarray]) -> None:
+    def __init__(self, session: EngineSession, states: list[np.ndarray]) -> None:
         self._session = session
         self._states = states
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """See `Session.run`: `input_ids` in, logits out."""
+        """See `EngineSession.run`: `input_ids` in, logits out."""
         logits, *self._states = self._session.run([*inputs, *self._states])
         return [logits]
 
     def close(self) -> None:
-        """See `Session.close`."""
+        """See `EngineSession.close`."""
         self._session.close()
 
 
@@ -191,20 +189,15 @@ class CliRunner:
             outputs = self._cli.run_bundle(
                 self._archive,
                 bundle,
-                llm=llm,
-                unfold_kv_cache=llm and bool(states),
-                allow_float_casts=self._casts,
+                CommandOptions(llm=llm, unfold_kv_cache=llm and bool(states), allow_float_casts=self._casts),
             )
         prefixes = [f"turn_{index}/" if len(entries) > 1 else "" for index in range(len(entries))]
         return [outputs[f"{prefix}outputs"][0] for prefix in prefixes], outputs
 
 
-ENGINES = ("wheel", "cli", "auto")
-
-
 @contextmanager
 def open_runner(
-    archive: Path, states: Sequence[StateTensor], dtype: str, *, engine: str = "wheel", tract_binary: Path | None = None
+    archive: Path, states: Sequence[StateTensor], dtype: str, engine: EngineOptions | None = None
 ) -> Iterator[Runner]:
     """Yield a runner of an archive, and stop its engine after the block.
 
@@ -212,29 +205,17 @@ def open_runner(
         archive: folder or file.
         states: the graph's.
         dtype: `f32` or `f16`, of the archive.
-        engine: `wheel` (pip-installed, in a worker process), `cli` (the `tract` command), or `auto`: the first of them that
-            is installed.
-        tract_binary: the command to use; implies `cli`.
+        engine: which one; None takes the pip-installed one, in a worker process.
 
     Raises:
-        OptionError: the engine is unknown.
         EngineMissingError: it is not installed.
     """
-    if engine not in ENGINES:
-        raise OptionError(f"engine {engine!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")
-    if engine == "auto":
-        engine = "wheel" if find_spec("tract") is not None else "cli"
-    if engine == "cli" or tract_binary is not None:
-        yield CliRunner(archive, states, dtype, TractCli(tract_binary))
+    chosen = chosen_engine(engine)
+    if isinstance(chosen, TractCli):
+        yield CliRunner(archive, states, dtype, chosen)
         return
-    with WheelRunner(archive) as runner:
+    with WheelRunner(archive, chosen) as runner:
         yield runner
-
-
-def require_engine(engine: str, tract_binary: Path | None = None) -> None:
-    """Ask an engine for its version, so that a missing one is known before the work and not after it; see `open_runner`."""
-    with open_runner(Path(), (), "f32", engine=engine, tract_binary=tract_binary) as runner:
-        logger.info("%s %s will check", runner.engine_name, runner.engine_version)
 
 
 def _ids(turn: Turn) -> np.ndarray:
@@ -254,4 +235,4 @@ def empty_shape(shape: Sequence[str]) -> tuple[int, ...]:
     return tuple(int(dim) if dim.isdigit() else {"B": 1}.get(dim, 0) for dim in shape)
 
 
-__all__ = ["ENGINES", "CliRunner", "Runner", "Turn", "WheelRunner", "empty_shape", "open_runner", "require_engine"]
+__all__ = ["CliRunner", "Runner", "Turn", "WheelRunner", "empty_shape", "open_runner"]

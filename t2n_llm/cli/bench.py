@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from t2n_llm.cli.inspect import JsonOption, sink_for, size_text, table_of
+from generic_export.figures import size_text
+from t2n_llm.cli.parameters import ArchiveArgument, DeviceOption, JsonOption
+from t2n_llm.cli.session import open_sink
+from t2n_llm.cli.tables import table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,14 +25,13 @@ _EngineOption = Annotated[str, typer.Option(help="wheel: tract from pip, embedde
 _TractOption = Annotated[
     Path | None, typer.Option("--tract", help="The tract command to measure with (implies --engine cli).")
 ]
-_DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or metal, where tract has it.")]
 _TimeoutOption = Annotated[
     float, typer.Option(min=1.0, metavar="SECONDS", help="How long one load or one run may take.")
 ]
 
 
 def profile(
-    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.")],
+    archive: ArchiveArgument,
     prefill: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
     past: Annotated[
         int | None, typer.Option(min=0, help="Tokens in the cache at the decoding step; by default the prompt's.")
@@ -37,7 +39,7 @@ def profile(
     rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of each table.")] = 15,
     engine: _EngineOption = "wheel",
     tract: _TractOption = None,
-    device: _DeviceOption = "cpu",
+    device: DeviceOption = "cpu",
     timeout: _TimeoutOption = 600.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,7 +47,7 @@ def profile(
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.export.located import locate_archive
         from t2n_llm.measure.profiling import profile_archive
 
@@ -69,7 +71,7 @@ def bench(
     warmup: Annotated[int, typer.Option(min=0, help="Runs of each before the clock starts.")] = 1,
     engine: _EngineOption = "wheel",
     tract: _TractOption = None,
-    device: _DeviceOption = "cpu",
+    device: DeviceOption = "cpu",
     timeout: _TimeoutOption = 600.0,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw a bar chart (needs t2n-llm[plot]).")
@@ -80,7 +82,7 @@ def bench(
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.cli.bench_plot import check_plot, plot_bench
         from t2n_llm.export.located import locate_archive
         from t2n_llm.measure.benchmark import BenchPlan, bench_archives
@@ -109,7 +111,7 @@ def _engine(name: str, binary: Path | None, device: str, timeout: float) -> Trac
     from generic_export.errors import OptionError
     from generic_export.inference_target.tract.engines.cli import TractCli
     from generic_export.inference_target.tract.engines.wheel import TractWheel
-    from t2n_llm.check.runner import ENGINES
+    from t2n_llm.check.options import ENGINES
 
     if name not in ENGINES:
         raise OptionError(f"engine {name!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")

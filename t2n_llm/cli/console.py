@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,22 +21,21 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
 from generic_export.errors import T2NError
 from t2n_llm.cli.report_tables import quality_tables
+from t2n_llm.cli.tables import filled_table, table_of
 from t2n_llm.export.folder import json_text
 from t2n_llm.tasks.names import TEXT_GENERATION
 
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
-    from t2n_llm.check.causal_lm import ValidationReport
+    from t2n_llm.check.agreement import CheckResult, ValidationReport
     from t2n_llm.export.adapter_only import AdapterExport
     from t2n_llm.export.pipeline import ExportResult
     from t2n_llm.export.plan import ExportPlan
     from t2n_llm.export.verify import IntegrityReport
     from t2n_llm.measure.quantize_report import QuantizeReport
-    from t2n_llm.tasks.heads.check import HeadReport
 
 
 _LINE_SECONDS = 5.0
@@ -64,6 +63,20 @@ class _Line:
 
 
 _PIPE_COLUMNS = 200  # tables in a pipe or a file are not folded to the 80 columns of a terminal that is not there
+
+
+# What is shown of a check: of logits of tokens, and of other values.
+_TOKEN_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
+    "steps": lambda check: str(len(check.steps)),
+    "max abs error": lambda check: f"{check.max_abs_error:.2e}",
+    "max KL": lambda check: f"{check.max_kl_divergence:.2e}",
+    "same token": lambda check: f"{check.same_top1}/{len(check.steps)}",
+}
+_VALUE_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
+    "texts x tokens": lambda check: " x ".join(map(str, check.shape or ())),
+    "max abs error": lambda check: f"{check.max_abs_error:.2e}",
+    "largest value": lambda check: f"{check.scale:.2e}",
+}
 
 
 class Sink:
@@ -165,7 +178,7 @@ class Sink:
         if error.hint:
             self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
 
-    def exported(self, result: ExportResult[Any]) -> None:
+    def exported(self, result: ExportResult) -> None:
         """Print the outcome of an export."""
         manifest = result.manifest
         if self.mode is OutputMode.JSON:
@@ -193,24 +206,6 @@ class Sink:
         if manifest["task"] == TEXT_GENERATION and "tokenizer.json" in manifest["companions"]:
             folder = escape(shlex.quote(str(result.output_dir)))
             self._out.print(f'try it    t2n-llm generate {folder} "Once upon a time"')
-
-    def _texts(self, report: HeadReport) -> None:
-        """Print how the texts of a check compare."""
-        table = Table(
-            title=f"PyTorch f32 against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
-        )
-        for heading in ("texts", "batch", "length", "max abs error", "largest value", ""):
-            table.add_column(heading, justify="left" if heading in ("texts", "") else "right")
-        for check in report.checks:
-            table.add_row(
-                check.name,
-                str(check.batch),
-                str(check.length),
-                f"{check.max_abs_error:.2e}",
-                f"{check.scale:.2e}",
-                "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]",
-            )
-        self._out.print(table)
 
     def adapted(self, result: AdapterExport) -> None:
         """Print the outcome of an export of an adapter alone."""
@@ -245,42 +240,22 @@ class Sink:
             more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
             self._out.print(f"kept      {escape(names)}{more} ({size:.1f} MB): {escape(reason)}")
 
-    def validated(self, report: ValidationReport | HeadReport) -> None:
+    def validated(self, report: ValidationReport) -> None:
         """Print the outcome of a validation."""
         if self.mode is OutputMode.JSON:
             self._json(report.asdict())
         elif self.mode is OutputMode.HUMAN:
-            from t2n_llm.check.causal_lm import ValidationReport
-
-            if isinstance(report, ValidationReport):
-                self._checks(report)
-            else:
-                self._texts(report)
+            self._checks(report)
 
     def _checks(self, report: ValidationReport) -> None:
         weights = ", on the compressed weights" if report.original is not None else ""
-        table = Table(
-            title=f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
-        )
-        for heading, justify in (
-            ("check", "left"),
-            ("steps", "right"),
-            ("max abs error", "right"),
-            ("max KL", "right"),
-        ):
-            table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-        table.add_column("same token", justify="right")
-        table.add_column("")
+        title = f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
+        columns = _TOKEN_COLUMNS if any(check.compares_tokens for check in report.checks) else _VALUE_COLUMNS
+        table = table_of("check", *(f">{heading}" for heading in columns), "", title=title)
         for check in report.checks:
-            table.add_row(
-                check.name,
-                str(len(check.steps)),
-                f"{check.max_abs_error:.2e}",
-                f"{check.max_kl_divergence:.2e}",
-                f"{check.same_top1}/{len(check.steps)}",
-                "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]",
-            )
-        self._out.print(table)
+            outcome = "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]"
+            table.add_row(check.name, *(show(check) for show in columns.values()), outcome)
+        self.show(table)
         for check in report.checks:
             if check.note:
                 self._out.print(f"{check.name}: {escape(check.note)}")
@@ -300,8 +275,7 @@ class Sink:
         if self.mode is OutputMode.JSON:
             self._json(report.asdict())
         elif self.mode is OutputMode.HUMAN:
-            for table in quality_tables(report):
-                self._out.print(table)
+            self.show(*quality_tables(report))
             self._out.print(
                 f"{report.engine}, {report.seconds:.1f} s, {escape(report.reading)}; text {escape(report.text)}, "
                 f"{measured.positions} tokens scored"
@@ -312,14 +286,20 @@ class Sink:
         if self.mode is OutputMode.JSON:
             self._json(plan.asdict())
             return
-        table = Table(title=f"{plan.output_dir}: nothing is written")
-        table.add_column("tensors", overflow="fold")
-        for heading in ("count", "shape", "type", "MB"):
-            table.add_column(heading, justify="right")
-        for group in plan.groups:
-            shape = " x ".join(map(str, group.shape)) or "scalar"
-            table.add_row(escape(group.name), str(group.count), shape, group.dtype, f"{group.bytes / 1e6:.2f}")
-        self._out.print(table)
+        headings = "tensors", ">count", ">shape", ">type", ">MB"
+        rows = [
+            (
+                group.name,
+                str(group.count),
+                " x ".join(map(str, group.shape)) or "scalar",
+                group.dtype,
+                f"{group.bytes / 1e6:.2f}",
+            )
+            for group in plan.groups
+        ]
+        table = filled_table(headings, rows, f"{plan.output_dir}: nothing is written")
+        table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+        self._print(table)
         most = "" if plan.exact else " at most (uncompressed)"
         seconds = "unknown (the disk cannot be tried)" if plan.seconds is None else f"about {plan.seconds:.0f} s"
         check = f", of which {plan.check_bytes / 1e9:.2f} GB to check" if plan.check_bytes else ""
@@ -363,7 +343,10 @@ class Sink:
         """Print tables and lines for people; their text is markup."""
         if self.mode is OutputMode.HUMAN:
             for part in parts:
-                self._out.print(part, width=None if self._out.is_terminal else _PIPE_COLUMNS)
+                self._print(part)
+
+    def _print(self, part: Any) -> None:
+        self._out.print(part, width=None if self._out.is_terminal else _PIPE_COLUMNS)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Print a result as JSON, when that is asked for."""

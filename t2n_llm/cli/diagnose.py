@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from generic_export.errors import InterruptError, OptionError
+from generic_export.files import write_whole
 from t2n_llm.cli.console import OutputMode, Sink
-from t2n_llm.cli.inspect import table_of
+from t2n_llm.cli.parameters import takes_options
+from t2n_llm.cli.session import quiet_libraries
+from t2n_llm.cli.tables import table_of
+from t2n_llm.source.reference import SourceRef
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,22 +34,16 @@ _SourceArgument = Annotated[
 _JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON to a file, or to stdout: -.")
 ]
-_RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
-_TokenOption = Annotated[
-    str | None, typer.Option(help="Hub access token; by default the one of `hf auth login` or HF_TOKEN.")
-]
-_TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")]
 
 
+@takes_options
 def coverage(
     model: _SourceArgument,
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="Capture all layers instead of one of each kind (slower).")
     ] = False,
     json_file: _JsonOption = None,
-    revision: _RevisionOption = None,
-    token: _TokenOption = None,
-    trust_remote_code: _TrustOption = False,
+    origin: SourceRef = SourceRef(),
 ) -> None:
     """List the operators that a model needs: supported, decomposed into others, or missing. Takes seconds.
 
@@ -57,10 +55,7 @@ def coverage(
         from t2n_llm.explain.coverage import cover_model
 
         report = cover_model(
-            model,
-            revision=revision,
-            token=token,
-            trust_remote_code=trust_remote_code,
+            origin.named(model),
             every_layer=every_layer,
             reporter=sink,
         )
@@ -70,6 +65,7 @@ def coverage(
         raise typer.Exit(_EXIT_FAILED)
 
 
+@takes_options
 def diagnose(
     model: Annotated[str, typer.Argument(help="Hub id, local folder, config.json or .gguf file.")],
     tiny: Annotated[
@@ -104,9 +100,7 @@ def diagnose(
     resume: Annotated[
         bool, typer.Option("--resume", help="Take over from --out what passed in an earlier run.")
     ] = False,
-    revision: _RevisionOption = None,
-    token: _TokenOption = None,
-    trust_remote_code: _TrustOption = False,
+    origin: SourceRef = SourceRef(),
 ) -> None:
     """Find the module, the operator and the line that keep a model from exporting, or make it wrong. No weights needed.
 
@@ -134,12 +128,9 @@ def diagnose(
             out=out,
             resume=resume,
             limits=Limits(seconds=timeout, memory=memory),
-            trust_remote_code=trust_remote_code,
         )
         with _interrupts_reach_the_search(), _ProgressView(sink) as view:
-            diagnosis = diagnose_model(
-                model, options, revision=revision, token=token, reporter=sink, progress=view.show
-            )
+            diagnosis = diagnose_model(origin.named(model), options, reporter=sink, progress=view.show)
     _tell(sink, diagnosis, html, json_file, out)
     if not diagnosis.ok:
         raise typer.Exit(_EXIT_FAILED)
@@ -149,6 +140,7 @@ def _tell(sink: Sink, diagnosis: Diagnosis, html: Path | None, json_file: str | 
     """Write the reports that were asked for, and speak."""
     from rich.text import Text
 
+    from generic_export.diagnose import diagnosis_text
     from generic_export.diagnose.report.report_html import diagnosis_html
 
     pages = [path for path in (html, out / "report.html" if out is not None else None) if path is not None]
@@ -158,7 +150,7 @@ def _tell(sink: Sink, diagnosis: Diagnosis, html: Path | None, json_file: str | 
         typer.echo(diagnosis.to_json(), nl=False)
     elif json_file is not None:
         write_text(Path(json_file), diagnosis.to_json())
-    text = Text(diagnosis.to_text())
+    text = Text(diagnosis_text(diagnosis))
     text.highlight_regex(r"\bfailed: \w+", "bold red")
     text.highlight_regex(r"(?m)(?<=  )ok\b", "green")
     sink.show(text)
@@ -270,18 +262,6 @@ def sink_for_json(json_file: str | None) -> Sink:
     return Sink(OutputMode.JSON if json_file == STDOUT else OutputMode.HUMAN)
 
 
-def quiet_libraries() -> None:
-    """Keep the notices of other libraries, which are about training, out of our output."""
-    import os
-    import warnings
-
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 def write_record(sink: Sink, record: dict[str, Any], json_file: str | None) -> None:
     """Write a report as JSON where it was asked for."""
     if json_file == STDOUT:
@@ -296,12 +276,9 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OptionError: it cannot be written there.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise OptionError(
             f"{path}: cannot be written: {error.strerror}.", "Name a file in a folder of yours."
         ) from error
@@ -329,7 +306,7 @@ def _json_text(record: dict[str, Any]) -> str:
 def _coverage_parts(report: CoverageReport) -> Iterator[Any]:
     from rich.markup import escape
 
-    from generic_export.translate.coverage import Support
+    from generic_export.coverage import Support
 
     yield _operators(report)
     for row in report.of(Support.MISSING):
@@ -363,7 +340,7 @@ def _operators(report: CoverageReport) -> Table:
     """What is missing first; then what is decomposed, then the rest, each by how often it is called."""
     from rich.markup import escape
 
-    from generic_export.translate.coverage import Support
+    from generic_export.coverage import Support
 
     colours = {Support.MISSING: "bold red", Support.DECOMPOSED: "cyan", Support.SUPPORTED: "green"}
     table = table_of("operator", "", ">calls", "first use", "line", "written as")

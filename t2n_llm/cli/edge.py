@@ -16,7 +16,8 @@ from typing import NoReturn
 import typer
 
 from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionError, T2NError
-from t2n_llm.export.folder import disk_full, is_disk_full
+from generic_export.files import is_disk_full
+from t2n_llm.export.folder import disk_full
 
 COMMAND = "t2n-llm"
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from t2n_llm.cli.console import OutputMode, Sink
+from generic_export.figures import size_text
+from t2n_llm.cli.parameters import ArchiveArgument, JsonOption
+from t2n_llm.cli.session import open_sink
+from t2n_llm.cli.tables import filled_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from t2n_llm.measure.inspection import Inspection
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 _EXIT_REFUSED = 1
 
 
 def inspect(
-    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.")],
+    archive: ArchiveArgument,
     graph: Annotated[bool, typer.Option("--graph", help="Print graph.nnef instead.")] = False,
     tensors: Annotated[
         int, typer.Option("--tensors", min=0, metavar="N", help="How many of the largest tensors to list; 0: all.")
@@ -35,7 +37,7 @@ def inspect(
 
     Exit code 0: read. 1: tract refuses the archive. 2: it is damaged, or bad input. 3: a bug.
     """
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.export.located import locate_archive
         from t2n_llm.measure.inspection import ask_engine, inspect_archive
 
@@ -51,11 +53,6 @@ def inspect(
     sink.show(*_human(inspection, tensors))
     if inspection.engine is not None and inspection.engine.refusal is not None:
         raise typer.Exit(_EXIT_REFUSED)
-
-
-def sink_for(as_json: bool) -> Sink:
-    """Return the sink of a command that speaks to people or in JSON."""
-    return Sink(OutputMode.JSON if as_json else OutputMode.HUMAN)
 
 
 def _print_graph(text: str, as_json: bool) -> None:
@@ -110,10 +107,7 @@ def _interface(inspection: Inspection) -> Table:
     rows: list[tuple[str, ...]]
     rows = [("input", entry.name, entry.datum_type, f"[{', '.join(entry.shape)}]") for entry in outline.externals]
     rows += [("output", name, "", "") for name in outline.outputs]
-    table = table_of("", "name", "type", "shape")
-    for row in _shortened(rows):
-        table.add_row(*_escaped(row))
-    return table
+    return filled_table(("", "name", "type", "shape"), _shortened(rows))
 
 
 def _shortened(rows: list[tuple[str, ...]], longest: int = 4) -> Iterator[tuple[str, ...]]:
@@ -129,20 +123,19 @@ def _shortened(rows: list[tuple[str, ...]], longest: int = 4) -> Iterator[tuple[
 
 
 def _dtypes(inspection: Inspection) -> Table:
-    table = table_of("type", ">tensors", ">values", ">bytes", ">bits a value")
-    for share in inspection.shares:
-        figures = f"{share.tensors}", f"{share.values:,}", size_text(share.bytes), f"{share.bits_per_value:.2f}"
-        table.add_row(share.dtype, *figures)
-    return table
+    rows = [
+        (share.dtype, f"{share.tensors}", f"{share.values:,}", size_text(share.bytes), f"{share.bits_per_value:.2f}")
+        for share in inspection.shares
+    ]
+    return filled_table(("type", ">tensors", ">values", ">bytes", ">bits a value"), rows)
 
 
 def _largest(inspection: Inspection, count: int) -> Table:
     tensors = sorted(inspection.contents.tensors, key=lambda tensor: tensor.data_bytes, reverse=True)
     shown = tensors[:count] if count else tensors
-    table = table_of("largest tensors" if len(shown) < len(tensors) else "tensors", "type", "shape", ">bytes")
-    for tensor in shown:
-        table.add_row(*_escaped((tensor.label, tensor.dtype, str(list(tensor.shape)))), size_text(tensor.data_bytes))
-    return table
+    title = "largest tensors" if len(shown) < len(tensors) else "tensors"
+    rows = [(tensor.label, tensor.dtype, str(list(tensor.shape)), size_text(tensor.data_bytes)) for tensor in shown]
+    return filled_table((title, "type", "shape", ">bytes"), rows)
 
 
 def _cache_text(inspection: Inspection) -> str:
@@ -157,16 +150,10 @@ def _cache_text(inspection: Inspection) -> str:
 
 def _operators(inspection: Inspection) -> Table:
     """Operators as written beside operators as run: two lists, since their names are not the same."""
-    written = list(inspection.outline.operators)
-    run = list(inspection.engine.operators) if inspection.engine is not None else []
-    table = table_of("operators in graph.nnef", ">", "operators that tract runs", ">")
-    for index in range(max(len(written), len(run))):
-        table.add_row(*(cell for pairs in (written, run) for cell in _pair(pairs, index)))
-    return table
-
-
-def _pair(pairs: Sequence[tuple[str, int]], index: int) -> tuple[str, str]:
-    return (pairs[index][0], str(pairs[index][1])) if index < len(pairs) else ("", "")
+    written = inspection.outline.operators
+    run = inspection.engine.operators if inspection.engine is not None else ()
+    rows = [(*one, *other) for one, other in zip_longest(written, run, fillvalue=("", ""))]
+    return filled_table(("operators in graph.nnef", ">", "operators that tract runs", ">"), rows)
 
 
 def _engine_lines(inspection: Inspection) -> Iterator[str]:
@@ -188,29 +175,3 @@ def _engine_lines(inspection: Inspection) -> Iterator[str]:
     yield f"tract {view.version}: {state}, {size_text(view.peak_rss_bytes)} of memory to load and optimise it"
     yield f"  runs on   {escape('; '.join(map(str, view.inputs)))}"
     yield f"  gives     {escape('; '.join(map(str, view.outputs)))}"
-
-
-def table_of(*headings: str) -> Table:
-    """Make a table; a heading that starts with `>` is of numbers."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        number = heading.startswith(">")
-        table.add_column(heading.removeprefix(">"), justify="right" if number else "left", no_wrap=not table.columns)
-    return table
-
-
-def _escaped(cells: Iterable[str]) -> list[str]:
-    from rich.markup import escape
-
-    return [escape(cell) for cell in cells]
-
-
-def size_text(size: float) -> str:
-    """Return bytes as people read them: 980 B, 12.3 kB, 269.5 MB."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size:.0f} B"

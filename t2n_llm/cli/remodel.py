@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from t2n_llm.cli.inspect import JsonOption, sink_for, table_of
+from t2n_llm.cli.console import Sink
+from t2n_llm.cli.parameters import JsonOption
+from t2n_llm.cli.session import open_sink
+from t2n_llm.cli.tables import table_of
 
 if TYPE_CHECKING:
-    from generic_export.remodel import Remodelled, RemodelPlan, Stages, Subgraph
-    from t2n_llm.cli.console import Sink
+    from generic_export.remodel import BoundaryStages, Remodelled, RemodelPlan, Subgraph
 
 _ARCHIVES: Mapping[str, int | None] = {"tar": 0, "tgz": 6, "dir": None}
 
@@ -48,7 +50,7 @@ def remodel(
 
     Exit code 0: exported (and checked). 2: bad input, or tract disagrees. 3: a bug.
     """
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from generic_export.errors import OptionError
         from generic_export.remodel import load_plan
         from t2n_llm.source.factory import subgraphs_of
@@ -109,7 +111,7 @@ def _dump(subgraphs: Sequence[Subgraph], target: Path, force: bool, sink: Sink) 
 
     from generic_export.errors import OutputExistsError
     from generic_export.remodel import plan_text, save_plan, template_plan
-    from generic_export.remodel.schema import plan_dict
+    from generic_export.remodel.plan_file import plan_dict
 
     plan = template_plan(subgraphs)
     if str(target) == "-":
@@ -126,7 +128,7 @@ def _dump(subgraphs: Sequence[Subgraph], target: Path, force: bool, sink: Sink) 
 # --- for people -----------------------------------------------------------------------------------
 
 
-def _table(stages: Stages) -> Iterator[Any]:
+def _table(stages: BoundaryStages) -> Iterator[Any]:
     from rich.markup import escape
 
     table = table_of(stages.name, "", "raw", "collapsed", "bound", "final")
@@ -143,7 +145,7 @@ def _table(stages: Stages) -> Iterator[Any]:
     yield f"outputs     {escape(', '.join(outputs))}"
 
 
-def _diff(stages: Stages) -> Iterator[str]:
+def _diff(stages: BoundaryStages) -> Iterator[str]:
     from rich.markup import escape
 
     colours = {"-": "red", "+": "green"}

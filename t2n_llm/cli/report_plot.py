@@ -1,6 +1,7 @@
-"""The error of each tensor of an export, by layer, as a picture.
+"""The error of each tensor of an export, by layer, as a picture or a page.
 
-In: a `QuantizeReport`. Out: a PNG (or what else matplotlib can write). matplotlib is an optional extra, loaded here only.
+In: a `QuantizeReport`. Out: a page, a PNG, or what else matplotlib can write. matplotlib is an optional extra, loaded here
+only; a page does without.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, OptionError
+from generic_export.files import write_whole
+from t2n_llm.cli.report_page import report_html
 from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality
 
 _INCHES = (9.0, 5.0)
@@ -24,11 +27,13 @@ def require_plotting(path: Path) -> None:
     Raises:
         OptionError: matplotlib is not installed, or it writes no files of that kind.
     """
+    if _is_page(path):
+        return
     figure, _ = _axes()
     kind = path.suffix.removeprefix(".").lower()
     if kind not in figure.canvas.get_supported_filetypes():
         raise OptionError(
-            f"--plot {path}: {path.suffix or 'a name without suffix'} is no kind of picture.", "Use .png."
+            f"--plot {path}: {path.suffix or 'a name without suffix'} is no kind of picture.", "Use .png, or .html."
         )
 
 
@@ -37,20 +42,37 @@ def plot_report(report: QuantizeReport, path: Path) -> None:
 
     Args:
         report: of an export.
-        path: the picture to write; its suffix says which form.
+        path: the picture to write; its suffix says which form. `.html` is a page with all that the report knows.
 
     Raises:
         OptionError: matplotlib is not installed.
         ArchiveError: the file cannot be written.
     """
+    try:
+        if _is_page(path):
+            write_whole(path, report_html(report))
+        else:
+            _drawn(report).savefig(path, dpi=_DOTS, bbox_inches="tight")
+    except OSError as error:
+        raise ArchiveError(
+            f"{path}: cannot be written: {error.strerror}.", "Choose another file for --plot."
+        ) from error
+
+
+def _is_page(path: Path) -> bool:
+    return path.suffix.lower() == ".html"
+
+
+def _drawn(report: QuantizeReport) -> Any:
+    """Return the figure."""
     figure, axes = _axes()
-    drawn = [tensor for tensor in report.tensors if tensor.quantized and _error(tensor)]
+    drawn = [tensor for tensor in report.tensors if tensor.quantized and tensor.drawn_error]
     kinds = list(dict.fromkeys(tensor.kind for tensor in drawn if tensor.layer is not None))
     for index, kind in enumerate(kinds):
         points = [tensor for tensor in drawn if tensor.kind == kind and tensor.layer is not None]
         axes.plot(
             [tensor.layer for tensor in points],
-            [_error(tensor) for tensor in points],
+            [tensor.drawn_error for tensor in points],
             marker=_MARKERS[index % len(_MARKERS)],
             markersize=4,
             linewidth=1,
@@ -58,19 +80,9 @@ def plot_report(report: QuantizeReport, path: Path) -> None:
         )
     for tensor in drawn:
         if tensor.layer is None:
-            axes.axhline(_error(tensor), linestyle="--", linewidth=1, color="gray", label=tensor.kind)
+            axes.axhline(tensor.drawn_error, linestyle="--", linewidth=1, color="gray", label=tensor.kind)
     _label(axes, report, drawn)
-    try:
-        figure.savefig(path, dpi=_DOTS, bbox_inches="tight")
-    except OSError as error:
-        raise ArchiveError(
-            f"{path}: cannot be written: {error.strerror}.", "Choose another file for --plot."
-        ) from error
-
-
-def _error(tensor: TensorQuality) -> float | None:
-    """Return what is drawn: the error of the weights, or of the outputs where the weights were scaled on purpose."""
-    return tensor.relative_error if tensor.relative_error is not None else tensor.output_error
+    return figure
 
 
 def _label(axes: Any, report: QuantizeReport, drawn: Sequence[TensorQuality]) -> None:
@@ -88,7 +100,11 @@ def _label(axes: Any, report: QuantizeReport, drawn: Sequence[TensorQuality]) ->
     if not drawn:
         axes.text(0.5, 0.5, "nothing is quantised", ha="center", transform=axes.transAxes)
         return
-    _scale(axes, [error for error in map(_error, drawn) if error], [t.layer for t in drawn if t.layer is not None])
+    _scale(
+        axes,
+        [tensor.drawn_error for tensor in drawn if tensor.drawn_error],
+        [t.layer for t in drawn if t.layer is not None],
+    )
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 

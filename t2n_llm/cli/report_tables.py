@@ -1,48 +1,61 @@
-"""A `QuantizeReport` as tables for the terminal."""
+"""A `QuantizeReport` as rows of text, for the terminal and for its page."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE
-from rich.markup import escape
-from rich.table import Table
+from t2n_llm.cli.tables import filled_table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality
 
 _WORST = 8  # tensors that are shown by name
+_Errors = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of text: its title, headings (those of numbers begin with `>`), and rows."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
 def quality_tables(report: QuantizeReport) -> list[Table]:
     """Return the end effect, the errors by kind of tensor, and the tensors with the largest error."""
-    quantized = [tensor for tensor in report.tensors if tensor.quantized]
-    tables = [_effect(report)]
-    if quantized:
-        worst = sorted(quantized, key=lambda tensor: _sortable(tensor), reverse=True)[:_WORST]
-        tables += [_kinds(report.tensors), _named(worst)]
-    return tables
+    title = f"{report.folder}: {report.recipe}, against {report.reference}"
+    effect = filled_table(("", ">"), end_effect(report), title)
+    effect.show_header = False
+    worst = largest_errors(report.tensors)
+    sheets = [by_kind(report.tensors), by_tensor("largest errors", worst)] if worst else []
+    return [effect, *(filled_table(sheet.headings, sheet.rows, sheet.title) for sheet in sheets)]
 
 
-def _effect(report: QuantizeReport) -> Table:
+def end_effect(report: QuantizeReport) -> list[tuple[str, str]]:
+    """Return what compression does to the model's predictions, and what it saves."""
     quality = report.quality
-    table = Table(title=escape(f"{report.folder}: {report.recipe}, against {report.reference}"), show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
     change = quality.perplexity / quality.reference_perplexity - 1
-    for name, value in (
+    return [
         ("weights", f"{report.bytes / 1e6:.1f} MB, {report.bits_per_weight:.2f} bits per weight"),
         ("KL divergence", f"mean {quality.mean_kl:.4g}, 99 % {quality.tail_kl:.4g}, worst {quality.max_kl:.4g}"),
         ("same most likely token", f"{100 * quality.same_top1:.1f} %"),
         ("perplexity", f"{quality.perplexity:.3f} ({change:+.2%} on {quality.reference_perplexity:.3f})"),
-    ):
-        table.add_row(name, value)
-    return table
+    ]
 
 
-def _kinds(tensors: Sequence[TensorQuality]) -> Table:
+def largest_errors(tensors: Sequence[TensorQuality]) -> list[TensorQuality]:
+    """Return the quantised tensors with the largest errors, the largest first."""
+    return sorted((tensor for tensor in tensors if tensor.quantized), key=_sortable, reverse=True)[:_WORST]
+
+
+def by_kind(tensors: Sequence[TensorQuality]) -> Sheet:
+    """Return a row for all tensors of a kind, such as `mlp.down_proj`."""
     rows = []
     for kind in dict.fromkeys(tensor.kind for tensor in tensors):
         members = [tensor for tensor in tensors if tensor.kind == kind]
@@ -50,39 +63,30 @@ def _kinds(tensors: Sequence[TensorQuality]) -> Table:
         schemes = ", ".join(dict.fromkeys(_scheme(tensor) for tensor in members))
         bits = sum(tensor.bits * tensor.values for tensor in members) / values
         errors = (_mean(tensor.relative_error for tensor in members), _mean(tensor.output_error for tensor in members))
-        rows.append(([kind.removeprefix("model."), str(len(members)), schemes, f"{bits:.2f}"], errors))
-    return _error_table("by kind of tensor", ("kind", "count", "stored as", "bits"), rows)
+        rows.append(((kind.removeprefix("model."), str(len(members)), schemes, f"{bits:.2f}"), errors))
+    return _error_sheet("by kind of tensor", ("kind", ">count", "stored as", ">bits"), rows)
 
 
-def _named(worst: Sequence[TensorQuality]) -> Table:
+def by_tensor(title: str, tensors: Sequence[TensorQuality]) -> Sheet:
+    """Return a row a tensor."""
     rows = [
         (
-            [tensor.label.removesuffix(".weight").removeprefix("model."), _scheme(tensor)],
+            (tensor.label.removesuffix(".weight").removeprefix("model."), _scheme(tensor)),
             (tensor.relative_error, tensor.output_error),
         )
-        for tensor in worst
+        for tensor in tensors
     ]
-    return _error_table("largest errors", ("tensor", "stored as"), rows)
+    return _error_sheet(title, ("tensor", "stored as"), rows)
 
 
-_Errors = tuple[float | None, float | None]
-
-
-def _error_table(title: str, headings: Sequence[str], rows: Sequence[tuple[Sequence[str], _Errors]]) -> Table:
-    """Return a table of words, then of the errors of weights and of outputs; a column in which nothing is known is left out."""
-    known = [any(errors[index] is not None for _, errors in rows) for index in range(2)]
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for index, heading in enumerate(headings):
-        table.add_column(
-            heading, no_wrap=True, justify="left" if index in (0, headings.index("stored as")) else "right"
-        )
-    for heading, shown in (("rel. MSE", known[0]), ("SNR", known[0]), ("outputs", known[1])):
-        if shown:
-            table.add_column(heading, justify="right", no_wrap=True)
-    for words, (weights, outputs) in rows:
-        figures = [_scientific(weights), _decibels(weights)] if known[0] else []
-        table.add_row(*map(escape, words), *figures, *([_scientific(outputs)] if known[1] else []))
-    return table
+def _error_sheet(title: str, headings: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], _Errors]]) -> Sheet:
+    """Return words, then errors of weights and of outputs; a column in which nothing is known is left out."""
+    weights, outputs = (any(errors[index] is not None for _, errors in rows) for index in range(2))
+    headings += (">rel. MSE", ">SNR") * weights + (">outputs",) * outputs
+    return Sheet(title, headings, tuple(
+        words + (_scientific(error), _decibels(error)) * weights + (_scientific(output),) * outputs
+        for words, (error, output) in rows
+    ))  # fmt: skip
 
 
 def _scientific(error: float | None) -> str:

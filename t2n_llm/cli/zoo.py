@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from t2n_llm.cli.inspect import JsonOption, sink_for
+from t2n_llm.cli.console import Sink
+from t2n_llm.cli.parameters import JsonOption
+from t2n_llm.cli.session import open_sink
 
 if TYPE_CHECKING:
-    from t2n_llm.cli.console import Sink
     from t2n_llm.zoo.expectations import Expected, Surprise
     from t2n_llm.zoo.history import Run
-    from t2n_llm.zoo.verdict import Verdict
+    from t2n_llm.zoo.verdict import CellVerdict
 
 _EXIT_SURPRISE = 1
 
@@ -78,8 +79,8 @@ def run_command(
     Exit code 0: everything is as expected. 1: something is not: a pass that was not expected counts, and with
     --no-expect, or for real checkpoints without --expected, whatever is not right. 2: bad input.
     """
-    with sink_for(as_json) as sink:
-        from quant.recipe import parse_size
+    with open_sink(as_json) as sink:
+        from generic_export.sizes import parse_size
         from t2n_llm.zoo.run import RunOptions, local_hosts, parse_shard, read_models, run_zoo
         from t2n_llm.zoo.verdict import NOT_RUNNABLE, RIGHT
 
@@ -92,7 +93,7 @@ def run_command(
             engine=engine,
             ray_address=ray_address,
             timeout_seconds=timeout,
-            max_rss_bytes=parse_size(max_memory),
+            max_rss_bytes=parse_size(max_memory, positive=True),
             decode_steps=decode_steps,
             seed=seed,
             hosts=local_hosts(fresh),
@@ -120,7 +121,7 @@ def report_command(
     as_json: JsonOption = False,
 ) -> None:
     """Put the shards of a run together, and write its page and tables."""
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.zoo.history import read_results
 
         verdicts = read_results(results)
@@ -136,7 +137,7 @@ def diff_command(
     as_json: JsonOption = False,
 ) -> None:
     """Show the cells that ended differently. Exit code 1 when one that was right is not any more."""
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.zoo.compare import compare_runs
         from t2n_llm.zoo.history import read_results
 
@@ -161,7 +162,7 @@ def expect_command(
 
     Exit code 0: as expected, or updated. 1: not as expected. 2: bad input.
     """
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.zoo.configs import architectures
         from t2n_llm.zoo.expectations import surprises
         from t2n_llm.zoo.history import read_results
@@ -183,7 +184,7 @@ def expect_command(
 @zoo.command(name="list")
 def list_command(as_json: JsonOption = False) -> None:
     """List the architectures of the installed transformers, and their classes."""
-    with sink_for(as_json) as sink:
+    with open_sink(as_json) as sink:
         from t2n_llm.zoo.configs import architectures
 
         names = architectures()
@@ -205,7 +206,7 @@ def _expected_rows(path: Path | None) -> dict[str, Expected]:
     return read_expected(path or EXPECTED_FILE)
 
 
-def _update(verdicts: Sequence[Verdict], rows: Mapping[str, Expected], path: Path | None) -> dict[str, Expected]:
+def _update(verdicts: Sequence[CellVerdict], rows: Mapping[str, Expected], path: Path | None) -> dict[str, Expected]:
     """Rewrite the rows of cells that were run; those of architectures that are gone go."""
     from t2n_llm.zoo.configs import architectures
     from t2n_llm.zoo.expectations import EXPECTED_FILE, updated, write_expected
@@ -216,13 +217,13 @@ def _update(verdicts: Sequence[Verdict], rows: Mapping[str, Expected], path: Pat
     return new
 
 
-def _judged(verdicts: Sequence[Verdict], rows: Mapping[str, Expected] | None) -> list[Surprise] | None:
+def _judged(verdicts: Sequence[CellVerdict], rows: Mapping[str, Expected] | None) -> list[Surprise] | None:
     from t2n_llm.zoo.expectations import surprises
 
     return surprises(verdicts, rows) if rows is not None else None
 
 
-def _kept(verdicts: Sequence[Verdict], history: Path | None) -> Run:
+def _kept(verdicts: Sequence[CellVerdict], history: Path | None) -> Run:
     from t2n_llm.zoo.history import Run, keep_run
 
     return keep_run(history, verdicts) if history is not None else Run("this run", tuple(verdicts))
@@ -266,7 +267,7 @@ def _show_surprises(sink: Sink, found: Sequence[Surprise]) -> None:
         sink.show("Everything is as expected.")
 
 
-def _line(verdict: Verdict) -> Any:
+def _line(verdict: CellVerdict) -> Any:
     error = verdict.max_abs_error
     figure = f" max abs err {error:.2g}" if error is not None else ""
     reason = f" {verdict.error}: {verdict.message}" if verdict.message else ""

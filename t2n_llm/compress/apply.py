@@ -12,8 +12,8 @@ from typing import Any
 
 from generic_export.errors import WeightError
 from generic_export.nnef.dat import BLOCK_FORMATS
+from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.nnef.graph import NnefGraph, NnefVariable
-from generic_export.translate.builder import TRACT_DTYPES
 from generic_export.weights.part import TensorPart
 from generic_export.weights.source import BlockTensorSource, RenamedTensor, TensorSource
 from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM, find_algorithm

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from generic_export.compat import parameters_of
 from generic_export.errors import OptionError
 from generic_export.weights.source import FileTensor, TensorSource
 from quant.awq import scaled_statistics, search_factors
@@ -305,7 +306,7 @@ class _Run:
         self, parameter: str, module: nn.Module, algorithm: CalibratedAlgorithm, statistics: InputStatistics
     ) -> None:
         values = self._pack(parameter, module.get_parameter("weight").detach(), algorithm, statistics)
-        module._parameters["weight"] = nn.Parameter(values, requires_grad=False)
+        parameters_of(module)["weight"] = nn.Parameter(values, requires_grad=False)
 
     def _quantize_experts(
         self,
@@ -327,7 +328,7 @@ class _Run:
             algorithm.name, wrong / power if power else 0.0, made.tokens, made.starved
         )
         owner, _, attribute = name.rpartition(".")
-        layer.get_submodule(owner)._parameters[attribute] = nn.Parameter(values, requires_grad=False)
+        parameters_of(layer.get_submodule(owner))[attribute] = nn.Parameter(values, requires_grad=False)
 
     def _pack(
         self, parameter: str, weight: torch.Tensor, algorithm: CalibratedAlgorithm, statistics: InputStatistics

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from quant.blocks import GROUP, Q4Blocks
 from quant.imatrix import StatisticsAccumulator
 from quant.protocol import InputStatistics, Quantizer
+from t2n_llm.compat import experts_implementation
 
 # E[x x^T] of all experts of a layer at once must fit beside the layer; beyond this they are weighed by E[x^2] alone.
 _LARGEST_HESSIANS = 1 << 30
@@ -40,14 +41,8 @@ def expert_parameters(layer: nn.Module) -> dict[str, torch.Tensor]:
 def one_expert_at_a_time(config: Any) -> Iterator[None]:
     """Make transformers run experts in a plain loop, one product for each, for the length of a `with` block."""
     configs = {id(each): each for each in (config, config.get_text_config())}.values()
-    before = [getattr(each, "_experts_implementation_internal", None) for each in configs]
-    for each in configs:
-        each._experts_implementation = "eager"
-    try:
+    with experts_implementation(tuple(configs), "eager"):
         yield
-    finally:
-        for each, value in zip(configs, before, strict=True):
-            each._experts_implementation_internal = value
 
 
 @dataclass

@@ -1,22 +1,15 @@
-"""Exports of checkpoints that are quantised already: the recipe that keeps their blocks, and their PyTorch model.
+"""Exports of checkpoints that are quantised already: the recipe that keeps their blocks.
 
-In: the graph and sources of an export, or a checkpoint's folder. Out: a `Compression` that stores every exact tensor as it is; a
-causal LM with dequantised weights, the judge of such an export.
+In: the graph and sources of an export. Out: a `Compression` that stores every exact tensor as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import torch
-
-from generic_export.errors import NotEnoughMemoryError
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.source import RenamedTensor, TensorSource
-from generic_export.weights.values import read_tensor
 from quant.half import CastTensor
 from quant.prequantized import DecodedTensor, ExactTensor
 from quant.recipe import Choice, Recipe, Rule
@@ -24,7 +17,6 @@ from quant.stream import PermutedTensor, QuantizedTensor
 from t2n_llm.compress.apply import Compression, compress
 from t2n_llm.compress.plan import plan_compression
 from t2n_llm.source.empty_model import Weightless
-from t2n_llm.source.hub import GGUF_SUFFIX, ModelSource, open_source
 
 AS_STORED = "as stored"
 """Name of the recipe of an export that was asked for none and whose checkpoint holds Q4_0's values."""
@@ -67,71 +59,6 @@ def quantized_again(compression: Compression) -> str | None:
         f"{len(names)} tensor{'s' * (len(names) > 1)} ({some}) quantised in another format before: Q4_0 adds an error of "
         "its own. The original checkpoint gives a better archive."
     )
-
-
-def require_resident(source: ModelSource, offloaded: bool) -> None:
-    """Refuse the check of a quantised checkpoint whose dequantised weights do not fit in memory.
-
-    Raises:
-        NotEnoughMemoryError: they do not.
-    """
-    if source.is_quantized and offloaded:
-        raise NotEnoughMemoryError(
-            "the check of a checkpoint that is quantised already needs its PyTorch model in memory in f32, and it does "
-            "not fit.",
-            "Pass --no-check, and run t2n-llm validate on a larger machine.",
-        )
-
-
-def load_dequantized(weights: Path, *, trust_remote_code: bool = False) -> Any | None:
-    """Return the model of a quantised checkpoint in f32, or None when the checkpoint is not quantised.
-
-    A GGUF file is dequantised by transformers. The other formats would need a library each, most of which run on GPUs only:
-    their values come from this project's own decoders, which are tested against the published formats.
-
-    Args:
-        weights: a folder, or a `.gguf` file.
-        trust_remote_code: allow code that comes with the model.
-
-    Raises:
-        SourceError, WeightError: it cannot be read.
-        CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.
-    """
-    if weights.suffix == GGUF_SUFFIX and weights.is_file():
-        from t2n_llm.source.gguf import load_gguf_model
-
-        return load_gguf_model(weights)
-    if not (weights / "config.json").is_file():
-        return None
-    from t2n_llm.check.reference_model import refuse_invented
-    from t2n_llm.source.empty_model import meta_model
-
-    source = open_source(str(weights), trust_remote_code=trust_remote_code, require_tokenizer=False)
-    if source.quantization is None:
-        return None
-    model_class = type(meta_model(source.config, trust_remote_code=source.trust_remote_code))
-    model, missing = dequantized(source, model_class)
-    refuse_invented(source.name, missing)
-    return model
-
-
-def dequantized(source: ModelSource, model_class: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return the model of a quantised checkpoint in f32, and the parameters that the checkpoint has no values of.
-
-    Args:
-        source: a folder with quantised weights.
-        model_class: of transformers.
-    """
-    state = {name: read_tensor(tensor) for name, tensor in source.checkpoint().tensors.items()}
-    model, report = model_class.from_pretrained(
-        None,
-        config=source.config,
-        state_dict=state,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        output_loading_info=True,
-    )
-    return model.eval(), tuple(sorted(report.get("missing_keys", ())))
 
 
 def _stored(source: TensorSource) -> TensorSource:

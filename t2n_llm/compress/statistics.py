@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, OptionError
+from generic_export.files import is_disk_full, sha256
 from quant.imatrix import IMATRIX_SUFFIX, Imatrix, load_imatrix, matching_statistics, save_imatrix
 from quant.protocol import InputStatistics
-from t2n_llm.export.folder import is_disk_full, sha256
 from t2n_llm.source.hub import ModelSource
 
 _SAMPLE_BYTES = 1 << 16

@@ -18,8 +18,10 @@ from generic_export.write.document import ArchivePlan, plan_document
 from quant.recipe import RECIPE_FILE, recipe_text
 from quant.stream import QuantizationError
 from t2n_llm.compress.apply import Compression
-from t2n_llm.compress.options import CompressionOptions, Messages, compressed
+from t2n_llm.compress.compressed import compressed
 from t2n_llm.compress.prequantized import kept_as_stored, quantized_again
+from t2n_llm.compress.request import CompressionOptions
+from t2n_llm.reporter import Reporter
 from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.archive_weights import ArchiveWeights
@@ -74,7 +76,7 @@ def stored_form(
     skeleton: Weightless,
     graph: NnefGraph,
     sources: Mapping[str, TensorSource],
-    messages: Messages,
+    reporter: Reporter,
     *,
     dry: bool = False,
 ) -> Iterator[StoredForm]:
@@ -84,14 +86,14 @@ def stored_form(
         options: the compression that was asked for; without one, blocks of the checkpoint that are exactly Q4_0 stay.
         source, checkpoint: the model, for calibration.
         skeleton, graph, sources: as an export without compression would write them.
-        messages: told the stages and what a user should know.
+        reporter: told the stages and what a user should know.
         dry: calibrate nothing; sizes are the same.
 
     Raises:
         OptionError: the recipe does not fit the model.
         WeightError: a tensor cannot be quantised.
     """
-    with compressed(options, source, skeleton, graph, sources, messages, dry=dry) as compression:
+    with compressed(options, source, skeleton, graph, sources, reporter, dry=dry) as compression:
         if options.recipe() is None:
             compression = kept_as_stored(skeleton, graph, sources)
         if compression is None:

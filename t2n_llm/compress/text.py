@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from generic_export.errors import OptionError
-from t2n_llm.check.reference_model import Placement, load_f32, plan_residency
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.weights.f32_model import load_f32
+from t2n_llm.weights.placement import Placement, plan_residency
 
 BUILTIN, AUTO = "builtin", "auto"
 DEFAULT_SEQUENCES = 32

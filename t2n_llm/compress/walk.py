@@ -16,12 +16,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from generic_export.compat import parameters_of
 from generic_export.errors import CaptureError, MissingTensorError
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor
-from t2n_llm.check.reference_model import Placement, load_f32, plan_residency
 from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.reference import SourceRef
+from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.names import match_parameters
+from t2n_llm.weights.placement import Placement, plan_residency
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def open_walkable(folder: Path, *, trust_remote_code: bool = False) -> WalkableM
         NotEnoughMemoryError: the whole model must be loaded, and does not fit.
         SourceError, CorruptCheckpointError: as `open_source`.
     """
-    source = open_source(str(folder), trust_remote_code=trust_remote_code, require_tokenizer=False)
+    source = open_source(SourceRef(str(folder), trust_remote_code=trust_remote_code), require_tokenizer=False)
     model = _skeleton(source)
     tensors = match_parameters(model, source.checkpoint().tensors).tensors
     if _covers(tensors, model):
@@ -269,9 +272,9 @@ def _parameter_names(module: nn.Module) -> list[str]:
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter:
     owner, _, attribute = name.rpartition(".")
-    return cast(nn.Parameter, module.get_submodule(owner)._parameters[attribute])
+    return cast(nn.Parameter, parameters_of(module.get_submodule(owner))[attribute])
 
 
 def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     owner, _, attribute = name.rpartition(".")
-    module.get_submodule(owner)._parameters[attribute] = parameter
+    parameters_of(module.get_submodule(owner))[attribute] = parameter

@@ -9,36 +9,43 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
-from generic_export.errors import CaptureError, T2NError
-from generic_export.export import producer_version
-from generic_export.torch_graph.tracer import TorchModuleTracer, torch_version
-from generic_export.translate.coverage import (
+from generic_export.capture import ModuleCall, captured
+from generic_export.compat import CAPTURE_LOGGERS
+from generic_export.coverage import (
     ModuleCoverage,
     OperatorCoverage,
     OperatorUse,
     Support,
+    Weigh,
     captured_coverage,
     merged,
     seen_coverage,
 )
-from generic_export.translate.modules import translated_modules
+from generic_export.diagnose.record.pieces import kinds_of_calls
+from generic_export.diagnose.record.recording import RecordedCall
+from generic_export.documents import producer_version
+from generic_export.errors import CaptureError, T2NError
+from generic_export.inference_target import TractNNEF
+from generic_export.logs import logging_at
+from generic_export.torch_graph.request import DynamicAxes
+from generic_export.torch_graph.tracer import torch_version
 from kvcache import explicit_attention, explicit_experts, explicit_operators, fuse_rotary_embedding
 from kvcache.operators import OperatorNames
 from t2n_llm.explain.forward_record import ForwardRecord, record_forward
 from t2n_llm.explain.tiny_twin import tiny_twin
-from t2n_llm.export.options import LogReporter, Reporter
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.skeleton import WRAPPER_ATTRIBUTE, build_skeleton
+from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import open_config
 from t2n_llm.source.layer_cut import LayerCut, cut_layers, layers_path
+from t2n_llm.source.reference import SourceRef
 
 logger = logging.getLogger(__name__)
 
@@ -117,19 +124,15 @@ class CoverageReport:
 
 
 def cover_model(
-    name: str,
+    source: str | SourceRef,
     *,
-    revision: str | None = None,
-    token: str | None = None,
-    trust_remote_code: bool = False,
     every_layer: bool = False,
     reporter: Reporter | None = None,
 ) -> CoverageReport:
     """Say which operators a model needs, and which of them can be written.
 
     Args:
-        name: hub id, folder, config file or `.gguf` file; of a hub repository only the config is fetched.
-        revision, token, trust_remote_code: as for `open_source`.
+        source: hub id, folder, config file or `.gguf` file; of a hub repository only the config is fetched.
         every_layer: capture all layers instead of one of each kind (slower, the same answer).
         reporter: told what happens; None logs.
 
@@ -139,11 +142,13 @@ def cover_model(
     """
     reporter = reporter or LogReporter()
     started = time.monotonic()
-    reporter.stage(f"Reading {name}")
-    source = open_config(name, revision=revision, token=token, trust_remote_code=trust_remote_code)
-    cut = cut_layers(source.config, trust_remote_code=trust_remote_code)
+    ref = SourceRef.of(source)
+    trust_remote_code = ref.trust_remote_code
+    reporter.stage(f"Reading {ref.name}")
+    config = open_config(ref).config
+    cut = cut_layers(config, trust_remote_code=trust_remote_code)
     if every_layer:
-        cut = LayerCut(source.config, tuple(range(cut.depth)), (1,) * cut.depth)
+        cut = LayerCut(config, tuple(range(cut.depth)), (1,) * cut.depth)
     reporter.stage(f"Capturing {len(cut.picks)} of {cut.depth} layers")
     uncaptured: tuple[UncapturedModule, ...] = ()
     try:
@@ -152,12 +157,12 @@ def cover_model(
     except T2NError as error:
         reporter.stage("The whole cannot be captured: looking at its modules one by one")
         how, problems = MODULES, (error.message,)
-        found, uncaptured = _modules_coverage(source.config, trust_remote_code, error)
+        found, uncaptured = _modules_coverage(config, trust_remote_code, error)
         problems += found.problems
     return CoverageReport(
-        model=name,
-        architecture=_architecture(source.config, cut, trust_remote_code),
-        model_type=str(source.config.model_type),
+        model=ref.name,
+        architecture=_architecture(config, cut, trust_remote_code),
+        model_type=str(config.model_type),
         how=how,
         layers=cut.picks,
         depth=cut.depth,
@@ -185,22 +190,26 @@ def _versions() -> dict[str, str]:
 def _decoder_coverage(cut: LayerCut, trust_remote_code: bool) -> ModuleCoverage:
     with explicit_attention() as attention, explicit_experts() as experts:
         skeleton = build_skeleton(
-            cut.config, torch.float16, attention=attention, experts=experts, trust_remote_code=trust_remote_code
+            cut.config, GraphOptions(), attention=attention, experts=experts, trust_remote_code=trust_remote_code
         )
-        prefix = f"{WRAPPER_ATTRIBUTE}."
         layers = layers_path(skeleton.module.causal_lm, skeleton.config)
-        tracer = TorchModuleTracer(
-            module=skeleton.module,
-            args=skeleton.example_inputs(),
+        call = ModuleCall(
+            skeleton.module,
+            skeleton.example_inputs(),
             input_names=skeleton.input_names,
             output_names=skeleton.output_names,
-            dynamic_axes=skeleton.dynamic_axes,
-            strip_prefix=prefix,
-            whole=translated_modules(),
+            strip_prefix=f"{WRAPPER_ATTRIBUTE}.",
         )
-        return captured_coverage(
-            tracer, (fuse_rotary_embedding,), weigh=lambda path: cut.weight(_layer_of(path, layers))
-        )
+        return _covered(call, lambda path: cut.weight(_layer_of(path, layers)), skeleton.dynamic_axes)
+
+
+def _covered(call: ModuleCall, weigh: Weigh, dynamic_axes: DynamicAxes | None = None) -> ModuleCoverage:
+    """Capture as an export does: without values, and so without a script or a trace in a module's place."""
+    target = TractNNEF(dynamic_axes=dynamic_axes or {}, check_io=False)
+    coverage, _, _ = captured(
+        call, target, lambda tracer: captured_coverage(tracer, (fuse_rotary_embedding,), weigh), torchscript=False
+    )
+    return coverage
 
 
 def _layer_of(path: str, layers: str) -> int | None:
@@ -223,8 +232,8 @@ def _modules_coverage(
             record = record_forward(model)
             layers = layers_path(model, twin.config)
             search = _ModuleSearch(record, lambda path: twin.cut.weight(_layer_of(path, layers)))
-            with _quiet_export():
-                search.visit(model, "")
+            with logging_at(logging.CRITICAL, *CAPTURE_LOGGERS):
+                search.visit()
     except T2NError as error:
         raise CaptureError(f"{cause.message} Nor can its modules be looked at: {error.message}", error.hint) from error
     return merged(search.parts), tuple(search.uncaptured.values())
@@ -239,63 +248,50 @@ def _twin_model(make: Any, operators: OperatorNames, trust_remote_code: bool) ->
     return model
 
 
-@contextmanager
-def _quiet_export() -> Iterator[None]:
-    """Keep torch.export's warnings on failures, which are expected here, from the terminal."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._dynamo", "torch.fx")]
-    levels = [logger.level for logger in loggers]
-    for each in loggers:
-        each.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
-
-
 _SOURCE = re.compile(r"\b[\w.-]+\.py:\d+")
 
 
 class _ModuleSearch:
     """Captures modules from the outside in; goes into one only when it cannot be captured itself."""
 
-    def __init__(self, record: ForwardRecord, weigh: Any) -> None:
-        self._record = record
+    def __init__(self, record: ForwardRecord, weigh: Weigh) -> None:
+        self._uses = record.uses
         self._weigh = weigh
-        self._seen: dict[object, ModuleCoverage | T2NError] = {}
+        self._kinds = kinds_of_calls(record.recording)
+        self._inside: dict[int | None, list[RecordedCall]] = {}
+        for recorded in record.recording.calls:
+            if recorded.call.turn == 0:
+                self._inside.setdefault(recorded.call.parent, []).append(recorded)
+        self._seen: dict[str, ModuleCoverage | T2NError] = {}
         self.parts: list[ModuleCoverage] = []
-        self.uncaptured: dict[object, UncapturedModule] = {}
+        self.uncaptured: dict[str, UncapturedModule] = {}
 
-    def visit(self, module: nn.Module, path: str) -> bool:
-        """Add the coverage of a module; returns whether all of it was captured."""
-        call = self._record.calls.get(path)
-        if call is None:  # a list of modules, or one that is never called
-            return self._visit_children(module, path)
-        key = (type(module), call.signature, tuple(name for name, _ in module.named_parameters()))
-        outcome = self._seen.get(key)
-        if outcome is None:
-            outcome = self._seen[key] = self._captured(module, path)
+    def visit(self, parent: int | None = None) -> bool:
+        """Add the coverage of what is called inside a call, the root by default; returns whether all of it was captured."""
+        captured_ones = [self._visit_call(recorded) for recorded in self._inside.get(parent, ())]
+        return all(captured_ones)
+
+    def _visit_call(self, recorded: RecordedCall) -> bool:
+        kind, path = self._kinds[recorded.call.index], recorded.call.path
+        if kind not in self._seen:
+            self._seen[kind] = self._captured(recorded)
+        outcome = self._seen[kind]
         if isinstance(outcome, ModuleCoverage):
             self.parts.append(self._placed(outcome, path))
             return True
-        own = [use for use in self._record.uses if use.module_path == path]
-        self.parts.append(seen_coverage(own, self._weigh))
-        if self._visit_children(module, path):
-            self._blame(key, module, path, outcome)
+        self.parts.append(seen_coverage([use for use in self._uses if use.module_path == path], self._weigh))
+        if self.visit(recorded.call.index):
+            self._blame(kind, recorded, outcome)
         return False
 
-    def _visit_children(self, module: nn.Module, path: str) -> bool:
-        captured = [self.visit(child, _join(path, name)) for name, child in module.named_children()]
-        return all(captured)
-
-    def _captured(self, module: nn.Module, path: str) -> ModuleCoverage | T2NError:
+    def _captured(self, recorded: RecordedCall) -> ModuleCoverage | T2NError:
         """Return the coverage of a module, with paths relative to it and each call counted once."""
-        call = self._record.calls[path]
-        tracer = TorchModuleTracer(module, call.args, call.kwargs, whole=translated_modules())
+        path = recorded.call.path
+        # Inside a layer the counts are multiplied later, since the modules of several layers share them.
+        weigh: Weigh = (lambda _: 1) if self._weigh(path) > 1 else (lambda inner: self._weigh(_join(path, inner)))
         try:
-            # Inside a layer the counts are multiplied later, since the modules of several layers share them.
-            weigh = (lambda _: 1) if self._weigh(path) > 1 else (lambda inner: self._weigh(_join(path, inner)))
-            return captured_coverage(tracer, (fuse_rotary_embedding,), weigh)
+            args, kwargs = recorded.arguments.rebuilt(recorded.inputs().__getitem__)
+            return _covered(ModuleCall(recorded.module, args, kwargs), weigh)
         except T2NError as error:
             return error
 
@@ -307,22 +303,19 @@ class _ModuleSearch:
                 count=row.count * factor,
                 refused=row.refused * factor,
                 module_path=_join(path, row.module_path),
-                module_type=row.module_type,
             )
             for row in coverage.operators
         )
         return ModuleCoverage(rows, coverage.problems)
 
-    def _blame(self, key: object, module: nn.Module, path: str, error: T2NError) -> None:
-        known = self.uncaptured.get(key)
-        count = self._weigh(path)
-        if known is not None:
-            self.uncaptured[key] = replace(known, count=known.count + count)
-            return
+    def _blame(self, kind: str, recorded: RecordedCall, error: T2NError) -> None:
+        path = recorded.call.path
         source = _SOURCE.search(error.message)
-        self.uncaptured[key] = UncapturedModule(
-            path, type(module).__name__, count, error.message, error.hint or "", source[0] if source else ""
+        found = UncapturedModule(
+            path, recorded.call.class_name, 0, error.message, error.hint or "", source[0] if source else ""
         )
+        known = self.uncaptured.get(kind, found)
+        self.uncaptured[kind] = replace(known, count=known.count + self._weigh(path))
 
 
 def _join(path: str, name: str) -> str:

@@ -23,13 +23,17 @@ from generic_export.inference_target import TractNNEF
 from kvcache import explicit_operators, fuse_rotary_embedding, state_form
 from kvcache.operators import OperatorNames
 from kvcache.state_adapters import register_cache_adapters
-from t2n_llm.check.reference_model import available_memory, load_f32
+from t2n_llm.compat import choose_implementations
 from t2n_llm.explain.call_sets import ModelCalls, calls_of
 from t2n_llm.explain.tiny_twin import tiny_twin
-from t2n_llm.export.options import DTYPES, LogReporter, Reporter
+from t2n_llm.graph.options import DTYPES, torch_dtype
 from t2n_llm.graph.skeleton import probe_states
+from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import open_config, open_source
+from t2n_llm.source.reference import SourceRef
+from t2n_llm.weights.f32_model import load_f32
+from t2n_llm.weights.placement import available_memory
 
 _F32_BYTES = 4
 _HEADROOM = 1.6  # the model, and the piece that is being tried once more in the engine
@@ -55,7 +59,6 @@ class DiagnosisOptions:
         subject: what is diagnosed.
         dtype: element type of weights, activations and caches.
         strategy, depth, only, atol, rtol, jobs, out, resume, limits: of the search.
-        trust_remote_code: allow code that comes with the model.
     """
 
     subject: Subject = Subject.SKELETON
@@ -69,7 +72,6 @@ class DiagnosisOptions:
     out: Path | None = None
     resume: bool = False
     limits: Limits = field(default_factory=Limits)
-    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -92,20 +94,17 @@ class _Prepared:
 
 
 def diagnose_model(
-    name: str,
+    source: str | SourceRef,
     options: DiagnosisOptions | None = None,
     *,
-    revision: str | None = None,
-    token: str | None = None,
     reporter: Reporter | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Diagnosis:
     """Find the parts of a language model that do not export, or export and are wrong.
 
     Args:
-        name: hub id, folder, config file or `.gguf` file; weights are fetched and read only for `Subject.WEIGHTS`.
+        source: hub id, folder, config file or `.gguf` file; weights are fetched and read only for `Subject.WEIGHTS`.
         options: what is diagnosed, and how.
-        revision, token: as for `open_source`.
         reporter: told what happens; None logs.
         progress: told of every attempt.
 
@@ -121,9 +120,10 @@ def diagnose_model(
     """
     options, reporter = options or DiagnosisOptions(), reporter or LogReporter()
     register_cache_adapters()
-    reporter.stage(f"Reading {name}")
+    ref = SourceRef.of(source)
+    reporter.stage(f"Reading {ref.name}")
     with explicit_operators() as operators:
-        prepared = _prepared(name, options, operators, revision, token)
+        prepared = _prepared(ref, options, operators)
         for note in prepared.notes:
             reporter.stage(note)
         calls = _calls(prepared.model, operators)
@@ -142,6 +142,7 @@ def diagnose_model(
             out=options.out,
             resume=options.resume,
             fusions=(fuse_rotary_embedding,),
+            torchscript=False,  # an export captures a model without values, and has nothing to compare a trace with
             axes=calls.axes,
             limits=options.limits,
             context=calls.code,
@@ -197,12 +198,10 @@ def _calls(model: nn.Module, operators: OperatorNames) -> ModelCalls:
 # --- what is diagnosed ----------------------------------------------------------------------------
 
 
-def _prepared(
-    name: str, options: DiagnosisOptions, operators: OperatorNames, revision: str | None, token: str | None
-) -> _Prepared:
-    trust = options.trust_remote_code
+def _prepared(ref: SourceRef, options: DiagnosisOptions, operators: OperatorNames) -> _Prepared:
+    trust = ref.trust_remote_code
     if options.subject is Subject.WEIGHTS:
-        source = open_source(name, revision=revision, token=token, trust_remote_code=trust, require_tokenizer=False)
+        source = open_source(ref, require_tokenizer=False)
         source.checkpoint()  # refuses a folder without weights, or with damaged ones
         _require_memory(source.config, trust)
         model = load_f32(source.weights, trust)
@@ -210,10 +209,10 @@ def _prepared(
         model = _with_attention(operators, partial(_attending, model))
         notes = ["diagnosed with the model's own weights"]
     else:
-        config = open_config(name, revision=revision, token=token, trust_remote_code=trust).config
+        config = open_config(ref).config
         make = _tiny if options.subject is Subject.TINY else _skeleton
         model, notes = make(config, operators, trust)
-    dtype = DTYPES[options.dtype]
+    dtype = torch_dtype(options.dtype)
     return _Prepared(model.to(dtype).eval().requires_grad_(False), tuple(notes))
 
 
@@ -235,7 +234,7 @@ def _tiny(config: Any, operators: OperatorNames, trust_remote_code: bool) -> tup
 def _skeleton(config: Any, operators: OperatorNames, trust_remote_code: bool) -> tuple[nn.Module, list[str]]:
     def built(names: OperatorNames) -> nn.Module:
         own = copy.deepcopy(config)
-        own._attn_implementation, own._experts_implementation = names.attention, names.experts
+        choose_implementations(own, names.attention, names.experts)
         return meta_model(own, trust_remote_code=trust_remote_code)
 
     model = _with_attention(operators, built)
@@ -277,7 +276,7 @@ def _require_memory(config: Any, trust_remote_code: bool) -> None:
     model = meta_model(config, trust_remote_code=trust_remote_code)
     needed = int(_F32_BYTES * _HEADROOM * sum(parameter.numel() for parameter in model.parameters()))
     free = available_memory()
-    if free is not None and needed > free:
+    if needed > free:
         raise NotEnoughMemoryError(
             f"a diagnosis with weights needs about {needed / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free.",
             "Diagnose without weights (leave --weights out), or the tiny twin (--tiny).",

@@ -1,25 +1,23 @@
 """What the modules of a model receive and which operators they run, in one real run of a small model.
 
-In: a causal LM on the CPU. Out: a `ForwardRecord`. Hooks and a dispatch mode, both gone when the run ends.
+In: a causal LM on the CPU. Out: a `ForwardRecord`: a diagnosis' recording, and what a dispatch mode saw.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.module_tracker import ModuleTracker
 
+from generic_export.compat import OpOverload, TorchDispatchMode
+from generic_export.coverage import OperatorUse
+from generic_export.diagnose import Recording, observe
 from generic_export.errors import CaptureError, described
-from generic_export.translate.coverage import OperatorUse
 
 _STEPS = 5
 _TORCH = os.path.dirname(torch.__file__)
@@ -29,29 +27,15 @@ _BOOKKEEPING = frozenset({"aten.detach.default", "aten.lift_fresh.default", "ate
 
 
 @dataclass(frozen=True)
-class ModuleCall:
-    """The first call of a module.
-
-    Attributes:
-        args, kwargs: what its forward received.
-        signature: shapes and element types of the tensors, and the other values, as text.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    signature: str
-
-
-@dataclass(frozen=True)
 class ForwardRecord:
     """One run of a model.
 
     Attributes:
-        calls: the first call of each module, by path, without a cache.
-        uses: every operator that ran inside a module, with and without a cache.
+        recording: every call of its modules, without a cache.
+        uses: every operator that ran inside a module, with a cache.
     """
 
-    calls: Mapping[str, ModuleCall]
+    recording: Recording
     uses: tuple[OperatorUse, ...]
 
 
@@ -62,17 +46,15 @@ def record_forward(model: nn.Module) -> ForwardRecord:
         CaptureError: the model does not run.
     """
     ids = torch.arange(_STEPS)[None] + 3
-    calls: dict[str, ModuleCall] = {}
-    watch = _OperatorWatch()
     try:
         with torch.no_grad():
-            with _recorded(model, calls, watch):
+            with observe(model, max_calls=1) as recording:
                 model(input_ids=ids, use_cache=False)
-            with _recorded(model, {}, watch), watch:
+            with ModuleTracker() as tracker, _OperatorWatch(recording, tracker) as watch:
                 _run_with_cache(model, ids)
     except Exception as error:  # whatever the model's own code raises
         raise CaptureError(f"{type(model).__name__} does not run in PyTorch: {described(error)}") from error
-    return ForwardRecord(calls, tuple(watch.uses))
+    return ForwardRecord(recording, tuple(watch.uses))
 
 
 def _run_with_cache(model: nn.Module, ids: torch.Tensor) -> None:
@@ -83,54 +65,23 @@ def _run_with_cache(model: nn.Module, ids: torch.Tensor) -> None:
             return
 
 
-@contextmanager
-def _recorded(model: nn.Module, calls: dict[str, ModuleCall], watch: _OperatorWatch) -> Iterator[None]:
-    """Note the first call of each module, and tell the watch where the run is, for the length of the block."""
-    with ExitStack() as stack:
-        for path, module in model.named_modules():
-
-            def enter(module: nn.Module, args: tuple, kwargs: dict, path: str = path) -> None:
-                calls.setdefault(path, ModuleCall(args, kwargs, _signature(args, kwargs)))
-                watch.stack.append((path, type(module).__name__))
-
-            def leave(*_: Any) -> None:
-                watch.stack.pop()
-
-            for handle in (
-                module.register_forward_pre_hook(enter, with_kwargs=True),
-                module.register_forward_hook(leave, always_call=True),
-            ):
-                stack.callback(handle.remove)
-        yield
-
-
-def _signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    leaves, layout = pytree.tree_flatten((args, dict(kwargs)))
-    told = [
-        f"{leaf.dtype}{tuple(leaf.shape)}"
-        if isinstance(leaf, torch.Tensor)
-        else repr(leaf)
-        if isinstance(leaf, (int, float, str, type(None)))
-        else type(leaf).__name__
-        for leaf in leaves
-    ]
-    return f"{layout}{told}"
-
-
 class _OperatorWatch(TorchDispatchMode):
     """Notes every operator that runs, with the module and the line of the model's code that called it."""
 
-    def __init__(self) -> None:
+    def __init__(self, recording: Recording, tracker: ModuleTracker) -> None:
         super().__init__()
-        self.stack: list[tuple[str, str]] = []
+        self._recording, self._tracker = recording, tracker
         self.uses: list[OperatorUse] = []
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self.stack and str(func) not in _BOOKKEEPING:
-            path, kind = self.stack[-1]
-            self.uses.append(OperatorUse(str(func), func, path, kind, _model_line()))
+        # Names begin with the root's class; the innermost module has the longest.
+        inside = self._tracker.parents - {"Global"}
+        if inside and str(func) not in _BOOKKEEPING:
+            module = self._recording.model.get_submodule(max(inside, key=len).partition(".")[2])
+            path = self._recording.paths[module][0]
+            self.uses.append(OperatorUse(str(func), func, path, type(module).__name__, _model_line()))
         return func(*args, **(kwargs or {}))
 
 
@@ -145,4 +96,4 @@ def _model_line() -> str:
     return ""
 
 
-__all__ = ["ForwardRecord", "ModuleCall", "record_forward"]
+__all__ = ["ForwardRecord", "record_forward"]

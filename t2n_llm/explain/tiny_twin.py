@@ -19,42 +19,19 @@ from generic_export.errors import CaptureError, described
 from kvcache.operators import OperatorNames
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.layer_cut import LayerCut, cut_layers, rebuilt, value_of
+from t2n_llm.source.small_sizes import VOCABULARY, WINDOW, most_of
 
 _HIDDEN = 64
-_VOCAB = 160
-_WINDOW = 8
 _MOST_PARAMETERS = 50_000_000  # beyond that a twin is not tiny
 _TRIAL_STEPS = 5
 
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "embedding_dim", "emb_dim", "lru_width", "word_embed_proj_dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
-# name -> the most that it becomes; what is smaller stays.
-_LIMITS: Mapping[str, int] = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), _VOCAB),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "d_inner", "n_inner", "dff", "dim_ff"), 96),
-    **dict.fromkeys(("intermediate_size_mlp", "dense_intermediate_size", "feed_forward_size"), 96),
-    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size", "shared_intermediate_size"), 48),
-    **dict.fromkeys(("shared_expert_intermediate_size", "shared_experts_intermediate_size"), 48),
-    **dict.fromkeys(("q_lora_rank", "o_lora_rank"), 24),
-    **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "index_head_dim"), 16),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "hidden_size_per_layer_input"), 16),
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_heads"), 2),
-    **dict.fromkeys(("linear_num_value_heads",), 4),
-    # With few, all scores of a key are often below their relu, and the best of many zeros are arbitrary.
-    **dict.fromkeys(("index_n_heads",), 16),
-    **dict.fromkeys(("qk_rope_head_dim", "index_topk", "laurel_rank", "linear_head_dim", "rotary_dim"), 8),
-    **dict.fromkeys(("qk_head_dim",), 24),  # of which 16 bear no position and 8 do
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 96),
-    **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), 8),
-    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16),
-    **dict.fromkeys(("mamba_dt_rank", "time_step_rank"), 4),
-    **dict.fromkeys(("n_groups", "mamba_n_groups", "mamba_ngroups"), 2),
-    **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 8),
-    **dict.fromkeys(("sliding_window", "sliding_window_size", "attention_chunk_size", "window_size"), _WINDOW),
-    **dict.fromkeys(("attention_window_size", "local_attention"), _WINDOW),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"), 2),
+# Beside what `small_sizes` says: name -> the most that it becomes; what is smaller stays.
+_MOST: Mapping[str, int] = {
+    **dict.fromkeys(("sliding_window", "sliding_window_size", "window_size", "attention_window_size"), WINDOW),
+    "qk_head_dim": 24,  # of which 16 bear no position and 8 do
 }
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _EXPERT_GROUPS = (("n_group", "topk_group"), ("num_expert_group", "topk_group"))
@@ -168,7 +145,7 @@ def _narrow(config: Any) -> Any:
 
 def _few_experts_and_words(config: Any) -> Any:
     """Return the config with what costs most and means least cut: the vocabulary and the number of experts."""
-    return _each_part(config, lambda part: dict(_limited(part, {"vocab_size": _VOCAB})) | _few_experts(part))
+    return _each_part(config, lambda part: dict(_limited(part, {"vocab_size": VOCABULARY})) | _few_experts(part))
 
 
 def _as_it_is(config: Any) -> Any:
@@ -200,7 +177,8 @@ def _parts(config: Any) -> Iterator[Any]:
 
 
 def _narrow_changes(part: Any) -> dict[str, Any]:
-    changes = dict(_limited(part, _LIMITS)) | _few_experts(part) | _token_ids(part)
+    limits = {name: most for name in vars(part) if (most := _MOST.get(name, most_of(name))) is not None}
+    changes = dict(_limited(part, limits)) | _few_experts(part) | _token_ids(part)
     changes |= _attention(part) | dict(_widths(part))
     for heads, head_dim, expand in _MAMBA_HEADS:
         if all(isinstance(value_of(part, name), (int, float)) for name in (heads, head_dim, expand)):
@@ -269,7 +247,7 @@ def _token_ids(part: Any) -> dict[str, Any]:
     for name, own in _TOKEN_IDS.items():
         value = value_of(part, name)
         ids = value if isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(item, int) and item >= _VOCAB for item in ids):
+        if any(isinstance(item, int) and item >= VOCABULARY for item in ids):
             changes[name] = own
     return changes
 

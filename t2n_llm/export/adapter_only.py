@@ -31,6 +31,7 @@ from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.adapter_merge import BiasShift, LoraModule, LowRankUpdate, Update
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import open_source
+from t2n_llm.source.reference import SourceRef
 
 ADAPTER_FORMAT = 1
 
@@ -52,15 +53,12 @@ class AdapterExport:
 
 
 def export_adapter(
-    source: str,
+    source: str | SourceRef,
     adapter: str,
     output_dir: str | Path | None = None,
     *,
     dtype: str = "f16",
     force: bool = False,
-    revision: str | None = None,
-    token: str | None = None,
-    trust_remote_code: bool = False,
 ) -> AdapterExport:
     """Write an adapter's tensors, not merged, after checking that they fit the base model; no base weight is read.
 
@@ -70,7 +68,6 @@ def export_adapter(
         output_dir: folder to make; None takes the adapter's name, in the current folder.
         dtype: `f16` or `f32`.
         force: replace an earlier export of that name.
-        revision, token, trust_remote_code: see `open_source`.
 
     Raises:
         OptionError: the element type is unknown, or values do not fit f16.
@@ -80,13 +77,12 @@ def export_adapter(
     """
     if dtype not in _DTYPES:
         raise OptionError(f"element type {dtype!r} is not supported.", f"Use one of {', '.join(_DTYPES)}.")
-    opened = open_adapter(adapter, token=token)
+    ref = SourceRef.of(source)
+    opened = open_adapter(SourceRef(adapter, token=ref.token))
     target = Path(output_dir) if output_dir is not None else Path(opened.recorded()["name"].rsplit("/", 1)[-1])
     check_free(target, force)
-    model = open_source(
-        source, revision=revision, token=token, trust_remote_code=trust_remote_code, require_tokenizer=False
-    )
-    updates = opened.updates(meta_model(model.config, trust_remote_code=trust_remote_code))
+    model = open_source(ref, require_tokenizer=False)
+    updates = opened.updates(meta_model(model.config, trust_remote_code=ref.trust_remote_code))
     tensors = dict(_tensors(opened))
     check_free_space(target, sum(dat_size(held.shape, _DTYPES[dtype], name=name) for name, held in tensors.items()))
     with staging_folder(target) as staging:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import math
 import shutil
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, T2NError
+from generic_export.files import is_disk_full, sha256
 from generic_export.write.journal import OwnedFile, claim_abandoned, create_owned
 
 MANIFEST_NAME = "export.json"
@@ -22,8 +21,6 @@ ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
 _MANIFEST_KEYS = ("source", "graph", "model", "archive")  # what reading an export relies on
-_READ_BYTES = 1 << 22
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _OWNER_SUFFIX = ".owner"  # a locked file beside a staging folder: whoever holds it is still at work
 
@@ -187,11 +184,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def is_disk_full(error: OSError) -> bool:
-    """Say whether a file operation failed for want of space (or quota)."""
-    return error.errno in _DISK_FULL
-
-
 def disk_full(path: Path) -> DiskFullError:
     """Return the error to raise when what was being written to `path` did not fit."""
     return DiskFullError(
@@ -209,15 +201,6 @@ def file_digests(folder: Path, *archives: str) -> dict[str, dict[str, Any]]:
         for name, path in named.items()
         if name.split("/")[0] not in archives
     }
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:

@@ -1,381 +1,288 @@
-"""What every export does around its graph: the source opened, archives written, companions copied, the user told.
+"""`export_llm`: a Hugging Face model in, a folder with checked tract archives out, whatever the task.
 
-In: options, and a graph with its sources. Out: files in the staging folder; what was learnt on the way is in the cast report.
+source -> task.graphs -> stored form -> write -> task.check -> rename into place.
 """
 
 from __future__ import annotations
 
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
-import torch
-
-from generic_export.errors import ValidationError
-from generic_export.export import producer_version
-from generic_export.nnef.graph import NnefGraph
+from generic_export.errors import MissingTensorError, OptionError
 from generic_export.weights.checkpoint import Checkpoint
-from generic_export.weights.source import TensorSource
-from generic_export.write.archive import Resume, check_free_space
-from generic_export.write.document import ArchivePlan, WrittenArchive, write_document
-from generic_export.write.journal import journal_paths, occupied_bytes
-from quant.half import CastReport, OverflowCount
-from quant.stream import QuantizationError
-from t2n_llm.check.runner import require_engine
-from t2n_llm.compress.stored_form import StoredForm
-from t2n_llm.export.folder import (
-    MANIFEST_NAME,
-    TESTS_FOLDER,
-    check_free,
-    clear_staging,
-    file_digests,
-    json_text,
-    keep_beside,
-    put_in_place,
-    staging_folder,
-    write_manifest,
-)
-from t2n_llm.export.manifest import Manifest, stored_tensors
-from t2n_llm.export.options import ARCHIVES, ExportOptions, LogReporter, Reporter
+from generic_export.write.document import WrittenArchive
+from t2n_llm.check.agreement import Tolerance, ValidationReport
+from t2n_llm.check.engines import require_engine
+from t2n_llm.compress.compressed import prepare
+from t2n_llm.compress.stored_form import StoredForm, stored_form
+from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free
+from t2n_llm.export.manifest import Manifest, origin, stored_tensors
+from t2n_llm.export.next_step import suggested_diagnosis
+from t2n_llm.export.options import ExportOptions
+from t2n_llm.export.output import ARCHIVES, ExportFolder, ExportResult
 from t2n_llm.export.plan import ExportPlan, make_plan
-from t2n_llm.source.hub import ModelSource, open_source
-
-MODEL_ROLE = "model"
-"""What the archive of a folder with a single one is called."""
-
-_DAT = ".dat"
-_CONFIGS = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
-_MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
-
-
-class Report(Protocol):
-    """How an archive compares with PyTorch."""
-
-    @property
-    def passed(self) -> bool: ...
-
-    def asdict(self) -> dict[str, Any]: ...
-
-    def failure(self, subject: str, hint: str) -> ValidationError: ...
+from t2n_llm.graph.interface import interface
+from t2n_llm.option import keywords_of, made
+from t2n_llm.reporter import LogReporter, Reporter
+from t2n_llm.source.adapter import Adapter, open_adapter
+from t2n_llm.source.hub import open_source
+from t2n_llm.source.reference import SourceRef
+from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
+from t2n_llm.tasks.registry import task_of
+from t2n_llm.weights.names import graph_sources
 
 
-ReportT = TypeVar("ReportT", bound=Report)
+@keywords_of(SourceRef, ExportOptions)
+def export_llm(
+    source: str | SourceRef,
+    output_dir: str | Path | None = None,
+    *,
+    options: ExportOptions | None = None,
+    reporter: Reporter | None = None,
+    **choices: Any,
+) -> ExportResult:
+    """Export a Hugging Face model for tract, and prove it: language models token by token.
 
+    Args:
+        source: hub id (`meta-llama/Llama-3.1-8B`), local folder with config and safetensors, or a `.gguf` file.
+        output_dir: folder to make; None takes the model's name, in the current folder.
+        options: every choice of the export; None takes them from the keywords.
+        reporter: told what happens; None logs.
+        choices: the options of `t2n-llm export` by name (`dtype="f16"`, `task="feature-extraction"`, `check=False`,
+            `revision="main"`, ...): the fields of `SourceRef` and `ExportOptions`, where each is described.
 
-@dataclass(frozen=True)
-class ExportResult(Generic[ReportT]):
-    """What an export made.
+    Returns:
+        The archives, the manifest and the validation report.
 
-    Attributes:
-        output_dir: the folder.
-        archives: the NNEF archives in it, by role.
-        manifest: content of `export.json`.
-        validation: the comparison with PyTorch, or None when it was skipped.
+    Raises:
+        T2NError: see `generic_export.errors`; nothing is left behind, except that an export which fails its check is kept
+            beside the target as `<output_dir>.failed`, with its report.
     """
-
-    output_dir: Path
-    archives: Mapping[str, Path]
-    manifest: Manifest
-    validation: ReportT | None
-
-    @property
-    def archive(self) -> Path:
-        """The archive, or of several the one that a runtime decodes with."""
-        return self.output_dir / str(self.manifest["archive"])
+    with _opened(source, output_dir, options, choices, reporter, dry=False) as work:
+        return work.run()
 
 
-@dataclass(frozen=True)
-class Stages:
-    """The steps that exports of all tasks share.
+@keywords_of(SourceRef, ExportOptions)
+def plan_llm_export(
+    source: str | SourceRef,
+    output_dir: str | Path | None = None,
+    *,
+    options: ExportOptions | None = None,
+    reporter: Reporter | None = None,
+    **choices: Any,
+) -> ExportPlan:
+    """Say what `export_llm` would write, for the same arguments; the graph is captured, no weight is read, no file is made.
 
-    Attributes:
-        source: the model.
-        target: the folder to make.
-        options: every choice.
-        reporter: told what happens.
-        casts: filled while weights stream.
+    Raises:
+        T2NError: what `export_llm` would refuse as well, as far as it does not depend on the weights' values.
     """
-
-    source: ModelSource
-    target: Path
-    options: ExportOptions
-    reporter: Reporter
-    casts: CastReport = field(default_factory=CastReport)
-
-    def archive_name(self, role: str = MODEL_ROLE) -> str:
-        """Return the file or folder name of an archive: `model.nnef.tar`, `vision.nnef`."""
-        return ARCHIVES[self.options.archive][0].replace(MODEL_ROLE, role, 1)
-
-    @property
-    def compression_level(self) -> int | None:
-        """Of the archives; None for folders."""
-        return ARCHIVES[self.options.archive][1]
-
-    def plan(self, plan: ArchivePlan, check_bytes: int) -> ExportPlan:
-        """Say what an export of a single archive would write.
-
-        Args:
-            plan: the archive.
-            check_bytes: most memory that the check would take.
-        """
-        names = [file.name for file in self.companions()]
-        bundles = [f"{TESTS_FOLDER}/*.npz"] if self.options.check else []
-        return make_plan(
-            plan,
-            self.target,
-            self.archive_name(),
-            [*names, *bundles, MANIFEST_NAME],
-            compression_level=self.compression_level,
-            check_bytes=check_bytes if self.options.check else 0,
-        )
-
-    @contextmanager
-    def staging(self, plans: Mapping[str, ArchivePlan], bundle_bytes: int = 0) -> Iterator[Path]:
-        """Yield the folder in which everything is made, once it is known to fit on the disk.
-
-        Args:
-            plans: the archives, by role.
-            bundle_bytes: of the test bundles that come to lie beside them.
-
-        Raises:
-            DiskFullError: it does not fit.
-        """
-        with staging_folder(self.target, resume=self.options.resume) as staging:
-            # How far a .tgz shrinks is not known before it is written.
-            weights = 0 if self.options.archive == "tgz" else sum(plan.tar_bytes for plan in plans.values())
-            beside = bundle_bytes + sum(file.stat().st_size for file in self.companions())
-            needed = max(weights - occupied_bytes(staging), 0) + beside + _MANIFEST_ALLOWANCE
-            check_free_space(self.target, needed)
-            clear_staging(staging, *(self.archive_name(role) for role in plans))
-            yield staging
-
-    def write_archive(
-        self,
-        staging: Path,
-        graph: NnefGraph,
-        sources: Mapping[str, TensorSource],
-        identity: str,
-        *,
-        role: str = MODEL_ROLE,
-        errors: MutableMapping[str, QuantizationError] | None = None,
-    ) -> WrittenArchive:
-        """Stream the weights into an archive, going on where a killed export of the same identity stopped.
-
-        Args:
-            staging: where the archive comes to lie.
-            graph, sources: what it holds.
-            identity: see `identity`.
-            role: first part of its name.
-            errors: what quantisation does to each tensor, filled while the sources are streamed.
-        """
-        name = self.archive_name(role)
-        self.reporter.stage(f"Writing {name}")
-        errors = {} if errors is None else errors
-        resume = Resume(
-            identity,
-            wanted=self.options.resume,
-            on_found=self.reporter.stage,
-            on_lost=self.reporter.warn,
-            note=lambda entry: self._note_of(entry, errors),
-            recall=lambda entry, note: self._recall(entry, note, errors),
-            keep_journal=True,
-        )
-        return write_document(
-            staging / name,
-            graph,
-            sources,
-            compression_level=self.compression_level,
-            overwrite=True,  # a whole archive that an earlier run left here, see `Resume.keep_journal`
-            progress=self.reporter.progress,
-            resume=resume,
-        )
-
-    def identity(self, checkpoint: Checkpoint, **further: Any) -> str:
-        """Return text that two exports share when the same weights and options go in, by the same version."""
-        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
-        return json_text(
-            {
-                "files": files,
-                "options": self.options.identity(),
-                # Two calibrations need not agree to the last bit: what one made is not mixed with the other's.
-                "calibration": secrets.token_hex(8) if self.options.compression.calibrates() else None,
-                "versions": [producer_version(), torch.__version__],
-                **further,
-            }
-        )
-
-    def _note_of(self, entry: str, errors: Mapping[str, QuantizationError]) -> Any:
-        """Return what was learnt of a tensor while it was streamed; kept in the journal for an export that is continued."""
-        label = entry.removesuffix(_DAT)
-        overflow, error = self.casts.overflows.get(label), errors.get(label)
-        noted = {
-            "overflow": asdict(overflow) if overflow is not None else None,
-            "error": asdict(error) if error is not None else None,
-        }
-        return noted if any(noted.values()) else None
-
-    def _recall(self, entry: str, note: Any, errors: MutableMapping[str, QuantizationError]) -> None:
-        label = entry.removesuffix(_DAT)
-        if note and note["overflow"]:
-            self.casts.overflows[label] = OverflowCount(**note["overflow"])
-        if note and note["error"]:
-            errors[label] = QuantizationError(**note["error"])
-
-    def companions(self) -> list[Path]:
-        """Return what a runtime needs beside the archive: configs, tokenizer, chat template, how images become pixels."""
-        configs = [self.source.folder / name for name in _CONFIGS]
-        return [file for file in (*configs, *self.source.tokenizer_files()) if file.is_file()]
-
-    def copy_companions(self, staging: Path) -> None:
-        """Copy the companions into the folder."""
-        for file in self.companions():
-            shutil.copyfile(file, staging / file.name)
-
-    def make(
-        self,
-        stored: StoredForm,
-        unused: Sequence[str],
-        identity: str,
-        *,
-        bundle_bytes: Callable[[], int],
-        validate: Callable[[Path, Path], ReportT],
-        describe: Callable[[], Manifest],
-    ) -> ExportResult[ReportT]:
-        """Write a single archive, check it, and put everything in place.
-
-        Args:
-            stored: what the archive holds.
-            unused: checkpoint tensors that the model does not use.
-            identity: see `identity`.
-            bundle_bytes: says what the test bundles will take; asked when there is a check.
-            validate: compares the archive (second) with PyTorch and writes test bundles into the folder (first).
-            describe: makes what the task says in `export.json`, beside what is said of every single archive.
-
-        Raises:
-            DiskFullError: it does not fit.
-            ValidationError: the check failed.
-        """
-        check = self.options.check
-        self.warn_of_unused(unused)
-        for note in stored.notes:
-            self.reporter.warn(note)
-        with self.staging({MODEL_ROLE: stored.plan}, bundle_bytes() if check else 0) as staging:
-            archive = self.write_archive(staging, stored.graph, stored.sources, identity, errors=stored.errors)
-            self.report_overflows()
-            self.copy_companions(staging)
-            stored.write_recipe(staging)
-            validation = validate(staging, archive.path) if check else None
-            said = {
-                "archive": archive.path.name,
-                "notes": list(stored.notes),
-                "compression": stored.summary(),
-                "tensors": stored_tensors(archive),
-            }
-            return self.complete(staging, {MODEL_ROLE: archive}, validation, unused, lambda: describe() | said)
-
-    def complete(
-        self,
-        staging: Path,
-        archives: Mapping[str, WrittenArchive],
-        validation: ReportT | None,
-        unused: Sequence[str],
-        describe: Callable[[], Manifest],
-    ) -> ExportResult[ReportT]:
-        """Record what is in the folder, and put it in place, or beside its place when the check failed.
-
-        Args:
-            staging: the folder, with everything but `export.json`.
-            archives: in it, by role.
-            validation: None without a check.
-            unused: checkpoint tensors that the model does not use.
-            describe: makes what the task says in `export.json`.
-
-        Raises:
-            ValidationError: the check failed.
-        """
-        self.reporter.stage("Recording checksums")
-        paths = {role: archive.path for role, archive in archives.items()}
-        for path in paths.values():
-            for journal in journal_paths(path):
-                journal.unlink()
-        manifest = {
-            **describe(),
-            "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
-            "companions": [file.name for file in self.companions()],
-            "unused_tensors": list(unused),
-            "validation": validation.asdict() if validation is not None else None,
-            "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives.values()}
-            | file_digests(staging, *(path.name for path in paths.values())),
-        }
-        write_manifest(staging, manifest)
-        if validation is not None and not validation.passed:
-            failed = keep_beside(staging, self.target, "failed")
-            raise validation.failure(
-                self.source.name,
-                f"What was exported is kept in {failed}, with its report; for f16 try --f32-attention, --f32-norm or --dtype f32.",
-            )
-        put_in_place(staging, self.target, self.options.force)
-        placed = {role: self.target / path.name for role, path in paths.items()}
-        return ExportResult(self.target, placed, manifest, validation)
-
-    def warn_of_unused(self, unused: Sequence[str]) -> None:
-        """Tell which tensors of the checkpoint have no parameter."""
-        if unused:
-            more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-            self.reporter.warn(
-                f"the checkpoint holds tensors that the model does not use: {', '.join(unused[:3])}{more}."
-            )
-
-    def report_overflows(self) -> None:
-        """Tell which tensors had values beyond f16."""
-        for name, overflow in self.casts.overflows.items():
-            self.reporter.warn(
-                f"{name}: {overflow.count} values up to {overflow.max_abs:.3g} do not fit f16 and were set to its "
-                f"largest, 65504. Keep that tensor in f32: --keep-f32 {name}"
-            )
+    with _opened(source, output_dir, options, choices, reporter, dry=True) as work:
+        return work.plan()
 
 
-def open_stages(
-    source: str,
+@contextmanager
+def _opened(
+    source: str | SourceRef,
     output_dir: str | Path | None,
-    options: ExportOptions,
+    options: ExportOptions | None,
+    choices: Mapping[str, Any],
     reporter: Reporter | None,
     *,
-    revision: str | None,
-    token: str | None,
-    trust_remote_code: bool,
-    dry: bool = False,
-) -> Stages:
-    """Resolve the source and the target of an export; see `export_llm` for the arguments.
+    dry: bool,
+) -> Iterator[_Export]:
+    """Resolve what is asked for; an error in the block ends in the command that finds its cause.
 
     Args:
         dry: nothing will be made, so that the engine that would check it is not needed.
-
-    Raises:
-        EngineError: there is no engine to check with.
-        OutputExistsError: the target is taken.
-        SourceError: the source cannot be found or read.
     """
-    reporter = reporter or LogReporter()
-    if output_dir is not None:
-        check_free(Path(output_dir), options.force)
-    if options.check and not dry:
-        require_engine(options.engine, options.tract_binary)
-    reporter.stage(f"Reading {source}")
-    model = open_source(
-        source,
-        revision=revision,
-        token=token,
-        trust_remote_code=trust_remote_code,
-        require_tokenizer=options.require_tokenizer,
-    )
-    target = Path(output_dir) if output_dir is not None else Path(model.short_name)
-    check_free(target, options.force)
-    return Stages(model, target, options, reporter)
+    ref, options = _asked(source, options, choices)
+    reporter, task = reporter or LogReporter(), task_of(options.task)
+    with suggested_diagnosis(ref, options.graph.dtype, possible=task.diagnosed):
+        if output_dir is not None:
+            check_free(Path(output_dir), options.force)
+        if options.check and not dry:
+            require_engine(options.checking)
+        reporter.stage(f"Reading {ref.name}")
+        model = open_source(ref, require_tokenizer=options.require_tokenizer)
+        target = Path(output_dir) if output_dir is not None else Path(model.short_name)
+        check_free(target, options.force)
+        task.refuse(model, options.graph, options.compression, options.adapter)
+        adapter = open_adapter(SourceRef(options.adapter, token=ref.token)) if options.adapter is not None else None
+        yield _Export(task, ExportFolder(model, target, options, reporter), adapter)
 
 
-__all__ = ["MODEL_ROLE", "ExportResult", "Report", "Stages", "open_stages"]
+def _asked(
+    source: str | SourceRef, options: ExportOptions | None, choices: Mapping[str, Any]
+) -> tuple[SourceRef, ExportOptions]:
+    """Part the keywords into how the source is reached and what is made of it."""
+    reached = {name: choices[name] for name in ("revision", "token", "trust_remote_code") if name in choices}
+    further = {name: value for name, value in choices.items() if name not in reached}
+    ref = replace(made(SourceRef, reached), name=source) if isinstance(source, str) else source
+    if options is not None and further:
+        raise OptionError(f"options are given, and {', '.join(further)} beside them.", "Put them into the options.")
+    return ref, options or ExportOptions.of(**further)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One archive before its weights are read: the graph as it will be stored, and where its tensors come from."""
+
+    graph: TaskGraph
+    stored: StoredForm
+    unused: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Export:
+    """One export; each step reads what the one before made."""
+
+    task: Task
+    folder: ExportFolder
+    adapter: Adapter | None
+
+    def run(self) -> ExportResult:
+        """Export."""
+        with self._prepared(dry=False) as (checkpoint, parts):
+            return self._made(checkpoint, parts)
+
+    def plan(self) -> ExportPlan:
+        """Say what `run` would do."""
+        folder, options = self.folder, self.folder.options
+        with self._prepared(dry=True) as (_, parts):
+            if len(parts) > 1:
+                raise OptionError(f"--task {self.task.name} has no --dry-run.", "Leave --dry-run out.")
+            (part,) = parts
+            plan = part.stored.plan
+            check_bytes = (
+                self.task.check_bytes([part.graph], plan.total_bytes, options.checking) if options.check else 0
+            )
+            beside = [file.name for file in folder.companions()]
+            bundles = [f"{TESTS_FOLDER}/*.npz"] if options.check else []
+            return make_plan(
+                plan,
+                folder.target,
+                folder.archive_name(),
+                [*beside, *bundles, MANIFEST_NAME],
+                compression_level=ARCHIVES[options.archive][1],
+                check_bytes=check_bytes,
+            )
+
+    @contextmanager
+    def _prepared(self, *, dry: bool) -> Iterator[tuple[Checkpoint, tuple[_Part, ...]]]:
+        """Capture the graphs and find their weights; unless a recipe calibrates, no weight is read.
+
+        Args:
+            dry: calibrate nothing; sizes are the same.
+        """
+        source, options = self.folder.source, self.folder.options
+        checkpoint = source.checkpoint()
+        if not dry:
+            prepare(options.compression, self.folder.reporter)
+        self.folder.reporter.stage("Capturing the graph")
+        graphs = self.task.graphs(source, options.graph)
+        if options.check:
+            self.task.refuse_check(graphs, source, options.compression, options.checking)
+        with ExitStack() as stack:
+            yield checkpoint, tuple(self._part(stack, graph, checkpoint, dry) for graph in graphs)
+
+    def _part(self, stack: ExitStack, graph: TaskGraph, checkpoint: Checkpoint, dry: bool) -> _Part:
+        source, options = self.folder.source, self.folder.options
+        updates = self.adapter.updates(graph.skeleton.network) if self.adapter is not None else None
+        try:
+            sources = graph_sources(graph.graph, graph.skeleton, checkpoint, self.folder.casts, updates)
+        except MissingTensorError as error:
+            raise self.task.explained(error, graph) from error
+        stored = stack.enter_context(
+            stored_form(
+                *(options.compression, source, checkpoint, graph.skeleton, graph.graph, sources, self.folder.reporter),
+                dry=dry,
+            )
+        )
+        return _Part(replace(graph, graph=stored.graph), stored, sources.unused)
+
+    def _made(self, checkpoint: Checkpoint, parts: Sequence[_Part]) -> ExportResult:
+        """Write the archives, check them, and put everything in place."""
+        folder, options = self.folder, self.folder.options
+        graphs = [part.graph for part in parts]
+        unused = parts[-1].unused
+        folder.warn_of_unused(unused)
+        for note in _notes(parts):
+            folder.reporter.warn(note)
+        bundles = self.task.bundle_bytes(graphs, options.graph, options.checking) if options.check else 0
+        plans = {part.graph.role: part.stored.plan for part in parts}
+        with folder.staging(plans, bundles) as staging:
+            archives = {part.graph.role: self._written(staging, part, checkpoint) for part in parts}
+            folder.report_overflows()
+            folder.copy_companions(staging)
+            for part in parts:
+                part.stored.write_recipe(staging)
+            validation = self._checked(staging, parts, archives) if options.check else None
+            return folder.complete(staging, archives, validation, unused, self._described(parts, archives))
+
+    def _written(self, staging: Path, part: _Part, checkpoint: Checkpoint) -> WrittenArchive:
+        stored, role = part.stored, part.graph.role
+        identity = self.folder.identity(checkpoint, adapter=self._recorded_adapter(), role=role)
+        return self.folder.write_archive(
+            staging, stored.graph, stored.sources, identity, role=role, errors=stored.errors
+        )
+
+    def _checked(
+        self, staging: Path, parts: Sequence[_Part], archives: Mapping[str, WrittenArchive]
+    ) -> ValidationReport:
+        options, main = self.folder.options, parts[-1]
+        paths = {role: archive.path for role, archive in archives.items()}
+        return self.task.check(
+            CheckSubject(
+                source=self.folder.source,
+                network=main.graph.skeleton.network,
+                archives=paths,
+                options=options.graph,
+                symbols=main.graph.graph.symbols,
+                states=main.graph.states,
+                needed=lambda: frozenset(name for part in parts for name in part.stored.needed),
+                checking=options.checking,
+                tolerance=Tolerance.for_export(options.graph.dtype, options.graph.kv_cache),
+                reporter=self.folder.reporter,
+                with_text=options.require_tokenizer,
+                adapter=self.adapter,
+                overrides=main.stored.overrides(paths[main.graph.role]),
+                bundles=staging / TESTS_FOLDER,
+            )
+        )
+
+    def _described(self, parts: Sequence[_Part], archives: Mapping[str, WrittenArchive]) -> Manifest:
+        source, options, main = self.folder.source, self.folder.options, parts[-1]
+        written = archives[main.graph.role]
+        described: Manifest = {
+            **origin(source, options, main.graph.skeleton.network),
+            **self.task.interface(source, [part.graph for part in parts], options.graph),
+            "adapter": self._recorded_adapter(),
+            "archive": written.path.name,
+            "notes": list(_notes(parts)),
+            "compression": main.stored.summary(),
+            "tensors": stored_tensors(written),
+        }
+        if len(parts) > 1:
+            described["parts"] = {
+                part.graph.role: {
+                    "archive": archives[part.graph.role].path.name,
+                    "graph": interface(part.graph.graph, part.graph.states, options.graph.dtype),
+                    "tensors": stored_tensors(archives[part.graph.role]),
+                }
+                for part in parts
+            }
+        return described
+
+    def _recorded_adapter(self) -> Mapping[str, Any] | None:
+        return self.adapter.recorded() if self.adapter is not None else None
+
+
+def _notes(parts: Sequence[_Part]) -> tuple[str, ...]:
+    """Return what a user should know of the checkpoint, each thing once."""
+    return tuple(dict.fromkeys(note for part in parts for note in part.stored.notes))
+
+
+__all__ = ["ExportResult", "export_llm", "plan_llm_export"]

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from zlib_ng import zlib_ng
 
@@ -112,7 +113,7 @@ def make_plan(
         exact=not compression_level,
         groups=tensor_groups(document),
         free_bytes=shutil.disk_usage(disk).free,
-        peak_bytes=_memory_now() + max(buffers, check_bytes),
+        peak_bytes=psutil.Process().memory_info().rss + max(buffers, check_bytes),
         check_bytes=check_bytes,
         seconds=_estimate(total, disk, compression_level),
     )
@@ -137,15 +138,6 @@ def _nearest_folder(path: Path) -> Path:
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     return folder
-
-
-def _memory_now() -> int:
-    """What this process takes at present, with everything imported and captured; 0 where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 # --- speed ------------------------------------------------------------------------------------

@@ -1,121 +1,99 @@
-"""`t2n-llm validate`: an export folder compared again with the model it came from."""
+"""`t2n-llm validate`: an export folder compared again with the model it came from, whatever its task."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from generic_export.errors import OptionError, SourceError
-from t2n_llm.check.causal_lm import Tolerance, ValidationReport, validate_archive
-from t2n_llm.check.reference import DEFAULT_DECODE_STEPS, plan_check, run_reference, run_reference_apart
-from t2n_llm.check.reference_model import Placement, plan_residency
-from t2n_llm.check.runner import open_runner
-from t2n_llm.compress.prequantized import require_resident
+from generic_export.errors import ArchiveError, OptionError, SourceError
+from generic_export.read.contents import read_contents
+from t2n_llm.check.agreement import Tolerance, ValidationReport
+from t2n_llm.check.engines import require_engine
 from t2n_llm.export.folder import archive_in, read_manifest
-from t2n_llm.export.manifest import recorded_states
-from t2n_llm.export.options import LogReporter, Reporter
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.graph.interface import recorded_states
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
-from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.reference import SourceRef
+from t2n_llm.tasks.names import recorded_task
+from t2n_llm.tasks.protocol import MODEL_ROLE, CheckSubject
+from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ValidateOptions:
-    """How an export is compared once more.
-
-    Attributes:
-        revision: of a hub reference; None takes the recorded one.
-        token, trust_remote_code: see `open_source`.
-        decode_steps: tokens that a language model decodes.
-        low_memory: run PyTorch in a process that ends before the engine starts; language models only.
-        engine, tract_binary: see `open_runner`.
-        adapter: the adapter that was merged, by hub id or folder; None takes the hub id recorded in the folder.
-        placement: where the weights of the PyTorch reference may stay.
-        atol, rtol: limit of a value's error, `atol + rtol * largest value`; None for both takes the element type's.
-    """
-
-    revision: str | None = None
-    token: str | None = None
-    trust_remote_code: bool = False
-    decode_steps: int = DEFAULT_DECODE_STEPS
-    low_memory: bool = False
-    engine: str = "wheel"
-    tract_binary: Path | None = None
-    adapter: str | None = None
-    placement: Placement = field(default_factory=Placement)
-    atol: float | None = None
-    rtol: float | None = None
-
-    def original(self, folder: Path, manifest: Mapping[str, Any], reference: str | None) -> ModelSource:
-        """Open the model that an export was made from; see `open_original` for what is raised."""
-        source = open_original(manifest["source"], reference, self.revision, self.token, self.trust_remote_code)
-        check_same_model(folder, manifest, source)
-        return source
 
 
 def validate_folder(
     folder: Path,
-    reference: str | None = None,
+    reference: str | SourceRef | None = None,
     *,
     options: ValidateOptions | None = None,
     reporter: Reporter | None = None,
 ) -> ValidationReport:
-    """Run the four checks on an export folder.
+    """Compare an export with PyTorch once more, as when it was made.
 
     Args:
         folder: made by `export_llm`.
-        reference: hub id or folder of the original; None takes the hub id recorded in the folder.
+        reference: hub id or folder of the original; None, or a reference without a name, takes the hub id recorded in the
+            folder.
         options: every choice; None takes the defaults.
         reporter: told what happens; None logs.
 
     Raises:
         ArchiveError: the folder is no export.
+        OptionError: the reference, or the adapter, is not the one that was exported.
         SourceError: the reference cannot be found.
         EngineError: the engine refused the archive, or died.
     """
-    options, reporter = options or ValidateOptions(), reporter or LogReporter()
+    options = options or ValidateOptions()
     manifest = read_manifest(folder)
-    archive = archive_in(folder, manifest)
-    source = options.original(folder, manifest, reference)
-    adapter = _open_adapter(manifest.get("adapter"), options.adapter, options.token)
-    states = recorded_states(manifest)
-    dtype = manifest["graph"]["dtype"]
-    with open_runner(archive, states, dtype, engine=options.engine, tract_binary=options.tract_binary) as runner:
-        logger.info("%s %s will check", runner.engine_name, runner.engine_version)  # or is not there
-        with_text = manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer()
-        tokenizer = source.tokenizer() if with_text else None
-        network = meta_model(source.config, trust_remote_code=options.trust_remote_code)
-        residency = plan_residency(network, options.placement)
-        require_resident(source, residency.offloaded)
-        plan = plan_check(source.config, tokenizer, options.decode_steps, teacher_forced=residency.offloaded)
-        about = f": {residency.summary(source.folder, plan.passes)}" if residency.offloaded else ""
-        reporter.stage(f"Running PyTorch in f32 for reference{about}")
-        run = run_reference_apart if options.low_memory else run_reference
-        records = (manifest.get("compression") or {}).get("tensors", ())
-        overrides = ArchiveWeights.of_records(archive, records) if records else None
-        expected = run(
-            source.weights,
-            plan,
-            trust_remote_code=options.trust_remote_code,
-            residency=residency,
+    archives = _archives(folder, manifest)
+    ref = SourceRef.of(reference or "")
+    source = open_original(folder, manifest, ref)
+    adapter = _open_adapter(manifest.get("adapter"), options.adapter, ref.token)
+    require_engine(options.checking)
+    task, exported = task_of(recorded_task(manifest)), _graph_options(manifest)
+    records = (manifest.get("compression") or {}).get("tensors", ())
+    main = list(archives.values())[-1]
+    return task.check(
+        CheckSubject(
+            source=source,
+            network=task.network(source),
+            archives=archives,
+            options=exported,
+            symbols=manifest["graph"].get("symbols", ()),
+            states=recorded_states(manifest),
+            # What the archives hold, and nothing else, must be in the checkpoint.
+            needed=lambda: frozenset(
+                tensor.label for archive in archives.values() for tensor in read_contents(archive).tensors
+            ),
+            checking=options.checking,
+            tolerance=Tolerance.for_export(exported.dtype, exported.kv_cache).limited(options.atol, options.rtol),
+            reporter=reporter or LogReporter(),
+            with_text=manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer(),
             adapter=adapter,
-            overrides=overrides,
+            overrides=ArchiveWeights.of_records(main, records) if records else None,
         )
-        kv_cache = manifest.get("options", {}).get("kv_cache")
-        tolerance = Tolerance.for_export(dtype, kv_cache).limited(options.atol, options.rtol)
-        return validate_archive(
-            runner,
-            expected,
-            dtype,
-            tolerance=tolerance,
-            on_check=lambda name: reporter.stage(f"Checking in tract: {name}"),
-        )
+    )
+
+
+def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the archives by role, in the order in which they run."""
+    if "parts" not in manifest:
+        return {MODEL_ROLE: archive_in(folder, manifest)}
+    try:
+        return {role: folder / str(part["archive"]) for role, part in manifest["parts"].items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArchiveError(f"{folder}: its export.json names no {error}.", "Export the model again.") from error
+
+
+def _graph_options(manifest: Mapping[str, Any]) -> GraphOptions:
+    """Return what decided the graph of an export; what an older one does not record has its default."""
+    recorded = {**manifest.get("options", {}), "dtype": manifest["graph"]["dtype"]}
+    known = {each.name: recorded[each.name] for each in fields(GraphOptions) if each.name in recorded}
+    return GraphOptions(**known | {"keep_f32": tuple(known.get("keep_f32", ()))})
 
 
 def _open_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: str | None) -> Adapter | None:
@@ -130,7 +108,7 @@ def _open_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: 
             "Name it: t2n-llm validate FOLDER --adapter PATH.",
         )
     revision = recorded["revision"] if given is None else None
-    adapter = open_adapter(given or str(recorded["name"]), revision=revision, token=token)
+    adapter = open_adapter(SourceRef(given or str(recorded["name"]), revision, token))
     if adapter.digest != recorded["sha256"]:
         raise OptionError(
             f"{adapter.name} is not the adapter of this export ({recorded['name']}): its checksum differs.",
@@ -139,11 +117,30 @@ def _open_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: 
     return adapter
 
 
-def check_same_model(folder: Path, manifest: Mapping[str, Any], source: ModelSource) -> None:
-    """Refuse a reference that cannot be the model that was exported."""
+def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef) -> ModelSource:
+    """Open the model that an export was made from.
+
+    Args:
+        folder, manifest: of the export.
+        ref: hub id or folder; without a name the recorded hub id is taken.
+
+    Raises:
+        SourceError: it was a local folder, whose place is not recorded, or it cannot be found.
+        OptionError: it cannot be the model that was exported.
+    """
+    recorded = manifest["source"]
+    if not ref.name:
+        if recorded["revision"] is None:
+            raise SourceError(
+                f"this export was made from a local folder ({recorded['name']}), whose place is not recorded.",
+                "Name it with --reference PATH.",
+            )
+        revision = ref.revision or recorded["revision"]
+        ref = SourceRef(str(recorded["name"]), revision, ref.token, ref.trust_remote_code)
+    source = open_source(ref, require_tokenizer=False)
     text = source.config.get_text_config(decoder=True)
     for what, exported, given in (
-        ("a model of type", manifest["source"]["model_type"], source.config.model_type),
+        ("a model of type", recorded["model_type"], source.config.model_type),
         ("a model with a vocabulary of", manifest["model"]["vocab_size"], text.vocab_size),
     ):
         if exported != given:
@@ -151,33 +148,4 @@ def check_same_model(folder: Path, manifest: Mapping[str, Any], source: ModelSou
                 f"{folder} was exported from {what} {exported}, {source.name} has {given}.",
                 "Give the model that was exported with --reference.",
             )
-
-
-def open_original(
-    recorded: Mapping[str, str | None],
-    reference: str | None,
-    revision: str | None,
-    token: str | None,
-    trust_remote_code: bool,
-) -> ModelSource:
-    """Open the model that an export was made from.
-
-    Args:
-        recorded: `source` of the export's manifest.
-        reference: hub id or folder; None takes the recorded hub id.
-        revision, token, trust_remote_code: see `open_source`.
-
-    Raises:
-        SourceError: it was a local folder, whose place is not recorded, or it cannot be found.
-    """
-    name = reference or recorded["name"]
-    if reference is None:
-        if recorded["revision"] is None:
-            raise SourceError(
-                f"this export was made from a local folder ({name}), whose place is not recorded.",
-                "Name it with --reference PATH.",
-            )
-        revision = revision or recorded["revision"]
-    return open_source(
-        str(name), revision=revision, token=token, trust_remote_code=trust_remote_code, require_tokenizer=False
-    )
+    return source

@@ -17,6 +17,7 @@ from typing import IO, Any
 from zlib_ng import gzip_ng, zlib_ng
 
 from generic_export.errors import ArchiveError
+from generic_export.files import sha256
 from generic_export.write.archive import GRAPH_FILE, WriteProgress
 from t2n_llm.export.folder import MANIFEST_NAME, read_manifest
 
@@ -252,8 +253,4 @@ def _file_findings(
 
 
 def _same_file(path: Path, entry: Mapping[str, Any]) -> bool:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        for chunk in _pieces(file):
-            digest.update(chunk)
-    return path.stat().st_size == entry.get("bytes") and digest.hexdigest() == entry.get("sha256")
+    return path.stat().st_size == entry.get("bytes") and sha256(path) == entry.get("sha256")

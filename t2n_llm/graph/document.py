@@ -1,80 +1,21 @@
-"""From a config to the finished NNEF document, with no weight in the process."""
+"""From a config to the finished NNEF document of a causal language model, with no weight in the process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
-
-from generic_export.export import capture, producer_properties, translate_graph
-from generic_export.inference_target import TractNNEF
 from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.tracer import DynamicAxes
-from generic_export.translate.translate import TranslationOptions
-from kvcache import explicit_attention, explicit_experts, fuse_rotary_embedding
+from kvcache import explicit_attention, explicit_experts
 from kvcache.engine_state import engine_held
 from kvcache.state_views import keep_states_whole
+from t2n_llm.graph.capture import document_of
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.skeleton import WRAPPER_ATTRIBUTE, Skeleton, build_skeleton
 
 
-@dataclass(frozen=True)
-class GraphOptions:
-    """What decides the graph of a language model.
-
-    Attributes:
-        dtype: element type of weights, activations and caches.
-        num_logits_to_keep: positions whose logits are computed, counted from the end; 0 for all.
-        batched: the batch is the symbol `B` instead of 1.
-        f32_linear_accumulation, f32_attention, f32_norm: see `TractNNEF`.
-        keep_f32: shell patterns of parameters that stay in f32.
-        trust_remote_code: allow code that comes with the model.
-        stateful: the engine keeps keys and values from the start; `input_ids` is the only input.
-        kv_bits: 8 or 4 has the engine keep them quantised; implies `stateful`.
-        window_cache: sliding layers keep their window only.
-    """
-
-    dtype: torch.dtype = torch.float16
-    num_logits_to_keep: int = 1
-    batched: bool = False
-    f32_linear_accumulation: bool = False
-    f32_attention: bool = False
-    f32_norm: bool = False
-    keep_f32: tuple[str, ...] = ()
-    trust_remote_code: bool = False
-    stateful: bool = False
-    kv_bits: int | None = None
-    window_cache: bool = False
-
-    def target(self, dynamic_axes: DynamicAxes, network: nn.Module, revision: str | None, **further: str) -> TractNNEF:
-        """Return the target that these options describe.
-
-        Args:
-            dynamic_axes: of the graph's inputs.
-            network: the transformers model, whose class the archive names.
-            revision: commit of the source; None where there is none.
-            further: properties of the archive.
-        """
-        import transformers
-
-        properties: dict[str, str | float] = {
-            "transformers_version": transformers.__version__,
-            "architecture": type(network).__name__,
-            **further,
-        }
-        return TractNNEF(
-            dynamic_axes=dynamic_axes,
-            check_io=False,
-            specific_properties=properties | ({"source_revision": revision} if revision else {}),
-            force_attention_inner_in_f32=self.f32_attention,
-            force_linear_accumulation_in_f32=self.f32_linear_accumulation,
-            force_norm_in_f32=self.f32_norm,
-        )
-
-
 def build_graph(
-    config: Any, options: GraphOptions, *, name: str, revision: str | None = None
+    config: Any, options: GraphOptions, *, name: str, revision: str | None = None, trust_remote_code: bool = False
 ) -> tuple[Skeleton, NnefGraph]:
     """Capture and translate the model of a config.
 
@@ -83,6 +24,7 @@ def build_graph(
         options: element type, numerics and interface.
         name: source model, recorded in the document.
         revision: its commit, recorded too.
+        trust_remote_code: allow code that comes with the model.
 
     Returns:
         The skeleton (shapes, states, values that the model computes itself) and the document.
@@ -92,37 +34,20 @@ def build_graph(
     """
     with explicit_attention() as attention, explicit_experts() as experts:
         skeleton = build_skeleton(
-            config,
-            options.dtype,
-            attention=attention,
-            experts=experts,
-            num_logits_to_keep=options.num_logits_to_keep,
-            batched=options.batched,
-            keep_f32=options.keep_f32,
-            window_cache=options.window_cache,
-            trust_remote_code=options.trust_remote_code,
+            config, options, attention=attention, experts=experts, trust_remote_code=trust_remote_code
         )
-        target = options.target(skeleton.dynamic_axes, skeleton.network, revision)
-        captured = capture(
+        constants, graph = document_of(
             skeleton.module,
-            skeleton.example_inputs(),
-            target,
-            skeleton.input_names,
+            dict(zip(skeleton.input_names, skeleton.example_inputs(), strict=True)),
             skeleton.output_names,
-            fusions=(fuse_rotary_embedding,),
-            strip_prefix=f"{WRAPPER_ATTRIBUTE}.",
-        )
-    skeleton = replace(skeleton, buffers={**skeleton.buffers, **captured.constants})
-    graph = translate_graph(
-        captured,
-        target,
-        TranslationOptions(
+            options.target(skeleton.dynamic_axes, skeleton.network, revision),
+            prefix=f"{WRAPPER_ATTRIBUTE}.",
             graph_name=str(skeleton.config.model_type),
-            properties=tuple(producer_properties(source_model=name).items()),
-        ),
-    )
+            source_name=name,
+        )
+    skeleton = replace(skeleton, buffers={**skeleton.buffers, **constants})
     graph = keep_states_whole(graph)
-    if not (options.stateful or options.kv_bits):
+    if not options.engine_keeps_cache:
         return skeleton, graph
     held = engine_held(graph, skeleton.states, options.kv_bits)
     return replace(skeleton, states=(), engine_states=skeleton.states), held

@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 from generic_export.errors import CaptureError, T2NError, described
-from generic_export.torch_graph.tracer import DynamicAxes
+from generic_export.torch_graph.request import DynamicAxes
 from kvcache.attention import AttentionChoice
 from kvcache.forms import StateForm, accepts, state_form
 from kvcache.forms.cache import WINDOW_IN_CACHE_ALONE, CacheForm
 from kvcache.states import Probe, Slot, StateTensor, describe_states
 from kvcache.windows import cut_to_windows, sliding_windows
-from t2n_llm.source.empty_model import CAUSAL_LM, instantiate, take_buffers, tied_names, widen
+from t2n_llm.graph.capture import weightless_network
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.source.empty_model import CAUSAL_LM, take_buffers, tied_names
 
 WRAPPER_ATTRIBUTE = "causal_lm"
 
@@ -127,28 +129,15 @@ class Skeleton:
 
 
 def build_skeleton(
-    config: Any,
-    dtype: torch.dtype,
-    *,
-    attention: AttentionChoice,
-    experts: str,
-    num_logits_to_keep: int = 1,
-    batched: bool = False,
-    keep_f32: tuple[str, ...] = (),
-    window_cache: bool = False,
-    trust_remote_code: bool = False,
+    config: Any, options: GraphOptions, *, attention: AttentionChoice, experts: str, trust_remote_code: bool = False
 ) -> Skeleton:
     """Instantiate the model class of a config without allocating a weight.
 
     Args:
         config: a transformers config; it is not modified.
-        dtype: element type of the weights in the graph.
+        options: element type, kept logits, batch, window caches and tensors that stay in f32.
         attention: chooses the attention implementation (see `kvcache.explicit_attention`).
         experts: name of the experts implementation (see `kvcache.explicit_experts`).
-        num_logits_to_keep: positions whose logits are computed, from the end; 0 for all.
-        batched: make the batch a symbol.
-        keep_f32: shell patterns of parameter names that stay in f32, with the layer that uses them.
-        window_cache: sliding layers keep their window only.
         trust_remote_code: allow code that comes with the checkpoint.
 
     Raises:
@@ -157,17 +146,16 @@ def build_skeleton(
     """
 
     def build(implementation: str) -> Skeleton:
-        causal_lm = instantiate(CAUSAL_LM, config, dtype, implementation, experts, trust_remote_code)
-        for pattern in keep_f32:
-            widen(causal_lm, pattern, dtype)
+        causal_lm = weightless_network(CAUSAL_LM, config, options, implementation, experts, trust_remote_code)
         tied = tied_names(causal_lm)
         buffers = take_buffers(causal_lm)
         form = state_form(causal_lm)
         states = probe_states(causal_lm, form)
-        if window_cache:
+        if options.window_cache:
             form, states = _windowed(causal_lm, form, states)
-        module = CausalLMWithCache(causal_lm, num_logits_to_keep, form, tuple(state.slot for state in states)).eval()
-        return Skeleton(module, buffers, states, tied, causal_lm.config, dtype, batched)
+        slots = tuple(state.slot for state in states)
+        module = CausalLMWithCache(causal_lm, options.num_logits_to_keep, form, slots).eval()
+        return Skeleton(module, buffers, states, tied, causal_lm.config, options.torch_dtype, options.batch)
 
     return attention.first_that_runs(build)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.cli import TractCli
-from generic_export.inference_target.tract.engines.measure import EngineNode, Profile
+from generic_export.inference_target.tract.engines.engine import EngineNode, Profile
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.read.contents import read_contents
 from generic_export.read.outline import module_paths, read_outline

@@ -19,14 +19,13 @@ from typing import Any
 import torch
 
 from generic_export.errors import OptionError
-from t2n_llm.check.reference_model import Placement, plan_residency, reference_model
+from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import Turn, open_runner
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.text import evaluation_text
 from t2n_llm.export.folder import MANIFEST_NAME, archive_in, read_manifest
-from t2n_llm.export.manifest import recorded_states
-from t2n_llm.export.options import LogReporter, Reporter
-from t2n_llm.export.revalidate import check_same_model, open_original
+from t2n_llm.export.revalidate import open_original
+from t2n_llm.graph.interface import recorded_states
 from t2n_llm.measure.quality import (
     ArchiveReading,
     Predict,
@@ -36,10 +35,14 @@ from t2n_llm.measure.quality import (
     torch_predict,
     windows_of,
 )
+from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import load_tokenizer
+from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.names import require_language_model
 from t2n_llm.weights.archive_weights import stored_values
+from t2n_llm.weights.f32_model import reference_model
+from t2n_llm.weights.placement import Placement, plan_residency
 
 DEFAULT_TOKENS = 2048
 DEFAULT_WINDOW = 256
@@ -80,6 +83,11 @@ class TensorQuality:
         if self.relative_error is None:
             return None
         return -10 * math.log10(self.relative_error) if self.relative_error > 0 else math.inf
+
+    @property
+    def drawn_error(self) -> float | None:
+        """What charts show: the error of the weights, or of the outputs where the weights were scaled on purpose."""
+        return self.relative_error if self.relative_error is not None else self.output_error
 
     @property
     def quantized(self) -> bool:
@@ -124,18 +132,13 @@ class QuantizeReport:
 
 def quantize_report(
     folder: Path,
-    reference: str | None = None,
+    reference: str | SourceRef | None = None,
     *,
     text: Path | None = None,
     tokens: int = DEFAULT_TOKENS,
     window: int = DEFAULT_WINDOW,
-    revision: str | None = None,
-    token: str | None = None,
-    trust_remote_code: bool = False,
-    device_map: str = "auto",
-    max_memory: str | None = None,
-    engine: str = "wheel",
-    tract_binary: Path | None = None,
+    placement: Placement | None = None,
+    engine: EngineOptions | None = None,
     reporter: Reporter | None = None,
 ) -> QuantizeReport:
     """Measure an export against the model it was made from.
@@ -143,13 +146,12 @@ def quantize_report(
     Args:
         folder: made by `export_llm`, compressed or not.
         reference: hub id or folder of the original, run by PyTorch in f32; or the folder of another export of it, run by
-            the engine. None takes the hub id that was exported.
+            the engine. None, or no name, takes the hub id that was exported.
         text: UTF-8; None takes the text that comes with the package.
         tokens: about how many to score.
         window: tokens that are read at once, without what came before them.
-        revision, token, trust_remote_code: of an original, see `open_source`.
-        device_map, max_memory: where the original's weights may stay, see `Placement.parse`.
-        engine, tract_binary: see `open_runner`.
+        placement: where the original's weights may stay.
+        engine: which one; None takes the pip-installed one.
         reporter: told what happens; None logs.
 
     Raises:
@@ -162,13 +164,13 @@ def quantize_report(
     reporter = reporter or LogReporter()
     exported = _Exported.open(folder)
     windows = exported.windows(text, tokens, window)
-    if reference is not None and (Path(reference) / MANIFEST_NAME).is_file():
-        opened = _other_export(exported, Path(reference), engine, tract_binary)
+    ref = SourceRef.of(reference or "")
+    if ref.name and (Path(ref.name) / MANIFEST_NAME).is_file():
+        opened = _other_export(exported, Path(ref.name), engine)
     else:
-        placement = Placement.parse(device_map, max_memory)
-        opened = _original(exported, reference, placement, revision, token, trust_remote_code)
+        opened = _original(exported, ref, placement or Placement())
     reporter.stage("Opening the reference")
-    with opened as original, exported.asked(engine, tract_binary) as asked:
+    with opened as original, exported.asked(engine) as asked:
         reporter.stage("Comparing tensors")
         tensors = tuple(_tensor_qualities(exported, original.tensors))
         reading = exported.reading.describe(window)
@@ -269,16 +271,16 @@ class _Exported:
             yield label, name, values if axes is None else values.permute(*map(axes.index, range(len(axes))))
 
     @contextmanager
-    def asked(self, engine: str, tract_binary: Path | None) -> Iterator[_Asked]:
+    def asked(self, engine: EngineOptions | None) -> Iterator[_Asked]:
         """Run the archive for the length of a `with` block."""
         states = recorded_states(self.manifest)
         dtype = self.manifest["graph"]["dtype"]
-        with open_runner(self.archive, states, dtype, engine=engine, tract_binary=tract_binary) as runner:
+        with open_runner(self.archive, states, dtype, engine) as runner:
             yield _Asked(f"{runner.engine_name} {runner.engine_version}", engine_predict(runner, self.reading))
 
 
 @contextmanager
-def _other_export(exported: _Exported, folder: Path, engine: str, tract_binary: Path | None) -> Iterator[_Asked]:
+def _other_export(exported: _Exported, folder: Path, engine: EngineOptions | None) -> Iterator[_Asked]:
     """Yield another export of the same model, as the reference."""
     other = _Exported.open(folder)
     for key, what in (("model_type", "a model of type"), ("architecture", "a")):
@@ -293,23 +295,16 @@ def _other_export(exported: _Exported, folder: Path, engine: str, tract_binary: 
             f"{exported.folder} and {folder} have different vocabularies.",
             "Give an export of the same model with --reference.",
         )
-    with other.asked(engine, tract_binary) as asked:
+    with other.asked(engine) as asked:
         tensors = ((name, values) for _, name, values in other.stored())
         yield _Asked(f"{folder.resolve().name} ({other.recipe}, {asked.name})", asked.predict, tensors)
 
 
 @contextmanager
-def _original(
-    exported: _Exported,
-    reference: str | None,
-    placement: Placement,
-    revision: str | None,
-    token: str | None,
-    trust_remote_code: bool,
-) -> Iterator[_Asked]:
+def _original(exported: _Exported, ref: SourceRef, placement: Placement) -> Iterator[_Asked]:
     """Yield the model that was exported, in PyTorch."""
-    source = open_original(exported.manifest["source"], reference, revision, token, trust_remote_code)
-    check_same_model(exported.folder, exported.manifest, source)
+    source = open_original(exported.folder, exported.manifest, ref)
+    trust_remote_code = source.trust_remote_code
     residency = plan_residency(meta_model(source.config, trust_remote_code=trust_remote_code), placement)
     with reference_model(source.weights, residency, trust_remote_code=trust_remote_code) as model:
         named = () if residency.offloaded else model.named_parameters(remove_duplicate=False)

@@ -19,9 +19,9 @@ from typing import Any
 from torch import nn
 
 from generic_export.errors import AdapterError, SourceError
+from generic_export.files import sha256
 from generic_export.weights.checkpoint import open_checkpoint
 from generic_export.weights.source import TensorSource
-from t2n_llm.export.folder import sha256
 from t2n_llm.source.adapter_merge import (
     MERGE_ELSEWHERE,
     LoraModule,
@@ -34,6 +34,7 @@ from t2n_llm.source.adapter_merge import (
     replacement,
 )
 from t2n_llm.source.hub import fetch_folder
+from t2n_llm.source.reference import SourceRef
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHT_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -167,18 +168,19 @@ class Adapter:
                 hook.weights_map = MergedWeights(hook.weights_map, attribute, update)
 
 
-def open_adapter(name: str, *, revision: str | None = None, token: str | None = None) -> Adapter:
+def open_adapter(source: str | SourceRef) -> Adapter:
     """Open an adapter: its config is checked, its tensors are located, none is read.
 
     Args:
-        name: hub id, or a folder with adapter_config.json and its weights.
-        revision, token: see `open_source`.
+        source: hub id, or a folder with adapter_config.json and its weights.
 
     Raises:
         SourceError: there is no such adapter, or its config cannot be read.
         AdapterError: its type cannot be merged.
     """
-    folder, commit = fetch_folder(name, revision=revision, token=token)
+    ref = SourceRef.of(source)
+    name = ref.name
+    folder, commit = fetch_folder(ref)
     config = _read_config(name, folder)
     weights = next((folder / file for file in WEIGHT_NAMES if (folder / file).is_file()), None)
     if weights is None:

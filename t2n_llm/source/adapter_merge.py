@@ -17,6 +17,7 @@ from torch import nn
 from generic_export.errors import AdapterError
 from generic_export.weights.source import CHUNK_BYTES, DerivedTensor, InMemoryTensor, RenamedTensor, TensorSource
 from generic_export.weights.values import read_tensor, row_pieces
+from t2n_llm.compat import accelerate_hook
 
 MERGE_ELSEWHERE = "Merge it with peft (merge_and_unload), save the model, and export that."
 
@@ -287,6 +288,6 @@ class MergedWeights(Mapping[str, torch.Tensor]):
 
 def offloading_hooks(module: nn.Module) -> Sequence[Any]:
     """Return the hooks of accelerate that bring a module's weights."""
-    hook = getattr(module, "_hf_hook", None)
+    hook = accelerate_hook(module)
     hooks = getattr(hook, "hooks", (hook,))
     return [each for each in hooks if getattr(each, "weights_map", None) is not None]

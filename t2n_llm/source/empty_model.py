@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from generic_export.compat import buffers_of
 from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
 from kvcache.rotary_scaling import express_length_switches
 
@@ -186,10 +187,10 @@ def take_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the buffers' values and leave meta tensors in their place."""
     values: dict[str, torch.Tensor] = {}
     for path, module in model.named_modules():
-        for name, buffer in module._buffers.items():
+        for name, buffer in buffers_of(module).items():
             if buffer is not None:
                 # tract has no bf16: the same values in f32, and what they meet has the graph's element type.
                 value = buffer.float() if buffer.dtype == torch.bfloat16 else buffer
                 values[f"{path}.{name}" if path else name] = value
-                module._buffers[name] = value.to("meta")
+                buffers_of(module)[name] = value.to("meta")
     return values

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import DiskFullError, MissingTokenizerError, SourceError, UnknownArchitectureError
+from generic_export.files import is_disk_full
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from quant.prequantized import METHODS, decode_checkpoint
-from t2n_llm.export.folder import is_disk_full
+from t2n_llm.source.reference import SourceRef
 
 # What an export reads of a repository; no .gguf, .onnx or image is ever downloaded.
 _REPOSITORY_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
@@ -151,21 +152,11 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZER_MODELS)
 
 
-def open_source(
-    name: str,
-    *,
-    revision: str | None = None,
-    token: str | None = None,
-    trust_remote_code: bool = False,
-    require_tokenizer: bool = True,
-) -> ModelSource:
+def open_source(source: str | SourceRef, *, require_tokenizer: bool = True) -> ModelSource:
     """Resolve a hub id, a local folder or a GGUF file.
 
     Args:
-        name: `owner/name` on the hub, a folder, or the path of a `.gguf` file.
-        revision: branch, tag or commit of a hub repository.
-        token: hub access token; None takes the one of `huggingface-cli login` or `HF_TOKEN`.
-        trust_remote_code: allow Python code that comes with the model.
+        source: where the model is; a bare name needs no revision, token or trust.
         require_tokenizer: refuse a source without a tokenizer that transformers can load.
 
     Raises:
@@ -173,45 +164,56 @@ def open_source(
         UnknownArchitectureError: transformers does not know the model type.
         MissingTokenizerError: a tokenizer is required and there is none.
     """
+    ref = SourceRef.of(source)
+    name = ref.name
     if Path(name).suffix == GGUF_SUFFIX and Path(name).expanduser().is_file():
-        return _open_gguf(Path(name).expanduser(), name, revision, require_tokenizer)
-    folder, commit = _local_folder(name), None
-    if folder is None:
-        folder, commit = _download(name, revision, token)
-    elif revision is not None:
-        raise SourceError(f"{name} is a local folder: --revision has no meaning there.", "Leave --revision out.")
+        return _open_gguf(Path(name).expanduser(), ref, require_tokenizer)
+    folder, commit = _fetched(ref)
     if not (folder / "config.json").is_file():
         raise SourceError(
             f"{name}: no config.json in {folder}.", "Give the folder that holds config.json and the weights."
         )
     quantization = _quantization(name, folder)
-    config = _load_config(name, folder, trust_remote_code)
-    source = ModelSource(name, folder, commit, config, trust_remote_code, quantization)
+    config = _load_config(name, folder, ref.trust_remote_code)
+    opened = ModelSource(name, folder, commit, config, ref.trust_remote_code, quantization)
     if require_tokenizer:
-        source.tokenizer()
-    return source
+        opened.tokenizer()
+    return opened
 
 
-def _open_gguf(path: Path, name: str, revision: str | None, require_tokenizer: bool) -> ModelSource:
+def _fetched(ref: SourceRef, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS) -> tuple[Path, str | None]:
+    """Return the folder that a reference stands for, downloaded if need be, and the commit of a hub snapshot."""
+    folder = _local_folder(ref.name)
+    if folder is None:
+        return _download(ref, wanted)
+    _refuse_revision(ref, "folder")
+    return folder, None
+
+
+def _refuse_revision(ref: SourceRef, what: str) -> None:
+    if ref.revision is not None:
+        raise SourceError(f"{ref.name} is a local {what}: --revision has no meaning there.", "Leave --revision out.")
+
+
+def _open_gguf(path: Path, ref: SourceRef, require_tokenizer: bool) -> ModelSource:
     from t2n_llm.source.gguf import read_gguf_metadata
 
-    if revision is not None:
-        raise SourceError(f"{name} is a local file: --revision has no meaning there.", "Leave --revision out.")
+    _refuse_revision(ref, "file")
     metadata = read_gguf_metadata(path, require_tokenizer=require_tokenizer)
-    source = ModelSource(name, Path(metadata.folder.name), None, metadata.config, gguf=path, keeps=metadata.folder)
+    source = ModelSource(ref.name, Path(metadata.folder.name), None, metadata.config, gguf=path, keeps=metadata.folder)
     if require_tokenizer:
         source.tokenizer()
     return source
 
 
-def fetch_folder(name: str, *, revision: str | None = None, token: str | None = None) -> tuple[Path, str | None]:
-    """Return the folder that a hub id or a path stands for, downloaded if need be, and the commit of a hub snapshot.
+def fetch_folder(ref: SourceRef) -> tuple[Path, str | None]:
+    """Return the folder that a reference stands for, downloaded if need be, and the commit of a hub snapshot.
 
     Raises:
         SourceError: the id or folder cannot be found or read.
     """
-    folder = _local_folder(name)
-    return _download(name, revision, token) if folder is None else (folder, None)
+    folder = _local_folder(ref.name)
+    return _download(ref) if folder is None else (folder, None)
 
 
 @dataclass(frozen=True)
@@ -231,36 +233,30 @@ class ConfigSource:
     trust_remote_code: bool = False
 
 
-def open_config(
-    name: str, *, revision: str | None = None, token: str | None = None, trust_remote_code: bool = False
-) -> ConfigSource:
+def open_config(source: str | SourceRef) -> ConfigSource:
     """Read the config of a model, and nothing else of it: no weight file is downloaded or opened.
 
     Args:
-        name: hub id, folder, `config.json` or a file like it, or a `.gguf` file (of which the metadata are read).
-        revision, token, trust_remote_code: as for `open_source`.
+        source: hub id, folder, `config.json` or a file like it, or a `.gguf` file (of which the metadata are read).
 
     Raises:
         SourceError: there is none, or it cannot be read.
         UnknownArchitectureError: transformers does not know the model type.
     """
+    ref = SourceRef.of(source)
+    name, trust = ref.name, ref.trust_remote_code
     path = Path(name).expanduser() if name else Path()
     if path.suffix in (GGUF_SUFFIX, ".json") and path.is_file():
-        if revision is not None:
-            raise SourceError(f"{name} is a local file: --revision has no meaning there.", "Leave --revision out.")
+        _refuse_revision(ref, "file")
         if path.suffix == GGUF_SUFFIX:
             from t2n_llm.source.gguf import read_gguf_metadata
 
             return ConfigSource(name, read_gguf_metadata(path, require_tokenizer=False).config)
-        return ConfigSource(name, _load_config(name, path, trust_remote_code), None, trust_remote_code)
-    folder, commit = _local_folder(name), None
-    if folder is None:
-        folder, commit = _download(name, revision, token, _CONFIG_PATTERNS)
-    elif revision is not None:
-        raise SourceError(f"{name} is a local folder: --revision has no meaning there.", "Leave --revision out.")
+        return ConfigSource(name, _load_config(name, path, trust), None, trust)
+    folder, commit = _fetched(ref, _CONFIG_PATTERNS)
     if not (folder / "config.json").is_file():
         raise SourceError(f"{name}: no config.json in {folder}.", "Give the folder that holds config.json.")
-    return ConfigSource(name, _load_config(name, folder, trust_remote_code), commit, trust_remote_code)
+    return ConfigSource(name, _load_config(name, folder, trust), commit, trust)
 
 
 def _local_folder(name: str) -> Path | None:
@@ -283,16 +279,14 @@ def _local_folder(name: str) -> Path | None:
     return None
 
 
-def _download(
-    repository: str, revision: str | None, token: str | None, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS
-) -> tuple[Path, str]:
+def _download(ref: SourceRef, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS) -> tuple[Path, str]:
     from huggingface_hub import snapshot_download
 
     def fetch(patterns: tuple[str, ...]) -> Path:
         folder = snapshot_download(
-            repository,
-            revision=revision,
-            token=token,
+            ref.name,
+            revision=ref.revision,
+            token=ref.token,
             allow_patterns=list(patterns),
             ignore_patterns=list(_DUPLICATE_PATTERNS),
         )
@@ -303,7 +297,7 @@ def _download(
         if wanted is _REPOSITORY_PATTERNS and not any(path.glob("*.safetensors")):
             path = fetch((*_REPOSITORY_PATTERNS, *_PYTORCH_PATTERNS))
     except Exception as error:  # besides its own errors, those of whichever HTTP library it uses
-        raise _download_error(repository, revision, error) from error
+        raise _download_error(ref.name, ref.revision, error) from error
     return path, path.name
 
 

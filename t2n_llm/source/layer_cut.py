@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from generic_export.compat import parameters_of
 from generic_export.errors import CaptureError
 from t2n_llm.source.empty_model import meta_model
 
@@ -139,7 +140,7 @@ def layers_path(model: nn.Module, config: Any) -> str:
 def _structure(layer: nn.Module) -> Iterator[Hashable]:
     seen: set[Hashable] = set()
     for name, module in layer.named_modules():
-        parameters = tuple(key for key, value in module._parameters.items() if value is not None)
+        parameters = tuple(key for key, value in parameters_of(module).items() if value is not None)
         # Of a list's items it matters which there are: not how many, nor at which places.
         place = ".".join("*" if part.isdigit() else part for part in name.split("."))
         entry = (place, f"{type(module).__module__}.{type(module).__qualname__}", parameters, tuple(_switches(module)))

@@ -1,4 +1,4 @@
-"""What an export makes of a model, by transformers' names for tasks; `export.json` records which.
+"""What an export makes of a model, by the hub's names for tasks; `export.json` records which.
 
 In: a task's name, or a manifest. Out: an error where a command has no meaning for it.
 """
@@ -16,8 +16,15 @@ FEATURE_EXTRACTION = "feature-extraction"
 SEQUENCE_CLASSIFICATION = "sequence-classification"
 IMAGE_TEXT_TO_TEXT = "image-text-to-text"
 AUDIO_TEXT_TO_TEXT = "audio-text-to-text"
-MULTIMODAL_TASKS = (IMAGE_TEXT_TO_TEXT, AUDIO_TEXT_TO_TEXT)
-TASKS = (TEXT_GENERATION, FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION, *MULTIMODAL_TASKS)
+
+TASKS: Mapping[str, str] = {
+    TEXT_GENERATION: "",
+    FEATURE_EXTRACTION: "last hidden states",
+    SEQUENCE_CLASSIFICATION: "logits",
+    IMAGE_TEXT_TO_TEXT: "embeddings, encoder and decoder",
+    AUDIO_TEXT_TO_TEXT: "the same for sound",
+}
+"""What each makes, in words for `--help`; `tasks.registry` says where each is."""
 
 
 def recorded_task(manifest: Mapping[str, Any]) -> str:

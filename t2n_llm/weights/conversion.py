@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from generic_export.compat import pytree, schema_of, wrapper_tensor
 from generic_export.errors import WeightError, first_line
 from generic_export.weights.source import PlainValues, TensorSource
 from t2n_llm.weights.expressions import (
@@ -19,7 +19,7 @@ from t2n_llm.weights.expressions import (
     Expression,
     Indivisible,
     Joined,
-    Leaf,
+    TensorLeaf,
     Transposed,
     narrowed,
     reshaped,
@@ -40,7 +40,7 @@ class RecordedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, expression: Expression, meta: torch.Tensor) -> RecordedTensor:
-        recorded: RecordedTensor = torch.Tensor._make_wrapper_subclass(
+        recorded: RecordedTensor = wrapper_tensor(
             cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=torch.device("meta")
         )
         recorded.expression, recorded.meta = expression, meta
@@ -54,9 +54,9 @@ class RecordedTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func._schema.is_mutable:
+        if schema_of(func).is_mutable:
             raise RuntimeError(f"{func} writes into a tensor of the checkpoint")
-        meta_args, meta_kwargs = tree_map(_meta, (args, kwargs))
+        meta_args, meta_kwargs = pytree.tree_map(_meta, (args, kwargs))
         result = func(*meta_args, **meta_kwargs)
         if isinstance(result, torch.Tensor):
             return cls(_expression(func, args, kwargs, None, result), result)
@@ -71,7 +71,7 @@ class RecordedTensor(torch.Tensor):
 
 def record(source: TensorSource) -> RecordedTensor:
     """Return a checkpoint tensor in the form that operations can be recorded on."""
-    return RecordedTensor(Leaf(source), torch.empty(source.shape, dtype=source.dtype, device="meta"))
+    return RecordedTensor(TensorLeaf(source), torch.empty(source.shape, dtype=source.dtype, device="meta"))
 
 
 def _recorded_expression(value: Any) -> Any:
@@ -94,13 +94,13 @@ def _expression(
             expression = None
         if expression is not None:
             return expression
-    args, kwargs = tree_map(_recorded_expression, (args, dict(kwargs)))
+    args, kwargs = pytree.tree_map(_recorded_expression, (args, dict(kwargs)))
     return Computed(func, args, kwargs, output)
 
 
 def _bound(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by the names of the operator's schema, defaults included."""
-    schema = func._schema.arguments
+    schema = schema_of(func).arguments
     given = dict(zip((argument.name for argument in schema), args, strict=False)) | dict(kwargs)
     return {argument.name: given.get(argument.name, argument.default_value) for argument in schema}
 
@@ -224,7 +224,7 @@ class ConvertedTensor(PlainValues):
     def plain(self) -> TensorSource | None:
         """The one source whose bytes these are, unchanged; None when there is something to compute."""
         expression = self.recorded.expression
-        return expression.source if isinstance(expression, Leaf) else None
+        return expression.source if isinstance(expression, TensorLeaf) else None
 
     def chunks(self) -> Iterator[memoryview]:
         """Compute and stream the bytes, in C order.

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from generic_export.compat import pytree
 from generic_export.weights.source import CHUNK_BYTES, FileTensor, InMemoryTensor, TensorSource
 from generic_export.weights.values import read_tensor
 
@@ -68,7 +68,7 @@ class Expression(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf(Expression):
+class TensorLeaf(Expression):
     """A tensor of the checkpoint, or rows of one, or either in another shape."""
 
     source: TensorSource
@@ -89,14 +89,14 @@ class Leaf(Expression):
     def _part(self, start: int, stop: int, shape: tuple[int, ...]) -> Expression:
         if isinstance(self.source, FileTensor):
             row_bytes = count(self.shape[1:]) * self.dtype.itemsize
-            return Leaf(replace(self.source, offset=self.source.offset + start * row_bytes, shape=shape))
+            return TensorLeaf(replace(self.source, offset=self.source.offset + start * row_bytes, shape=shape))
         if isinstance(self.source, InMemoryTensor):
-            return Leaf(InMemoryTensor(self.source.name, self.source.tensor[start:stop].reshape(shape)))
+            return TensorLeaf(InMemoryTensor(self.source.name, self.source.tensor[start:stop].reshape(shape)))
         raise Indivisible
 
     def reshaped(self, shape: tuple[int, ...]) -> Expression:
         if isinstance(self.source, FileTensor):
-            return Leaf(replace(self.source, shape=shape))
+            return TensorLeaf(replace(self.source, shape=shape))
         return Reshaped(self, shape)
 
     def stream(self) -> Iterator[memoryview]:
@@ -233,7 +233,7 @@ class Computed(Expression):
         def value(each: Any) -> Any:
             return values(each) if isinstance(each, Expression) else each
 
-        args, kwargs = tree_map(value, (self.args, dict(self.kwargs)))
+        args, kwargs = pytree.tree_map(value, (self.args, dict(self.kwargs)))
         result = self.operator(*args, **kwargs)
         return result if self.output is None else result[self.output]
 
@@ -249,7 +249,7 @@ def reshaped(whole: Expression, shape: tuple[int, ...]) -> Expression:
         whole = whole.whole
     if whole.shape == shape:
         return whole
-    return whole.reshaped(shape) if isinstance(whole, Leaf) else Reshaped(whole, shape)
+    return whole.reshaped(shape) if isinstance(whole, TensorLeaf) else Reshaped(whole, shape)
 
 
 def narrowed(whole: Expression, dim: int, start: int, length: int) -> Expression:

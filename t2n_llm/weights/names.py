@@ -15,13 +15,14 @@ from typing import Any
 from torch import nn
 
 from generic_export.errors import MissingTensorError, WeightError
+from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.nnef.graph import NnefGraph
-from generic_export.translate.builder import TRACT_DTYPES
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.part import part_source
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
 from quant.half import CastReport, cast_tensor
 from quant.prequantized import DecodedTensor, ExactTensor
+from t2n_llm.compat import superfluous_names
 from t2n_llm.source.adapter_merge import Update
 from t2n_llm.source.empty_model import Weightless, names_shared
 from t2n_llm.weights.conversion import ConvertedTensor, RecordedTensor, record
@@ -114,7 +115,7 @@ def graph_sources(
 
 def _unexpected(model: nn.Module, unclaimed: Sequence[str]) -> tuple[str, ...]:
     """Leave out what the model's class knows to be superfluous."""
-    patterns = (*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), _COMPUTED_BUFFERS)
+    patterns = (*superfluous_names(model), _COMPUTED_BUFFERS)
     superfluous = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
     return tuple(name for name in sorted(unclaimed) if not superfluous.search(name))
 

@@ -1,6 +1,6 @@
 """One cell: make the checkpoint, decode in transformers, export, check. Runs in a process that may be killed.
 
-In: a `Cell` and an empty folder. Out: a `Verdict`; exceptions become one.
+In: a `Cell` and an empty folder. Out: a `CellVerdict`; exceptions become one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import T2NError
 from t2n_llm.zoo.configs import TinyConfigError
-from t2n_llm.zoo.verdict import FAILED, NOT_RUNNABLE, RIGHT, WRONG, Cell, Check, Verdict
+from t2n_llm.zoo.verdict import FAILED, NOT_RUNNABLE, RIGHT, WRONG, Cell, CellVerdict, Check
 
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
-    from t2n_llm.check.causal_lm import ValidationReport
+    from t2n_llm.check.agreement import ValidationReport
 
 _PACKAGES = ("t2n-llm", "torch", "transformers", "tract")
 _LONGEST_MESSAGE = 600
@@ -43,12 +43,12 @@ def preload() -> None:
     import transformers.generation
     import transformers.models.auto.modeling_auto  # noqa: F401
 
-    import t2n_llm.check.causal_lm
+    import t2n_llm.export.pipeline
     import t2n_llm.tasks.text_generation
     import t2n_llm.zoo.tiny_model  # noqa: F401
 
 
-def run_cell(cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> Verdict:
+def run_cell(cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> CellVerdict:
     """Take one architecture through everything.
 
     Args:
@@ -81,7 +81,7 @@ class _Trial:
         self.class_name = ""
         self.states = ""
 
-    def run(self) -> Verdict:
+    def run(self) -> CellVerdict:
         _quiet()
         try:
             source = self.cell.model or self._tiny_checkpoint()
@@ -107,9 +107,9 @@ class _Trial:
         save_tiny_model(model, self.folder / "model")
         return str(self.folder / "model")
 
-    def _export(self, source: str) -> Verdict:
-        from t2n_llm.check.causal_lm import FailedValidationError
-        from t2n_llm.tasks.text_generation import export_llm
+    def _export(self, source: str) -> CellVerdict:
+        from t2n_llm.check.agreement import FailedValidationError
+        from t2n_llm.export.pipeline import export_llm
 
         self._begin("open")
         try:
@@ -136,7 +136,7 @@ class _Trial:
         """Return what float64 says of an f32 cell that f32 is not sure of; None when it is of no help."""
         if self.cell.model is not None or self.cell.dtype != "f32" or first is None or _worst(first) <= _EXACT:
             return None
-        from t2n_llm.zoo.second_opinion import float64_report
+        from t2n_llm.zoo.float64 import float64_report
 
         try:
             second = float64_report(self.folder / "model", export, self.cell.decode_steps)
@@ -144,16 +144,16 @@ class _Trial:
             return None
         return second if second.passed and _worst(second) < _worst(first) else None
 
-    def _right(self, report: ValidationReport | None, reference: str) -> Verdict:
+    def _right(self, report: ValidationReport | None, reference: str) -> CellVerdict:
         self.stage = "done"
         return replace(self._ended(RIGHT, None, report), reference=reference)
 
-    def _ended(self, outcome: str, error: BaseException | None, report: ValidationReport | None = None) -> Verdict:
+    def _ended(self, outcome: str, error: BaseException | None, report: ValidationReport | None = None) -> CellVerdict:
         checks = _figures(report)
         stage = self.stage
         if outcome == WRONG:
             stage = next((name for name, check in checks.items() if not check.passed), stage)
-        return Verdict(
+        return CellVerdict(
             architecture=self.cell.architecture,
             dtype=self.cell.dtype,
             outcome=outcome,

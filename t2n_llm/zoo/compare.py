@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from t2n_llm.zoo.verdict import RIGHT, Verdict
+from t2n_llm.zoo.verdict import RIGHT, CellVerdict
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Change:
 KINDS = ("broken", "fixed", "moved", "new", "gone")
 
 
-def compare_runs(before: Iterable[Verdict], after: Iterable[Verdict]) -> list[Change]:
+def compare_runs(before: Iterable[CellVerdict], after: Iterable[CellVerdict]) -> list[Change]:
     """Return the cells that differ between two runs, those that broke first."""
     old, new = ({verdict.key: verdict for verdict in run} for run in (before, after))
     found = list(_changes(old, new))
     return sorted(found, key=lambda change: (KINDS.index(change.kind), change.key))
 
 
-def _changes(old: dict[str, Verdict], new: dict[str, Verdict]) -> Iterator[Change]:
+def _changes(old: dict[str, CellVerdict], new: dict[str, CellVerdict]) -> Iterator[Change]:
     for key in {**old, **new}:
         left, right = old.get(key), new.get(key)
         kind = _kind(left, right)
@@ -44,7 +44,7 @@ def _changes(old: dict[str, Verdict], new: dict[str, Verdict]) -> Iterator[Chang
             yield Change(key, kind, _ended(left), _ended(right), right.message if right is not None else "")
 
 
-def _kind(left: Verdict | None, right: Verdict | None) -> str | None:
+def _kind(left: CellVerdict | None, right: CellVerdict | None) -> str | None:
     if left is None or right is None:
         return "new" if left is None else "gone"
     if left.outcome == right.outcome and (left.outcome == RIGHT or left.stage == right.stage):
@@ -54,7 +54,7 @@ def _kind(left: Verdict | None, right: Verdict | None) -> str | None:
     return "broken" if left.outcome == RIGHT else "moved"
 
 
-def _ended(verdict: Verdict | None) -> str:
+def _ended(verdict: CellVerdict | None) -> str:
     if verdict is None:
         return ""
     return verdict.outcome if verdict.outcome == RIGHT else f"{verdict.outcome} [{verdict.stage}]"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import OptionError
-from t2n_llm.zoo.verdict import OUTCOMES, RIGHT, Verdict
+from t2n_llm.zoo.verdict import OUTCOMES, RIGHT, CellVerdict
 
 EXPECTED_FILE = Path(__file__).with_name("expected.toml")
 _LONGEST_REASON = 240
@@ -90,7 +90,7 @@ def _row(key: str, row: Mapping[str, Any]) -> Expected:
 
 
 def surprises(
-    verdicts: Iterable[Verdict], expected: Mapping[str, Expected], known: Sequence[str] | None = None
+    verdicts: Iterable[CellVerdict], expected: Mapping[str, Expected], known: Sequence[str] | None = None
 ) -> list[Surprise]:
     """Return what is not as expected.
 
@@ -108,7 +108,7 @@ def surprises(
     return found
 
 
-def _surprise(verdict: Verdict, row: Expected | None) -> Surprise | None:
+def _surprise(verdict: CellVerdict, row: Expected | None) -> Surprise | None:
     if verdict.outcome == RIGHT:
         return Surprise(verdict.key, "unexpected pass", f"expected {row.outcome}: {row.reason}") if row else None
     if row is None:
@@ -119,15 +119,17 @@ def _surprise(verdict: Verdict, row: Expected | None) -> Surprise | None:
     return None
 
 
-def reason_of(verdict: Verdict) -> str:
-    """Return a verdict's own words as the reason of a row."""
+def reason_of(verdict: CellVerdict, row: Expected | None = None) -> str:
+    """Return why a cell is not right: the row's reason where it expects that outcome, else the verdict's own words."""
+    if row is not None and row.outcome == verdict.outcome:
+        return row.reason
     text = verdict.message or (verdict.log.splitlines() or [""])[-1]
     text = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", text).split()) or "no message"
     named = f"{verdict.error}: {text}" if verdict.error else text
     return named if len(named) <= _LONGEST_REASON else named[: _LONGEST_REASON - 4] + " ..."
 
 
-def updated(verdicts: Iterable[Verdict], expected: Mapping[str, Expected]) -> dict[str, Expected]:
+def updated(verdicts: Iterable[CellVerdict], expected: Mapping[str, Expected]) -> dict[str, Expected]:
     """Return the rows as a run has them; rows of cells that it did not run stay."""
     rows = dict(expected)
     for verdict in verdicts:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generic_export.errors import OptionError
-from t2n_llm.zoo.verdict import NOT_RUNNABLE, RIGHT, Verdict
+from t2n_llm.zoo.verdict import NOT_RUNNABLE, RIGHT, CellVerdict
 
 _SUFFIX = ".jsonl"
 _NAME_FORMAT = "%Y-%m-%dT%H-%M-%S"
@@ -25,7 +25,7 @@ class Run:
     """
 
     name: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[CellVerdict, ...]
 
     @property
     def versions(self) -> dict[str, str]:
@@ -47,17 +47,19 @@ class Tally:
     total: int
 
 
-def read_results(paths: Sequence[Path]) -> list[Verdict]:
+def read_results(paths: Sequence[Path]) -> list[CellVerdict]:
     """Read files of verdicts (the shards of one run); of a cell that is there twice, the later line counts.
 
     Raises:
         OptionError: one cannot be read, or holds something else.
     """
-    found: dict[str, Verdict] = {}
+    found: dict[str, CellVerdict] = {}
     for path in paths:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
-            found |= {verdict.key: verdict for verdict in (Verdict.from_json(line) for line in lines if line.strip())}
+            found |= {
+                verdict.key: verdict for verdict in (CellVerdict.from_json(line) for line in lines if line.strip())
+            }
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise OptionError(
                 f"{path}: no results of a zoo run: {error}", "Give files that --results wrote."
@@ -65,7 +67,7 @@ def read_results(paths: Sequence[Path]) -> list[Verdict]:
     return list(found.values())
 
 
-def write_results(path: Path, verdicts: Iterable[Verdict]) -> None:
+def write_results(path: Path, verdicts: Iterable[CellVerdict]) -> None:
     """Write a file of verdicts, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(verdict.to_json() + "\n" for verdict in verdicts), encoding="utf-8")
@@ -81,7 +83,7 @@ def read_history(folder: Path) -> list[Run]:
     return [Run(file.stem, tuple(read_results([file]))) for file in files]
 
 
-def keep_run(folder: Path, verdicts: Sequence[Verdict], when: float | None = None) -> Run:
+def keep_run(folder: Path, verdicts: Sequence[CellVerdict], when: float | None = None) -> Run:
     """Add a run to a folder.
 
     Args:

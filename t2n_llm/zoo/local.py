@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import IO
+from functools import partial
 
-from t2n_llm.zoo.host import DEFAULT_WORK, READY
-from t2n_llm.zoo.verdict import CRASHED, Cell, Verdict
+from generic_export.processes import TaskProcess, start_task
+from t2n_llm.zoo.host import DEFAULT_WORK, serve
+from t2n_llm.zoo.verdict import CRASHED, Cell, CellVerdict
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # the hosts are what uses the cores; and a host that forks must have one thread
@@ -31,7 +31,7 @@ class HostOptions:
 
     Attributes:
         work: module whose `run_cell` is run.
-        fresh: a new interpreter for each cell, instead of a fork of the host; always so where there is no proc(5).
+        fresh: a new interpreter for each cell, instead of a fork of the host; elsewhere than on Linux a fork is not safe.
     """
 
     work: str = DEFAULT_WORK
@@ -43,42 +43,36 @@ class Host:
 
     def __init__(self, options: HostOptions) -> None:
         self._options = options
-        self._process: subprocess.Popen[str] | None = None
-        self._folder: str | None = None
+        self._process: TaskProcess | None = None
+        self._folder = ""
+        self._lock = threading.Lock()  # a host is closed while another thread starts it or waits for its verdict
         self._closed = False
 
-    def run(self, cell: Cell) -> Verdict:
+    def run(self, cell: Cell) -> CellVerdict:
         """Run one cell and wait for its verdict; a host that died under it is a verdict too."""
         try:
-            process = self._started()
-            _pipe(process.stdin).write(cell.to_json() + "\n")
-            _pipe(process.stdin).flush()
-            answer = _pipe(process.stdout).readline()
-            if not answer:
-                raise OSError("the host died")
-            return Verdict.from_json(answer)
-        except (OSError, ValueError) as error:
+            connection = self._started().connection
+            connection.send(cell)
+            verdict: CellVerdict = connection.recv()
+            return verdict
+        except (OSError, EOFError) as error:
             self._end()
-            return Verdict(
-                cell.architecture, cell.dtype, CRASHED, "host", error=type(error).__name__, message=f"{error}"
+            message = f"{error}" or "the host died"
+            return CellVerdict(
+                cell.architecture, cell.dtype, CRASHED, "host", error=type(error).__name__, message=message
             )
 
-    def _started(self) -> subprocess.Popen[str]:
-        if self._closed:
-            raise OSError("the run is over")
-        if self._process is None:
-            command = [sys.executable, "-m", "t2n_llm.zoo.host", "--work", self._options.work]
-            self._folder = tempfile.mkdtemp(prefix="t2n-zoo-")  # removed here: a host that is killed removes nothing
-            self._process = subprocess.Popen(
-                [*command, *(["--fresh"] if self._options.fresh else [])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **_ENVIRONMENT, "TMPDIR": self._folder, "PYTHONPATH": _import_path()},
-            )
-            if _pipe(self._process.stdout).readline().strip() != READY:
-                raise OSError("the host did not start")
-        return self._process
+    def _started(self) -> TaskProcess:
+        with self._lock:
+            if self._closed:
+                raise OSError("the run is over")
+            if self._process is None:
+                # Removed here: a host that is killed removes nothing.
+                self._folder = tempfile.mkdtemp(prefix="t2n-zoo-")
+                environment = {**_ENVIRONMENT, "TMPDIR": self._folder}
+                task = partial(serve, self._options.work, environment, self._options.fresh)
+                self._process = start_task(task, method="spawn", keep_output=False)
+            return self._process
 
     def close(self) -> None:
         """End the process, and the cell that it runs; no other is started."""
@@ -86,26 +80,14 @@ class Host:
         self._end()
 
     def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            process.wait()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        with self._lock:
+            if self._process is not None:
+                self._process.close()
+                shutil.rmtree(self._folder, ignore_errors=True)
+            self._process = None
 
 
-def _import_path() -> str:
-    return os.pathsep.join(path for path in sys.path if path)
-
-
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    if pipe is None:
-        raise OSError("a pipe is missing")
-    return pipe
-
-
-def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = None) -> Iterator[Verdict]:
+def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = None) -> Iterator[CellVerdict]:
     """Yield verdicts as they come.
 
     Args:
@@ -113,26 +95,23 @@ def run_local(cells: Sequence[Cell], jobs: int, options: HostOptions | None = No
         jobs: hosts that run at the same time.
         options: how they are started.
     """
-    waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-    for cell in cells:
-        waiting.put(cell)
     hosts = [Host(options or HostOptions()) for _ in range(max(1, min(jobs, len(cells))))]
-    done: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
-    threads = [threading.Thread(target=_feed, args=(host, waiting, done), daemon=True) for host in hosts]
-    for thread in threads:
-        thread.start()
+    idle: queue.SimpleQueue[Host] = queue.SimpleQueue()
+    for host in hosts:
+        idle.put(host)
+    pool = ThreadPoolExecutor(len(hosts))
     try:
-        for _ in cells:
-            yield done.get()
+        for done in as_completed([pool.submit(_run_on_idle, idle, cell) for cell in cells]):
+            yield done.result()
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)
         for host in hosts:
             host.close()
 
 
-def _feed(host: Host, waiting: queue.SimpleQueue[Cell], done: queue.SimpleQueue[Verdict]) -> None:
-    while True:
-        try:
-            cell = waiting.get_nowait()
-        except queue.Empty:
-            return
-        done.put(host.run(cell))
+def _run_on_idle(idle: queue.SimpleQueue[Host], cell: Cell) -> CellVerdict:
+    host = idle.get()
+    try:
+        return host.run(cell)
+    finally:
+        idle.put(host)

@@ -12,13 +12,15 @@ from typing import Any
 
 from generic_export.errors import MissingExtraError
 from t2n_llm.zoo.local import Host, HostOptions
-from t2n_llm.zoo.verdict import CRASHED, Cell, Verdict
+from t2n_llm.zoo.verdict import CRASHED, Cell, CellVerdict
 
 _TRIES = 2
 """A node that is lost takes its cell along; the cell is tried once more. A verdict is never tried again."""
 
 
-def run_on_ray(cells: Sequence[Cell], jobs: int, options: HostOptions, address: str | None = None) -> Iterator[Verdict]:
+def run_on_ray(
+    cells: Sequence[Cell], jobs: int, options: HostOptions, address: str | None = None
+) -> Iterator[CellVerdict]:
     """Yield verdicts as they come.
 
     Args:
@@ -56,21 +58,8 @@ def _ray() -> Any:
     return ray
 
 
-class _HostActor:
-    """A host on some node of the cluster; lines of JSON in and out."""
-
-    def __init__(self, options: HostOptions) -> None:
-        self._host = Host(options)
-
-    def run(self, line: str) -> str:
-        return self._host.run(Cell.from_json(line)).to_json()
-
-    def close(self) -> None:
-        self._host.close()
-
-
-def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) -> Iterator[Verdict]:
-    remote = ray.remote(num_cpus=1, max_restarts=0)(_HostActor)
+def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) -> Iterator[CellVerdict]:
+    remote = ray.remote(num_cpus=1, max_restarts=0)(Host)
     waiting = [(cell, 1) for cell in cells]
     idle = [remote.remote(options) for _ in range(max(1, min(jobs, len(cells))))]
     running: dict[Any, tuple[Any, Cell, int]] = {}
@@ -78,11 +67,11 @@ def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) ->
         while waiting or running:
             while waiting and idle:
                 (cell, tries), actor = waiting.pop(0), idle.pop()
-                running[actor.run.remote(cell.to_json())] = (actor, cell, tries)
+                running[actor.run.remote(cell)] = (actor, cell, tries)
             (answer,), _ = ray.wait(list(running), num_returns=1)
             actor, cell, tries = running.pop(answer)
             try:
-                yield Verdict.from_json(ray.get(answer))
+                yield ray.get(answer)
                 idle.append(actor)
             except ray.exceptions.RayError as error:  # the node or the actor is lost
                 idle.append(remote.remote(options))
@@ -90,7 +79,7 @@ def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) ->
                     waiting.insert(0, (cell, tries + 1))
                 else:
                     message = " ".join(str(error).split())[:300]
-                    yield Verdict(
+                    yield CellVerdict(
                         cell.architecture, cell.dtype, CRASHED, "node", error=type(error).__name__, message=message
                     )
     finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 from generic_export.errors import OptionError
 from t2n_llm.zoo.history import write_results
 from t2n_llm.zoo.local import HostOptions, run_local
-from t2n_llm.zoo.verdict import DTYPES, Cell, Verdict
+from t2n_llm.zoo.verdict import DTYPES, Cell, CellVerdict
 
 ENGINES = ("local", "ray")
 
@@ -148,7 +148,7 @@ def local_hosts(fresh: bool) -> HostOptions:
     return replace(HostOptions(), fresh=True) if fresh else HostOptions()
 
 
-def run_cells(cells: Sequence[Cell], options: RunOptions) -> Iterator[Verdict]:
+def run_cells(cells: Sequence[Cell], options: RunOptions) -> Iterator[CellVerdict]:
     """Yield the verdicts of cells as they come."""
     if options.engine == "ray":
         from t2n_llm.zoo.ray_engine import run_on_ray
@@ -160,8 +160,8 @@ def run_cells(cells: Sequence[Cell], options: RunOptions) -> Iterator[Verdict]:
 def run_zoo(
     options: RunOptions,
     results: Path | None = None,
-    on_verdict: Callable[[Verdict], None] = lambda _: None,
-) -> list[Verdict]:
+    on_verdict: Callable[[CellVerdict], None] = lambda _: None,
+) -> list[CellVerdict]:
     """Run, and write each verdict as a line as soon as it is known.
 
     Args:
@@ -175,7 +175,7 @@ def run_zoo(
     from t2n_llm.zoo.configs import architectures
 
     cells = plan_cells(options, [] if options.models else architectures())
-    found: dict[str, Verdict] = {}
+    found: dict[str, CellVerdict] = {}
     if results is not None:
         write_results(results, [])
     for verdict in run_cells(cells, options):

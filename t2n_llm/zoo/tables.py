@@ -7,20 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from t2n_llm.zoo.expectations import Expected, reason_of
 from t2n_llm.zoo.history import Run
-from t2n_llm.zoo.verdict import DTYPES, NOT_RUNNABLE, RIGHT, Verdict
+from t2n_llm.zoo.verdict import DTYPES, NOT_RUNNABLE, RIGHT, CellVerdict
 
 _START, _END = "<!-- zoo table: begin -->", "<!-- zoo table: end -->"
 
 
-def dtypes_of(verdicts: Iterable[Verdict]) -> list[str]:
+def dtypes_of(verdicts: Iterable[CellVerdict]) -> list[str]:
     """Return the element types of a run, in the usual order."""
     present = {verdict.dtype for verdict in verdicts}
     return [dtype for dtype in DTYPES if dtype in present]
 
 
-def by_architecture(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Verdict]]:
+def by_architecture(verdicts: Iterable[CellVerdict]) -> dict[str, dict[str, CellVerdict]]:
     """Return the verdicts by architecture and element type, architectures sorted."""
-    rows: dict[str, dict[str, Verdict]] = {}
+    rows: dict[str, dict[str, CellVerdict]] = {}
     for verdict in verdicts:
         rows.setdefault(verdict.architecture, {})[verdict.dtype] = verdict
     return dict(sorted(rows.items()))
@@ -83,7 +83,7 @@ def _markdown_lines(run: Run, expected: Mapping[str, Expected]) -> Iterator[str]
     yield from _reasons("What transformers itself does not run", run.verdicts, expected, runnable=False)
 
 
-def _mark(verdict: Verdict | None) -> str:
+def _mark(verdict: CellVerdict | None) -> str:
     if verdict is None:
         return ""
     if verdict.outcome == RIGHT:
@@ -92,7 +92,7 @@ def _mark(verdict: Verdict | None) -> str:
 
 
 def _reasons(
-    title: str, verdicts: Sequence[Verdict], expected: Mapping[str, Expected], *, runnable: bool
+    title: str, verdicts: Sequence[CellVerdict], expected: Mapping[str, Expected], *, runnable: bool
 ) -> Iterator[str]:
     rows = [
         verdict
@@ -102,8 +102,7 @@ def _reasons(
     # One line for the same reason in several element types.
     merged: dict[tuple[str, str, str], list[str]] = {}
     for verdict in rows:
-        row = expected.get(verdict.key)
-        reason = row.reason if row is not None and row.outcome == verdict.outcome else reason_of(verdict)
+        reason = reason_of(verdict, expected.get(verdict.key))
         merged.setdefault((verdict.architecture, verdict.stage, reason), []).append(verdict.dtype)
     if not merged:
         return

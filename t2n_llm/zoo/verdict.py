@@ -1,4 +1,4 @@
-"""What goes between the processes of the zoo: a cell to run, and what became of it; both are one line of JSON."""
+"""What goes between the processes of the zoo: a cell to run, and what became of it, which is one line of JSON in its results."""
 
 from __future__ import annotations
 
@@ -54,15 +54,6 @@ class Cell:
         """What a line of results is found by."""
         return f"{self.architecture}:{self.dtype}"
 
-    def to_json(self) -> str:
-        """Return it as one line."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(line: str) -> Cell:
-        """Read what `to_json` wrote."""
-        return Cell(**json.loads(line))
-
 
 @dataclass(frozen=True)
 class Check:
@@ -83,7 +74,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CellVerdict:
     """What became of a cell.
 
     Attributes:
@@ -139,16 +130,16 @@ class Verdict:
         return json.dumps(self.asdict(), allow_nan=False)
 
     @staticmethod
-    def from_json(line: str) -> Verdict:
+    def from_json(line: str) -> CellVerdict:
         """Read what `to_json` wrote; fields of a later version are ignored.
 
         Raises:
             ValueError, TypeError, AttributeError: it is something else.
         """
         plain = json.loads(line)
-        known = {item.name for item in fields(Verdict)}
+        known = {item.name for item in fields(CellVerdict)}
         checks = {name: _check(figures) for name, figures in plain.pop("checks", {}).items()}
-        return Verdict(checks=checks, **{name: value for name, value in plain.items() if name in known})
+        return CellVerdict(checks=checks, **{name: value for name, value in plain.items() if name in known})
 
 
 def _check(figures: Mapping[str, Any]) -> Check:

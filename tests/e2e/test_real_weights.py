@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from t2n_llm import export_llm
+from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.measure.generate import ExportedModel, Sampling, _pieces
 from t2n_llm.source.hub import load_tokenizer
-from t2n_llm.tasks.text_generation import ExportResult
 from tests.load_script import load_script
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from kvcache.moe import EXPERTS_NAME, Activation, all_experts, explicit_experts, recognised_activation, routed_experts
+from kvcache.moe import Activation, all_experts, recognised_activation, routed_experts
+from kvcache.moe_families import EXPERTS_NAME, explicit_experts
 from tests.engine_check import check
 
 EXPERTS, WIDTH, INNER, CHOSEN = 6, 32, 64, 2

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF
-from generic_export.export import capture, module_sources, translate_graph
+from generic_export.capture import prepare
+from generic_export.documents import translate_graph
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.graph import NnefGraph
 from generic_export.translate.translate import TranslationOptions
@@ -55,8 +56,8 @@ class Chunked(nn.Module):
 def document(model: nn.Module, heads: int = HEADS) -> tuple[NnefGraph, dict]:
     target = TractNNEF(dynamic_axes={"tokens": {1: "S"}, "past": {2: "P"}}, check_io=False)
     example = (torch.randn(1, 3, heads, WIDTH), torch.randn(1, heads, 5, WIDTH))
-    captured = capture(model.eval(), example, target, ("tokens", "past"), ("result", "grown"))
-    return translate_graph(captured, target, TranslationOptions()), module_sources(model, captured)
+    prepared = prepare(model.eval(), example, target, ("tokens", "past"), ("result", "grown"))
+    return translate_graph(prepared.graph, target, TranslationOptions()), dict(prepared.sources)
 
 
 @pytest.mark.parametrize(("model", "heads"), [(PartlyRotated(), 2), (Joined(), 2), (Chunked(2), 2), (Chunked(2), 6)])

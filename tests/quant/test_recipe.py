@@ -16,7 +16,6 @@ from quant.recipe import (
     matches,
     named_recipe,
     parse_recipe,
-    parse_size,
     read_recipe,
     recipe_text,
 )
@@ -114,19 +113,6 @@ def test_names_and_sizes_that_do_not_fit_together() -> None:
         named_recipe("q4_0-mixed", ALGORITHMS)
     with pytest.raises(OptionError, match="no meaning with recipe"):
         named_recipe("q4_0", ALGORITHMS, 10**9)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("900MB", 900_000_000), ("1.5 GiB", 3 << 29), (12, 12), ("3kb", 3000), ("7", 7)]
-)
-def test_sizes(text: str | int, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "0MB", "-3MB", "3 MBit", True, "MB"])
-def test_no_sizes(text: str) -> None:
-    with pytest.raises(OptionError, match="is no size"):
-        parse_size(text)
 
 
 @pytest.mark.parametrize("content", [b"tensors: [", b"\xff\xfe\x00"])

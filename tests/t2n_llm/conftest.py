@@ -93,7 +93,7 @@ def real_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _export(source: Path, factory: pytest.TempPathFactory, **options: object) -> Path:
-    from t2n_llm.tasks.text_generation import export_llm
+    from t2n_llm.export.pipeline import export_llm
 
     export: Callable = export_llm
     return Path(export(str(source), factory.mktemp("exported") / source.name, **options).output_dir)

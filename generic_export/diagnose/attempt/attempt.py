@@ -8,38 +8,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from generic_export.diagnose.attempt.graph_inputs import Feed
+from generic_export.capture import Prepared, as_stored, evaluation_mode, prepare
+from generic_export.diagnose.attempt.comparing import compared
 from generic_export.diagnose.attempt.judging import Judge
 from generic_export.diagnose.attempt.locate import error_record, model_line, operator_in, source_in
-from generic_export.diagnose.attempt.piece_module import PIECE, PieceModule, all_leaves, input_forms, piece_module
-from generic_export.diagnose.attempt.weights import fill_with_random, in_float64, random_like
+from generic_export.diagnose.attempt.piece_module import PIECE, PieceModule, piece_module
+from generic_export.diagnose.attempt.weights import fill_with_random, random_like
 from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.diagnose.records import Metrics, Outcome, Stage, Verdict
+from generic_export.documents import producer_properties, translate_graph, with_tensors
 from generic_export.errors import CaptureError, EngineError, EngineTimeoutError, MismatchError, T2NError
-from generic_export.export import (
-    capture,
-    evaluation_mode,
-    module_sources,
-    producer_properties,
-    translate_graph,
-    with_parts,
-)
 from generic_export.inference_target.example import ExampleRun, as_array
 from generic_export.inference_target.tract.check import ToleranceLimits
 from generic_export.inference_target.tract.engines.asking import ask_cli
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
-from generic_export.inference_target.tract.evidence.bisect import Translation, first_divergence, first_failure
+from generic_export.inference_target.tract.evidence.bisect import Provenance, first_divergence, first_failure
 from generic_export.inference_target.tract.evidence.redaction import redacted
 from generic_export.inference_target.tract.releases.wheels import wheel_python
 from generic_export.inference_target.tract.target import TractNNEF
@@ -48,10 +41,9 @@ from generic_export.torch_graph.dims import Dim
 from generic_export.torch_graph.fusion import Fusion
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import identifier
-from generic_export.torch_graph.quantised_modules import spelled_out, without_zero_offsets
+from generic_export.torch_graph.quantised_modules import spelled_out
 from generic_export.translate.registry import is_translated
 from generic_export.translate.translate import TranslationOptions
-from generic_export.weights.offload import unread_parameters
 from generic_export.write.document import write_document
 
 logger = logging.getLogger(__name__)
@@ -76,7 +68,8 @@ class AttemptOptions:
 
     Attributes:
         target: its dynamic axes are replaced by the inferred ones.
-        fusions: recognisers beside the standard ones, see `generic_export.export.capture`.
+        fusions: recognisers beside the standard ones.
+        torchscript: capture what torch.export refuses through its script or trace, as `export_model_to_nnef` does.
         judge: how close is close.
         isolated: the piece's children are not run, see `piece_module.py`.
         folder: where the archive is written.
@@ -88,6 +81,7 @@ class AttemptOptions:
     target: TractNNEF
     folder: Path
     fusions: tuple[Fusion, ...] = ()
+    torchscript: bool = True
     judge: Judge = field(default_factory=Judge)
     isolated: bool = False
     engine_seconds: float = 120.0
@@ -104,6 +98,14 @@ class _AttemptError(Exception):
     module_path: str = ""
     source: str = ""
     unsupported: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What PyTorch answers to a call."""
+
+    call: RecordedCall
+    outputs: Mapping[str, torch.Tensor]
 
 
 class Attempt:
@@ -137,74 +139,50 @@ class Attempt:
 
     def _rooms(self) -> None:
         self._enter(Stage.CAPTURE)
-        recorded = self.case.calls[0]
-        recorded.arguments.require_known()
         self._prepare_weights()
         calls = [self._plain(call) for call in self.case.calls]
-        forms = input_forms(self.case, opaque=self.options.isolated)
-        leaves = all_leaves(self.case, calls[0], opaque=self.options.isolated)
-        feed = Feed.of(forms, {name: leaves[name].dtype for name in forms})
-        module = piece_module(self.case, calls[0], feed, opaque=self.options.isolated).eval()
-        meta = any(tensor.is_meta for tensor in (*module.parameters(), *leaves.values()))
-        references = {} if meta else self._references_if_possible(module, calls)
+        module = piece_module(self.case, calls[0], opaque=self.options.isolated)
+        meta = any(tensor.is_meta for tensor in (*module.parameters(), *module.leaves(calls[0]).values()))
+        references = [] if meta else self._references_if_possible(module, calls)
         with spelled_out(module):
-            graph, stored = self._captured(module, feed, leaves, references)
-            document = self._translated(graph)
+            prepared = self._prepared(module, list(references[0].outputs) if references else None)
+            document = self._translated(prepared.graph)
             if not references:
                 self.notes.append("there is nothing to compare with: not written or run")
                 return
             self._enter(Stage.WRITE)
-            sources = with_parts(document, module_sources(module.piece, graph))
+            document, sources = with_tensors(document, prepared.sources)
             path = self.options.folder / "model"
             archive = write_document(path, document, sources, compression_level=None, overwrite=True).path
-            self._answers(archive, Translation(graph, document, stored), feed, module, calls, references)
+            provenance = Provenance(prepared.graph, document, prepared.stored)
+            self._check(archive, provenance, module, self._examples(module, provenance, references))
 
-    def _captured(
-        self,
-        module: PieceModule,
-        feed: Feed,
-        leaves: Mapping[str, torch.Tensor],
-        references: Mapping[int, Mapping[str, torch.Tensor]],
-    ) -> tuple[TorchModuleIRGraph, Callable[[str], torch.Tensor | None]]:
+    def _prepared(self, module: PieceModule, output_names: Sequence[str] | None) -> Prepared:
+        """Capture the piece as an export captures a module.
+
+        Args:
+            module: the piece.
+            output_names: None where the piece was not run here.
+        """
         self._enter(Stage.CAPTURE)
-        device = next((tensor.device for tensor in leaves.values()), torch.device("cpu"))
-        examples = feed.examples(feed.sizes({name: leaves[name] for name in feed.forms}), device)
-        target = replace(self.options.target, dynamic_axes=feed.dynamic_axes(), check_io=False)
-        names = self._output_names(feed, module, references)
-        with unread_parameters(module):
-            graph = capture(
-                module,
-                examples,
-                target,
-                [part.name for part in feed.parts],
-                names,
-                fusions=self.options.fusions,
-                strip_prefix=f"{PIECE}.",
-            )
-        tensors: dict[str, torch.Tensor] = dict(module.piece.named_parameters(remove_duplicate=False))
-        tensors |= dict(module.piece.named_buffers(remove_duplicate=False))
-        stored = (tensors | dict(graph.constants)).get
-        return without_zero_offsets(_without_unread_states(graph), stored), stored
-
-    def _output_names(
-        self, feed: Feed, module: PieceModule, references: Mapping[int, Mapping[str, torch.Tensor]]
-    ) -> list[str] | None:
-        if references:
-            names = list(next(iter(references.values())))
-        else:
+        names = [part.name for part in module.feed.parts]
+        if output_names is None and not self.options.isolated:
             recorded = self.case.calls[0]
-            names = [*recorded.results, *(f"out_{name}" for name in recorded.extra)]
-            if self.options.isolated:
-                return None
-        taken = {identifier(part.name) for part in feed.parts}
-        found = []
-        for name in names:
-            while identifier(name) in taken:
-                name = f"out_{name}"
-            taken.add(identifier(name))
-            found.append(name)
-        del module
-        return found
+            output_names = [*recorded.results, *(f"out_{name}" for name in recorded.extra)]
+        prepared = prepare(
+            module,
+            module.examples(),
+            replace(self.options.target, dynamic_axes=module.feed.dynamic_axes(), check_io=False),
+            names,
+            None if output_names is None else _beside(names, output_names),
+            allow_same_io_names=True,
+            fusions=self.options.fusions,
+            strip_prefix=f"{PIECE}.",
+            torchscript=self.options.torchscript,
+        )
+        if prepared.detour:
+            self.notes.append(redacted(prepared.detour))
+        return replace(prepared, graph=_without_unread_states(prepared.graph))
 
     def _translated(self, graph: TorchModuleIRGraph) -> NnefGraph:
         self._enter(Stage.TRANSLATE)
@@ -251,9 +229,7 @@ class Attempt:
         }
         return replace(recorded, held=held)
 
-    def _references_if_possible(
-        self, module: PieceModule, calls: Sequence[RecordedCall]
-    ) -> dict[int, dict[str, torch.Tensor]]:
+    def _references_if_possible(self, module: PieceModule, calls: Sequence[RecordedCall]) -> list[_Reference]:
         """Run the piece alone; where PyTorch itself cannot (no f16 kernel on this machine), what was recorded has to do."""
         try:
             return self._references(module, calls)
@@ -262,46 +238,28 @@ class Attempt:
         except Exception as error:  # whatever the model's or PyTorch's code raises
             first = next(iter(str(error).splitlines()), type(error).__name__)
             self.notes.append(f"PyTorch does not run it alone here: {redacted(first)}")
-        recorded = {index: call.outputs() for index, call in enumerate(calls) if not self.options.isolated}
-        return {
-            index: outputs
-            for index, outputs in recorded.items()
-            if outputs and not any(tensor.is_meta for tensor in outputs.values())
-        }
+        recorded = [] if self.options.isolated else [_Reference(call, call.outputs()) for call in calls]
+        return [
+            each for each in recorded if each.outputs and not any(tensor.is_meta for tensor in each.outputs.values())
+        ]
 
-    def _references(self, module: PieceModule, calls: Sequence[RecordedCall]) -> dict[int, dict[str, torch.Tensor]]:
+    def _references(self, module: PieceModule, calls: Sequence[RecordedCall]) -> list[_Reference]:
         """Run the piece alone in PyTorch on every recorded call, twice on the first.
 
         Raises:
             NonDeterministicError: the second time is not like the first.
         """
-        found: dict[int, dict[str, torch.Tensor]] = {}
-        for index, call in enumerate(calls):
-            leaves = all_leaves(self.case, call, opaque=self.options.isolated)
-            if not self._fits(module, leaves, call):
+        found: list[_Reference] = []
+        for call in calls:
+            try:
+                module.feed.sizes(module.leaves(call))
+            except CaptureError as error:
+                self.notes.append(f"set {call.call.set_index} was left out: {error.message}")
                 continue
-            found[index] = self._answer_of(module, leaves, call)
-            if index == 0:
-                self._check_determinism(found[0], self._answer_of(module, leaves, call), call)
+            found.append(_Reference(call, module.answers(call)))
+            if call is calls[0]:
+                self._check_determinism(found[0].outputs, module.answers(call), call)
         return found
-
-    def _fits(self, module: PieceModule, leaves: Mapping[str, torch.Tensor], call: RecordedCall) -> bool:
-        try:
-            module._feed.sizes(leaves)
-        except CaptureError as error:
-            self.notes.append(f"set {call.call.set_index} was left out: {error.message}")
-            return False
-        return True
-
-    def _answer_of(
-        self, module: PieceModule, leaves: Mapping[str, torch.Tensor], call: RecordedCall
-    ) -> dict[str, torch.Tensor]:
-        own = module if call is self.case.calls[0] else self._module_for(module, call)
-        copies = {name: tensor.clone() for name, tensor in leaves.items()}
-        return {name: tensor.detach().clone() for name, tensor in own.results(copies).items()}
-
-    def _module_for(self, module: PieceModule, call: RecordedCall) -> PieceModule:
-        return PieceModule(replace(self.case, module=module.piece), call, module._feed, opaque=self.options.isolated)
 
     def _check_determinism(
         self, first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor], call: RecordedCall
@@ -325,54 +283,62 @@ class Attempt:
 
     # --- the engine's side --------------------------------------------------------------------------
 
-    def _answers(
+    def _examples(
+        self, module: PieceModule, provenance: Provenance, references: Sequence[_Reference]
+    ) -> list[tuple[RecordedCall, ExampleRun]]:
+        """Return the calls that have all that the graph reads, as arrays."""
+        found = []
+        for reference in references:
+            inputs = module.feed.inputs(module.leaves(reference.call))
+            missing = [variable.name for variable in provenance.captured.inputs if variable.name not in inputs]
+            if missing:
+                self.notes.append(f"set {reference.call.call.set_index} was left out: it has no {missing[0]}")
+                continue
+            arrays = [as_array(inputs[variable.name]) for variable in provenance.captured.inputs]
+            outputs = [as_array(as_stored(tensor)) for tensor in reference.outputs.values()]
+            found.append((reference.call, ExampleRun(arrays, outputs, provenance.captured.output_names)))
+        return found
+
+    def _check(
         self,
         archive: Path,
-        translation: Translation,
-        feed: Feed,
+        provenance: Provenance,
         module: PieceModule,
-        calls: Sequence[RecordedCall],
-        references: Mapping[int, Mapping[str, torch.Tensor]],
+        examples: Sequence[tuple[RecordedCall, ExampleRun]],
     ) -> None:
         """Run the archive on every call and compare; a failure is followed to the operator that makes it."""
         self._enter(Stage.LOAD)
-        examples = {
-            index: ExampleRun(arrays, [_as_stored(t) for t in outputs.values()], translation.captured.output_names)
-            for index, outputs in references.items()
-            if (arrays := self._arrays(calls[index], feed, translation.captured)) is not None
-        }
         try:
-            answers = self._ask_all(archive, {index: list(example.inputs) for index, example in examples.items()})
+            answers = self._ask_all(archive, [example.inputs for _, example in examples])
         except EngineTimeoutError:
             raise
         except EngineError as error:
-            example = examples[next(iter(examples))]
-            found = first_failure(archive, translation, example, self._ask)
+            found = first_failure(archive, provenance, examples[0][1], self._ask)
             if found is None:
                 raise
             path = self._full_path(found.module_path)
             raise _AttemptError(error, found.operator, path, found.source) from error
         self._enter(Stage.COMPARE)
-        self._compare(archive, translation, module, calls, examples, answers)
+        wrong: list[tuple[float, ExampleRun, Metrics]] = []
+        for (call, example), answer in zip(examples, answers, strict=True):
+            for metrics in compared(self.options.judge, module, call, example, answer):
+                self.metrics.append(metrics)
+                badness = metrics.max_abs / metrics.allowed if metrics.allowed else float("inf")
+                if not metrics.passed:
+                    wrong.append((badness, example, metrics))
+        if wrong:
+            _, example, worst = max(wrong, key=lambda item: item[0])
+            self._blame(archive, provenance, example, worst)
 
-    def _arrays(self, call: RecordedCall, feed: Feed, graph: TorchModuleIRGraph) -> list[np.ndarray] | None:
-        """Return the inputs of the graph for a call; None when the call has not all that the graph reads."""
-        inputs = feed.inputs(all_leaves(self.case, call, opaque=self.options.isolated))
-        missing = [variable.name for variable in graph.inputs if variable.name not in inputs]
-        if missing:
-            self.notes.append(f"set {call.call.set_index} was left out: it has no {missing[0]}")
-            return None
-        return [as_array(inputs[variable.name]) for variable in graph.inputs]
-
-    def _ask_all(self, archive: Path, arrays: Mapping[int, list[np.ndarray]]) -> dict[int, list[np.ndarray]]:
+    def _ask_all(self, archive: Path, inputs: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
         target = self.options.target
         if target.specific_tract_binary_path:
             self._enter(Stage.RUN)
-            return {index: self._ask(archive, inputs) for index, inputs in arrays.items()}
+            return [self._ask(archive, arrays) for arrays in inputs]
         with self._wheel().load(archive, registries=target.registries) as model:
             self._enter(Stage.RUN)
             self.engine_nodes = _node_count(model)
-            return {index: model.run(inputs) for index, inputs in arrays.items()}
+            return [model.run(list(arrays)) for arrays in inputs]
 
     def _ask(self, archive: Path, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         target = self.options.target
@@ -386,63 +352,7 @@ class Attempt:
         python = wheel_python(str(self.options.target.release))
         return TractWheel(timeout_seconds=self.options.engine_seconds, python=python)
 
-    def _compare(
-        self,
-        archive: Path,
-        translation: Translation,
-        module: PieceModule,
-        calls: Sequence[RecordedCall],
-        examples: Mapping[int, ExampleRun],
-        answers: Mapping[int, list[np.ndarray]],
-    ) -> None:
-        worst: tuple[float, int, Metrics] | None = None
-        for index, example in examples.items():
-            for metrics in self._compared(module, calls[index], example, answers[index]):
-                self.metrics.append(metrics)
-                badness = metrics.max_abs / metrics.allowed if metrics.allowed else float("inf")
-                if not metrics.passed and (worst is None or badness > worst[0]):
-                    worst = badness, index, metrics
-        if worst is not None:
-            self._blame(archive, translation, examples[worst[1]], worst[2])
-
-    def _compared(
-        self, module: PieceModule, call: RecordedCall, example: ExampleRun, answers: Sequence[np.ndarray]
-    ) -> Iterator[Metrics]:
-        exact = self._exact(module, call)
-        triples = zip(example.output_names, answers, example.outputs, strict=True)
-        for position, (name, answer, reference) in enumerate(triples):
-            dtype = self._dtype_of(call, reference)
-            precise = partial(exact, position)
-            yield self.options.judge.metrics(name, call.call.set_index, answer, reference, dtype, precise)
-
-    def _dtype_of(self, recorded: RecordedCall, reference: np.ndarray) -> str:
-        """Return the element type that PyTorch computes in: bf16 when the piece was recorded in it."""
-        recorded_in_bf16 = any(leaf.dtype == "bfloat16" for leaf in (*recorded.call.inputs, *recorded.call.outputs))
-        return "bfloat16" if recorded_in_bf16 and reference.dtype == np.float32 else str(reference.dtype)
-
-    def _exact(self, module: PieceModule, call: RecordedCall) -> Callable[[int], np.ndarray | None]:
-        """Return what gives an output of a call computed in float64, computed when first asked."""
-        known: list[list[np.ndarray] | None] = []
-
-        def computed() -> list[np.ndarray] | None:
-            try:
-                leaves = all_leaves(self.case, call, opaque=self.options.isolated)
-                doubles = {n: t.double() if t.is_floating_point() else t.clone() for n, t in leaves.items()}
-                with in_float64(module.piece):
-                    results = self._module_for(module, call).results(doubles)
-                return [_as_stored(tensor) for tensor in results.values()]
-            except Exception as error:  # the piece insists on an element type
-                logger.info("%s cannot be computed in float64: %s", self.case.piece.class_name, error)
-                return None
-
-        def exact(position: int) -> np.ndarray | None:
-            if not known:
-                known.append(computed())
-            return None if known[0] is None else known[0][position]
-
-        return exact
-
-    def _blame(self, archive: Path, translation: Translation, example: ExampleRun, worst: Metrics) -> None:
+    def _blame(self, archive: Path, provenance: Provenance, example: ExampleRun, worst: Metrics) -> None:
         error = MismatchError(
             f"{self.case.piece.class_name}: {worst}",
             "Compare the translation of the operator with what PyTorch computes.",
@@ -451,7 +361,7 @@ class Attempt:
         scale = worst.max_abs / worst.relative if worst.relative and np.isfinite(worst.relative) else 1.0
         limit = worst.allowed / max(scale, 1.0) if worst.allowed else 0.0
         try:
-            found = first_divergence(archive, translation, example, self._ask, ToleranceLimits(limit, 0.0))
+            found = first_divergence(archive, provenance, example, self._ask, ToleranceLimits(limit, 0.0))
         except T2NError as search:
             logger.info("the first differing tensor was not found: %s", search)
             found = None
@@ -519,9 +429,16 @@ def _node_count(model: WheelModel) -> int | None:
         return None
 
 
-def _as_stored(tensor: torch.Tensor) -> np.ndarray:
-    plain = tensor.detach()
-    return as_array(torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain)
+def _beside(taken: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return names that are written like none of those taken, nor like each other."""
+    known = {identifier(name) for name in taken}
+    found = []
+    for name in names:
+        while identifier(name) in known:
+            name = f"out_{name}"
+        known.add(identifier(name))
+        found.append(name)
+    return found
 
 
 def _without_unread_states(graph: TorchModuleIRGraph) -> TorchModuleIRGraph:

@@ -15,7 +15,7 @@ import torch
 
 from generic_export.diagnose.record.axes import Form
 from generic_export.errors import CaptureError
-from generic_export.torch_graph.conversion import DynamicAxes
+from generic_export.torch_graph.request import DynamicAxes
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
@@ -23,7 +23,7 @@ Size = int | str | Form  # a number, a symbol, or a form to be put together
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphInput:
     """One input of the graph.
 
     Attributes:
@@ -42,7 +42,7 @@ class _Join:
     """A tensor put together along an axis, of which the last `surplus` entries are dropped."""
 
     axis: int
-    children: tuple[Part | _Join, ...]
+    children: tuple[GraphInput | _Join, ...]
     lengths: tuple[int | str, ...]
     surplus: int
 
@@ -56,7 +56,7 @@ class Feed:
         forms: sizes of each leaf.
     """
 
-    trees: Mapping[str, Part | _Join]
+    trees: Mapping[str, GraphInput | _Join]
     forms: Mapping[str, tuple[Form, ...]]
 
     @staticmethod
@@ -67,7 +67,7 @@ class Feed:
         return Feed(trees, forms)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[GraphInput, ...]:
         """All inputs, in order."""
         return tuple(part for tree in self.trees.values() for part in _parts(tree))
 
@@ -79,16 +79,22 @@ class Feed:
         }
         return {name: found for name, found in axes.items() if found}
 
-    def examples(self, known: Mapping[str, int], device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Return tensors to capture with: of sizes that were seen where they do, of distinct primes where they do not.
+    def examples(self, leaves: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return tensors to capture with: those of a call where their sizes do, zeros of distinct primes where they do not.
 
         A size of 0 or 1, or one that is also something else's, would let PyTorch take it for a number.
         """
-        sizes = _example_sizes(self.parts, known)
-        return tuple(
-            torch.zeros([s if isinstance(s, int) else sizes[s] for s in part.sizes], dtype=part.dtype, device=device)
-            for part in self.parts
-        )
+        sizes = _example_sizes(self.parts, self.sizes(leaves))
+        device = next((tensor.device for tensor in leaves.values()), torch.device("cpu"))
+        given = self.inputs(leaves)
+        found = []
+        for part in self.parts:
+            shape = [size if isinstance(size, int) else sizes[size] for size in part.sizes]
+            if part.name in given and list(given[part.name].shape) == shape:
+                found.append(given[part.name].clone(memory_format=torch.contiguous_format))
+            else:
+                found.append(torch.zeros(shape, dtype=part.dtype, device=device))
+        return tuple(found)
 
     def leaves(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the leaves that inputs stand for; used while a graph is captured."""
@@ -145,10 +151,10 @@ def _plain_name(text: str) -> str:
     return re.sub(r"[*+-]", lambda match: words[match[0]], re.sub(r"^(\d)", r"D\1", text))
 
 
-def _tree(name: str, sizes: list[Size], dtype: torch.dtype) -> Part | _Join:
+def _tree(name: str, sizes: list[Size], dtype: torch.dtype) -> GraphInput | _Join:
     axis = next((index for index, size in enumerate(sizes) if isinstance(size, Form)), None)
     if axis is None:
-        return Part(name, tuple(size for size in sizes if not isinstance(size, Form)), dtype)
+        return GraphInput(name, tuple(size for size in sizes if not isinstance(size, Form)), dtype)
     form = sizes[axis]
     lengths: list[int | str] = []
     if isinstance(form, Form):
@@ -162,23 +168,23 @@ def _tree(name: str, sizes: list[Size], dtype: torch.dtype) -> Part | _Join:
     return _Join(axis, children, tuple(lengths), max(0, -form.offset) if isinstance(form, Form) else 0)
 
 
-def _parts(tree: Part | _Join) -> Iterator[Part]:
-    if isinstance(tree, Part):
+def _parts(tree: GraphInput | _Join) -> Iterator[GraphInput]:
+    if isinstance(tree, GraphInput):
         yield tree
     else:
         for child in tree.children:
             yield from _parts(child)
 
 
-def _joined(tree: Part | _Join, tensors: Iterator[torch.Tensor]) -> torch.Tensor:
-    if isinstance(tree, Part):
+def _joined(tree: GraphInput | _Join, tensors: Iterator[torch.Tensor]) -> torch.Tensor:
+    if isinstance(tree, GraphInput):
         return next(tensors)
     joined = torch.cat([_joined(child, tensors) for child in tree.children], dim=tree.axis)
     return joined.narrow(tree.axis, 0, joined.shape[tree.axis] - tree.surplus) if tree.surplus else joined
 
 
-def _cut(tree: Part | _Join, tensor: torch.Tensor, sizes: Mapping[str, int]) -> Iterator[torch.Tensor]:
-    if isinstance(tree, Part):
+def _cut(tree: GraphInput | _Join, tensor: torch.Tensor, sizes: Mapping[str, int]) -> Iterator[torch.Tensor]:
+    if isinstance(tree, GraphInput):
         yield tensor
         return
     if tree.surplus:
@@ -191,7 +197,7 @@ def _cut(tree: Part | _Join, tensor: torch.Tensor, sizes: Mapping[str, int]) -> 
         yield from _cut(child, piece, sizes)
 
 
-def _example_sizes(parts: Sequence[Part], known: Mapping[str, int]) -> dict[str, int]:
+def _example_sizes(parts: Sequence[GraphInput], known: Mapping[str, int]) -> dict[str, int]:
     taken = {size for part in parts for size in part.sizes if isinstance(size, int)}
     chosen: dict[str, int] = {}
     for symbol in dict.fromkeys(size for part in parts for size in part.sizes if isinstance(size, str)):
@@ -203,4 +209,4 @@ def _example_sizes(parts: Sequence[Part], known: Mapping[str, int]) -> dict[str,
     return chosen
 
 
-__all__ = ["Feed", "Part"]
+__all__ = ["Feed", "GraphInput"]

@@ -22,7 +22,7 @@ _OWN_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 # Where a capture passes through this package on its way to the model: no line of the model.
-_OWN_FILES = ("piece_module.py:", "graph_inputs.py:")
+_OWN_FILES = ("piece_module.py:", "graph_inputs.py:", "leaves.py:")
 
 
 def model_line(source: str) -> str:

@@ -7,7 +7,7 @@ they are given goes out as outputs, so that the piece's own code is all there is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -17,45 +17,76 @@ from torch import nn
 
 from generic_export.diagnose.attempt.graph_inputs import Feed
 from generic_export.diagnose.record.axes import Form
-from generic_export.diagnose.record.layout import (
-    argument_names,
+from generic_export.diagnose.record.leaves import (
     belongs,
-    put_in_state,
+    named_arguments,
     result_layout,
     state_names,
     take_apart,
+    tensors_in,
+    write_into,
 )
 from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.errors import CaptureError
 from generic_export.torch_graph.asides import is_aside
+from generic_export.torchscript.fallback import Around, script_of
 
 PIECE = "piece"
 """The attribute that holds the piece; it is not part of names in the graph."""
 
 
-class PieceModule(nn.Module):
+class PieceModule(Around):
     """A piece with flat inputs and outputs.
 
     Args:
         case: the piece.
         recorded: the call that says how arguments and results are laid out.
-        feed: the inputs, see `leaf_forms`.
+        feed: the inputs; None plans them.
         opaque: take the results of children as inputs.
     """
 
-    def __init__(self, case: Case, recorded: RecordedCall, feed: Feed, *, opaque: bool = False) -> None:
+    def __init__(self, case: Case, recorded: RecordedCall, feed: Feed | None = None, *, opaque: bool = False) -> None:
         super().__init__()
         self.piece = case.module
         self._case = case
         self._recorded = recorded
-        self._feed = feed
         self._opaque = opaque
+        self.feed = feed or self._planned_feed()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run the piece on the tensors of a `Feed`."""
-        leaves = self._feed.leaves(tensors)
-        return tuple(self.results(leaves).values())
+        """Run the piece on the tensors of the feed."""
+        return tuple(self.results(self.feed.leaves(tensors)).values())
+
+    def leaves(self, recorded: RecordedCall) -> dict[str, torch.Tensor]:
+        """Return the tensors of one call that go into a graph of the piece."""
+        leaves = recorded.inputs()
+        return leaves | dict(_child_results(self._case, recorded)) if self._opaque else leaves
+
+    def examples(self) -> tuple[torch.Tensor, ...]:
+        """Return what it is captured with."""
+        return self.feed.examples(self.leaves(self._recorded))
+
+    def around(self, piece: nn.Module, recorded: RecordedCall) -> PieceModule:
+        """Return the same around what stands for the piece, laid out as another call."""
+        made = type(self)(self._case, recorded, self.feed, opaque=self._opaque)
+        made.piece = piece
+        return made.eval()
+
+    def scripted(self) -> PieceModule | None:
+        """Return it around the script of the piece, whose children are in it; None where that has none."""
+        inputs = self._recorded.inputs()
+        script = None if self._opaque else script_of(self.piece, *self._recorded.arguments.rebuilt(inputs.__getitem__))
+        return None if script is None else self.around(script, self._recorded)
+
+    def answers(self, recorded: RecordedCall, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+        """Run the piece on a call, which stays as it was, with floats of another type if one is given."""
+        leaves = self.leaves(recorded)
+        copies = {
+            n: t.to(dtype, copy=True) if dtype and t.is_floating_point() else t.clone() for n, t in leaves.items()
+        }
+        results = self.around(self.piece, recorded).results(copies)
+        return {name: tensor.detach().clone() for name, tensor in results.items()}
 
     def results(self, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the piece on leaves; returns its outputs, what it wrote to, and in `opaque` what its children were given."""
@@ -68,37 +99,33 @@ class PieceModule(nn.Module):
                 stack.enter_context(_recorded_children(self._case, recorded, leaves, given))
             result = self.piece(*args, **kwargs)
         found = result_layout(result).tensors
-        names = list(argument_names(self.piece.forward, args, kwargs))
-        _, now = take_apart([*zip(names, args, strict=True), *kwargs.items()], keep_states=False)
+        after = tensors_in(named_arguments(self._case.module.forward, args, kwargs))
         outputs = {name: _given(found, name) for name in recorded.results}
-        after = now.named_tensors()
         outputs |= {f"out_{name}": _given(after, name) for name in recorded.extra}
         return outputs | given
 
+    def _planned_feed(self) -> Feed:
+        case, leaves = self._case, self.leaves(self._recorded)
+        forms = {leaf: case.forms[leaf] for leaf in case.calls[0].held}
+        forms |= _child_forms(case) if self._opaque else {}
+        return Feed.of(forms, {name: leaves[name].dtype for name in forms})
 
-def piece_module(case: Case, recorded: RecordedCall, feed: Feed, *, opaque: bool = False) -> PieceModule:
-    """Return a piece as a module whose class bears the piece's name, which errors then tell."""
+
+def piece_module(case: Case, recorded: RecordedCall, *, opaque: bool = False) -> PieceModule:
+    """Return a piece as a module whose class bears the piece's name, which errors then tell.
+
+    Raises:
+        UnknownStateError: an argument is an object that nobody can take apart.
+    """
+    recorded.arguments.require_known()
     kind: type[PieceModule] = type(case.piece.class_name, (PieceModule,), {})
-    return kind(case, recorded, feed, opaque=opaque)
+    return kind(case, recorded, opaque=opaque).eval()
 
 
 def _given(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     if name not in tensors:
         raise CaptureError(f"run alone, the piece gives no {name!r}, as it did when it was recorded.")
     return tensors[name]
-
-
-def input_forms(case: Case, *, opaque: bool) -> dict[str, tuple[Form, ...]]:
-    """Return the leaves that go into a graph of a piece, with their sizes."""
-    recorded = case.calls[0]
-    forms = {leaf: case.forms[leaf] for leaf in recorded.held}
-    return forms | (_child_forms(case) if opaque else {})
-
-
-def all_leaves(case: Case, recorded: RecordedCall, *, opaque: bool) -> dict[str, torch.Tensor]:
-    """Return the tensors of one call that go into a graph of a piece."""
-    leaves = recorded.inputs()
-    return leaves | dict(_child_results(case, recorded)) if opaque else leaves
 
 
 # --- children that are not run ----------------------------------------------------------------------
@@ -161,25 +188,17 @@ def _replayed(
         if is_aside():  # it was not recorded either
             return original(*args, **kwargs)
         number, inner = next(turns)
-        names = list(argument_names(type(inner.module).forward, (None, *args), kwargs))[1:]
-        named = [*zip(names, args, strict=True), *kwargs.items()]
+        named = named_arguments(type(inner.module).forward, (None, *args), kwargs)[1:]
         _, now = take_apart(named, keep_states=False)
         states = state_names(inner.arguments)
         for name in inner.held:
             if name in now.tensors and not belongs(name, states):
                 given[f"to_{_child_leaf(number, name)}"] = now.tensors[name]
         for name in inner.after:
-            _write(named, name, leaves[_child_leaf(number, name)])
+            write_into(named, name, leaves[_child_leaf(number, name)])
         return inner.result.rebuilt(lambda name: leaves[_child_leaf(number, name)])
 
     return forward
 
 
-def _write(named: Sequence[tuple[str, Any]], leaf: str, value: torch.Tensor) -> None:
-    """Do to an argument what the child did: a tensor is overwritten, a state gets the new tensor."""
-    nodes, layout = take_apart(named, keep_states=False)
-    if not put_in_state(nodes, leaf, value):
-        layout.tensors[leaf].copy_(value)
-
-
-__all__ = ["PIECE", "PieceModule", "all_leaves", "input_forms", "piece_module"]
+__all__ = ["PIECE", "PieceModule", "piece_module"]

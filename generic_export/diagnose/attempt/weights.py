@@ -11,12 +11,14 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from generic_export.compat import buffers_of
+
 
 @contextmanager
 def in_float64(module: nn.Module) -> Iterator[None]:
     """Let a module compute in float64 for a block; its own tensors are put back after it."""
     parameters = [(parameter, parameter.data) for parameter in module.parameters()]
-    buffers = [(inner, name, buffer) for inner in module.modules() for name, buffer in inner._buffers.items()]
+    buffers = [(inner, name, buffer) for inner in module.modules() for name, buffer in buffers_of(inner).items()]
     try:
         module.double()
         yield
@@ -24,7 +26,7 @@ def in_float64(module: nn.Module) -> Iterator[None]:
         for parameter, data in parameters:
             parameter.data = data
         for inner, name, buffer in buffers:
-            inner._buffers[name] = buffer
+            buffers_of(inner)[name] = buffer
 
 
 def random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -7,32 +7,24 @@ of this process, so it has PyTorch and the model at once; what it changes of the
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import tempfile
-import threading
-import time
-import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
-from typing import IO, Any
+from multiprocessing.connection import Connection
 
+import psutil
 import torch
 
-from generic_export.diagnose.record.store import parse_bytes
+from generic_export import processes
 from generic_export.diagnose.records import ErrorRecord, Outcome, Stage, Verdict
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.engine import last_words
 from generic_export.inference_target.tract.evidence.redaction import redacted
-from generic_export.processes import end_tree, process_tree
+from generic_export.processes import Ending, ProcessLimits, Reason, start_task
+from generic_export.sizes import parse_size
 
 Task = Callable[[Callable[[Stage], None]], Verdict]
 
 _LOOK_SECONDS = 0.1
-_MEMORY_LOOK_SECONDS = 0.2
-_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class Limits:
     @property
     def memory_bytes(self) -> int:
         """The memory limit in bytes."""
-        return parse_bytes(self.memory)
+        return parse_size(self.memory)
 
 
 class Worker:
@@ -72,20 +64,20 @@ class Worker:
         self.key, self.path, self.isolated = key, path, isolated
         self._limits = limits
         self._stage: Stage | None = None
-        self._began = time.monotonic()
-        self._peak, self._looked = 0, 0.0
-        self._output = tempfile.TemporaryFile(prefix="diagnose-worker-")  # noqa: SIM115 - lives as long as the worker
-        self._baseline = sum(info.rss_bytes for info in process_tree(os.getpid())[:1])
-        context = multiprocessing.get_context("fork")
-        self._connection, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(task, theirs, self._output, os.getpid()), daemon=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads of PyTorch: the fork uses one of its own
-            self._process.start()
-        theirs.close()
+
+        def alone(parent: Connection) -> None:
+            torch.set_num_threads(1)  # the thread pools of the parent do not exist in a fork
+            parent.send(task(parent.send))
+
+        self._process = start_task(
+            alone,
+            method="fork",
+            limits=ProcessLimits(limits.seconds, limits.memory_bytes),
+            shared_bytes=psutil.Process().memory_info().rss,
+        )
 
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> int:
         """Process id."""
         return self._process.pid
 
@@ -96,54 +88,28 @@ class Worker:
 
     def look(self) -> Verdict | None:
         """Return the verdict once there is one; kills a worker that is beyond its limits."""
-        try:
-            while self._connection.poll():
-                message = self._connection.recv()
-                if isinstance(message, Verdict):
-                    return self._finished(message)
-                self._stage = message
-        except (EOFError, ConnectionResetError):
-            return self._died()
-        return self._within_limits()
+        messages, ending = self._process.news()
+        for message in messages:
+            if isinstance(message, Verdict):
+                self.kill()
+                return replace(message, seconds=self._process.seconds, peak_rss=self._process.peak_bytes)
+            self._stage = message
+        return None if ending is None else self._dead(*self._explained(ending))
 
     def kill(self) -> None:
         """End it without a verdict, and the engine that it started with it."""
-        if self._process.pid is not None and self._process.is_alive():
-            end_tree(self._process.pid)
-        self._close()
+        self._process.close()
 
-    def _finished(self, verdict: Verdict) -> Verdict:
-        self._close()
-        return replace(verdict, seconds=time.monotonic() - self._began, peak_rss=self._peak)
-
-    def _within_limits(self) -> Verdict | None:
-        now = time.monotonic()
-        if now - self._looked >= _MEMORY_LOOK_SECONDS:
-            self._looked, self._peak = now, max(self._peak, self._held())
-        if now - self._began > self._limits.seconds:
-            self.kill()
-            return self._dead("TimeLimitError", f"no end after {self._limits.seconds:g} s", "Raise limits.seconds.")
-        if self._peak > self._limits.memory_bytes:
-            self.kill()
-            used = f"{self._peak / 2**30:.1f} GiB"
-            return self._dead(
-                "MemoryLimitError", f"took {used}, {self._limits.memory} are allowed", "Raise limits.memory."
-            )
-        return None
-
-    def _held(self) -> int:
-        """Return the bytes that it and what it started hold, without those shared with this process since the fork."""
-        held = [info.rss_bytes for info in process_tree(self._process.pid or 0)]
-        return max(0, sum(held[:1]) - self._baseline) + sum(held[1:])
-
-    def _died(self) -> Verdict:
-        self._process.join(timeout=10)
-        code = self._process.exitcode
-        cause = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        words = last_words(self._tail())
-        self._close()
-        hint = "Most often the machine ran out of memory." if cause == "SIGKILL" else ""
-        return self._dead("WorkerDiedError", f"the process died ({cause}){f': {words}' if words else ''}", hint)
+    def _explained(self, ending: Ending) -> tuple[str, str, str]:
+        """Return the kind, the message and the hint of an error that says how the process died."""
+        if ending.reason is Reason.OVERTIME:
+            return "TimeLimitError", f"no end after {self._limits.seconds:g} s", "Raise limits.seconds."
+        if ending.reason is Reason.MEMORY:
+            used = f"{self._process.peak_bytes / 2**30:.1f} GiB"
+            return "MemoryLimitError", f"took {used}, {self._limits.memory} are allowed", "Raise limits.memory."
+        words = last_words(ending.output)
+        hint = "Most often the machine ran out of memory." if ending.cause == "SIGKILL" else ""
+        return "WorkerDiedError", f"the process died ({ending.cause}){f': {words}' if words else ''}", hint
 
     def _dead(self, kind: str, message: str, hint: str) -> Verdict:
         return Verdict(
@@ -153,55 +119,14 @@ class Worker:
             stage=self._stage or Stage.CAPTURE,
             isolated=self.isolated,
             error=ErrorRecord(kind, redacted(message), hint),
-            seconds=time.monotonic() - self._began,
-            peak_rss=self._peak,
+            seconds=self._process.seconds,
+            peak_rss=self._process.peak_bytes,
         )
 
-    def _tail(self) -> str:
-        descriptor = self._output.fileno()
-        start = max(0, os.fstat(descriptor).st_size - _TAIL_BYTES)
-        return os.pread(descriptor, _TAIL_BYTES, start).decode(errors="replace")
 
-    def _close(self) -> None:
-        self._process.join(timeout=10)
-        self._connection.close()
-        self._output.close()
-
-    @property
-    def waitables(self) -> tuple[Any, ...]:
-        """What becomes readable when there is news."""
-        return (self._connection,)
-
-
-def wait_for_news(workers: Sequence[Worker], seconds: float = _LOOK_SECONDS) -> None:
-    """Sleep until a worker has something to say, or it is time to look at their memory."""
-    wait([waitable for worker in workers for waitable in worker.waitables], timeout=seconds)
-
-
-# --- in the fork ----------------------------------------------------------------------------------
-
-
-def _serve(task: Task, connection: Connection, output: IO[bytes], parent: int) -> None:
-    """Run the task and send what it gives; never returns to the caller's code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    for descriptor in (1, 2):
-        os.dup2(output.fileno(), descriptor)
-    torch.set_num_threads(1)  # the thread pools of the parent do not exist here
-    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
-    try:
-        connection.send(task(connection.send))
-    except BaseException as error:
-        # To the descriptor itself: sys.stderr may be something else of the parent's.
-        words = f"{traceback.format_exc()}\nError: {type(error).__name__}: {error}\n"
-        os.write(2, words.encode(errors="replace"))
-        os._exit(70)
-    os._exit(0)  # nothing of the parent's is cleaned up here
-
-
-def _leave_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(0)
+def wait_for_news(workers: Sequence[Worker]) -> None:
+    """Sleep until a worker has something to say, or it is time to look at their limits."""
+    processes.wait_for_news([worker._process for worker in workers], _LOOK_SECONDS)
 
 
 __all__ = ["Limits", "Task", "Worker", "wait_for_news"]

@@ -21,16 +21,15 @@ import numpy as np
 import torch
 from torch.export import Dim
 
+from generic_export.capture import evaluation_mode
 from generic_export.diagnose.attempt.attempt import Attempt, AttemptOptions
-from generic_export.diagnose.attempt.graph_inputs import Feed
 from generic_export.diagnose.attempt.judging import Judge
-from generic_export.diagnose.attempt.piece_module import PieceModule, all_leaves, input_forms, piece_module
+from generic_export.diagnose.attempt.piece_module import PieceModule, piece_module
 from generic_export.diagnose.attempt.worker import Limits, Worker, wait_for_news
 from generic_export.diagnose.piece_by_piece.status import StatusExport, StatusExportCode
 from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.records import Outcome, Stage, Verdict
 from generic_export.errors import MissingExtraError, OptionError, T2NError
-from generic_export.export import evaluation_mode
 from generic_export.inference_target.example import as_array
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.inference_target.tract.target import TractNNEF
@@ -44,17 +43,22 @@ class ExportRequest:
         keywords: options of the exporter: `target`, `fusions`, `limits` for `nnef`; those of `torch.export.export` or
             `torch.onnx.export` for the others.
         discrepancies: run what was exported and compare.
-        dynamic: keep the axes that vary between calls symbolic.
+        dynamic: keep the axes that vary between calls symbolic; None: of nodes that were called more than once.
         isolated: the children are left out (`nnef`; the other exporters see opaque operators in their places).
         atol, rtol: limits of a comparison.
     """
 
     keywords: Mapping[str, Any] = field(default_factory=dict)
     discrepancies: bool = True
-    dynamic: bool = True
+    dynamic: bool | None = True
     isolated: bool = False
     atol: float = 1e-2
     rtol: float = 1e-1
+
+    @property
+    def flags(self) -> StatusExportCode:
+        """What any status of it says."""
+        return StatusExportCode.CHILDC if self.isolated else StatusExportCode.NONE
 
 
 Exporter = Callable[[Case, ExportRequest], StatusExport]
@@ -115,7 +119,7 @@ def _in_worker(case: Case, options: AttemptOptions, limits: Limits) -> Verdict:
 
 
 def _status_of(verdict: Verdict, request: ExportRequest) -> StatusExport:
-    flags = StatusExportCode.CHILDC if request.isolated else StatusExportCode.NONE
+    flags = request.flags
     if verdict.outcome is Outcome.OK:
         return StatusExport(StatusExportCode.OK | flags, exported=verdict)
     if verdict.stage is Stage.COMPARE:
@@ -129,37 +133,29 @@ def _status_of(verdict: Verdict, request: ExportRequest) -> StatusExport:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class _Node:
     """A node ready for an exporter of PyTorch's."""
 
     case: Case
-    feed: Feed
     module: PieceModule
     examples: tuple[torch.Tensor, ...]
     shapes: tuple[dict[int, Any], ...]
 
-
-def _prepared(case: Case, request: ExportRequest) -> _Prepared:
-    recorded = case.calls[0]
-    recorded.arguments.require_known()
-    leaves = all_leaves(case, recorded, opaque=False)
-    forms = input_forms(case, opaque=False)
-    feed = Feed.of(forms, {name: leaves[name].dtype for name in forms})
-    module = piece_module(case, recorded, feed).eval()
-    dynamic = feed.dynamic_axes() if request.dynamic else {}
-    if request.dynamic:
-        examples = feed.examples(feed.sizes(leaves), torch.device("cpu"))
-    else:
-        examples = tuple(feed.inputs(leaves).values())
-    shapes = tuple(dict.fromkeys(dynamic.get(part.name, {}), Dim.DYNAMIC) for part in feed.parts)
-    return _Prepared(case, feed, module, examples, shapes)
+    @staticmethod
+    def of(case: Case, request: ExportRequest) -> _Node:
+        module = piece_module(case, case.calls[0])
+        dynamic = module.feed.dynamic_axes() if request.dynamic else {}
+        given = module.feed.inputs(module.leaves(case.calls[0]))
+        examples = module.examples() if request.dynamic else tuple(given.values())
+        shapes = tuple(dict.fromkeys(dynamic.get(part.name, {}), Dim.DYNAMIC) for part in module.feed.parts)
+        return _Node(case, module, examples, shapes)
 
 
 def export_fx(case: Case, request: ExportRequest) -> StatusExport:
     """Run `torch.export`; `exported` is the `ExportedProgram`."""
     with evaluation_mode(case.module), torch.no_grad():
         try:
-            node = _prepared(case, request)
+            node = _Node.of(case, request)
             program = torch.export.export(
                 node.module, node.examples, dynamic_shapes=(node.shapes,), strict=False, **request.keywords
             )
@@ -190,7 +186,7 @@ def _export_onnx(case: Case, request: ExportRequest, *, dynamo: bool) -> StatusE
     ):
         path = Path(folder) / "model.onnx"
         try:
-            node = _prepared(case, request)
+            node = _Node.of(case, request)
             _write_onnx(node, path, request, dynamo=dynamo)
         except Exception as error:  # torch.onnx raises many unrelated classes
             return _failed("EXPORT", error, request)
@@ -202,8 +198,8 @@ def _export_onnx(case: Case, request: ExportRequest, *, dynamo: bool) -> StatusE
             return _failed("EVAL", error, request)
 
 
-def _write_onnx(node: _Prepared, path: Path, request: ExportRequest, *, dynamo: bool) -> None:
-    names = [part.name for part in node.feed.parts]
+def _write_onnx(node: _Node, path: Path, request: ExportRequest, *, dynamo: bool) -> None:
+    names = [part.name for part in node.module.feed.parts]
     options: dict[str, Any] = {"dynamo": dynamo, "input_names": names, **request.keywords}
     if dynamo:
         options |= {"dynamic_shapes": (node.shapes,), "external_data": False, "verbose": False}
@@ -219,51 +215,38 @@ def _write_onnx(node: _Prepared, path: Path, request: ExportRequest, *, dynamo: 
 
 
 def _checked(
-    node: _Prepared,
+    node: _Node,
     request: ExportRequest,
     run: Callable[[Sequence[torch.Tensor]], list[np.ndarray]],
     exported: Any,
     shapes: Any,
 ) -> StatusExport:
     """Run what was exported on every recorded call and compare; all calls are looked at, the worst is told."""
-    flags = StatusExportCode.CHILDC if request.isolated else StatusExportCode.NONE
+    flags, judge = request.flags, Judge(request.atol, request.rtol)
     reasons: list[tuple[float, str]] = []
     calls = node.case.calls if request.dynamic else node.case.calls[:1]
     for recorded in calls if request.discrepancies else ():
-        leaves = all_leaves(node.case, recorded, opaque=False)
-        if set(node.feed.trees) - set(leaves):
+        leaves = {name: tensor.clone() for name, tensor in node.module.leaves(recorded).items()}
+        if set(node.module.feed.trees) - set(leaves):
             continue
-        expected = PieceModule(node.case, recorded, node.feed).results(
-            {name: tensor.clone() for name, tensor in leaves.items()}
-        )
+        expected = node.module.answers(recorded)
         try:
-            answers = run(list(node.feed.inputs({name: tensor.clone() for name, tensor in leaves.items()}).values()))
+            answers = run(list(node.module.feed.inputs(leaves).values()))
         except Exception as error:  # an exported program may refuse other sizes in many ways
             return _failed("EVAL", error, request)
         for (name, reference), answer in zip(expected.items(), answers, strict=True):
-            reason = _difference(name, as_array(reference), answer, request)
-            if reason is not None:
-                reasons.append((reason[0], f"set {recorded.call.set_index}: {reason[1]}"))
+            dtype = str(reference.dtype).removeprefix("torch.")
+            metrics = judge.metrics(name, recorded.call.set_index, answer, as_array(reference), dtype, lambda: None)
+            if not metrics.passed:
+                reasons.append((metrics.max_abs, str(metrics)))
     if reasons:
         _, worst = max(reasons, key=lambda item: item[0])
         return StatusExport(StatusExportCode.FAIL_DISC | flags, "DISC", worst, exported, shapes)
     return StatusExport(StatusExportCode.OK | flags, exported=exported, dynamic_shapes=shapes)
 
 
-def _difference(
-    name: str, reference: np.ndarray, answer: np.ndarray, request: ExportRequest
-) -> tuple[float, str] | None:
-    if answer.shape != reference.shape:
-        return np.inf, f"{name}: shape {list(answer.shape)}, PyTorch has {list(reference.shape)}"
-    left, right = answer.astype(np.float64), reference.astype(np.float64)
-    if np.allclose(left, right, atol=request.atol, rtol=request.rtol, equal_nan=True):
-        return None
-    error = float(np.nan_to_num(np.abs(left - right), nan=np.inf).max(initial=0.0))
-    return error, f"{name}: max abs error {error:.3g}"
-
-
 def _failed(step: str, error: BaseException, request: ExportRequest) -> StatusExport:
-    flags = StatusExportCode.CHILDC if request.isolated else StatusExportCode.NONE
+    flags = request.flags
     reason = "".join(traceback.format_exception(error))
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return StatusExport(StatusExportCode.FAIL | flags, step, f"{type(error).__name__}: {first}\n{reason}")

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from generic_export.compat import forget_operators
 from generic_export.diagnose.record.axes import Form, Symbols
-from generic_export.diagnose.record.layout import argument_names, call_layout, put_in_state, result_layout, take_apart
+from generic_export.diagnose.record.leaves import call_layout, named_arguments, result_layout, tensors_in, write_into
 from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.errors import CaptureError
 
@@ -28,57 +29,62 @@ class OutputShape:
 
     Attributes:
         like: number of the input that has the same shape and element type in every call; None when none has.
-        forms: each size in the symbols of `Origins`.
+        forms: each size in symbols.
+        origins: for each of the symbols, an input and an axis that have its size.
         dtype: element type.
     """
 
     like: int | None
     forms: tuple[Form, ...]
+    origins: Mapping[str, tuple[int, int]]
     dtype: torch.dtype
+
+    def made(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of that shape for other inputs, symbolic sizes included."""
+        if self.like is not None:
+            return torch.empty_like(inputs[self.like])
+        known: dict[str, Any] = {name: inputs[number].shape[axis] for name, (number, axis) in self.origins.items()}
+        return inputs[0].new_empty([form.value(known) for form in self.forms], dtype=self.dtype)
 
 
 class Shapes:
     """Shapes of outputs as functions of shapes of inputs, learnt from several calls.
 
     Args:
-        inputs: shapes of the inputs, call by call.
-
-    Attributes:
-        origins: for each symbol, an input and an axis that have its size.
+        inputs: the inputs' shapes, call by call.
+        dtypes: their element types.
     """
 
-    def __init__(self, inputs: Sequence[Sequence[tuple[int, ...]]]) -> None:
-        self.inputs = inputs
-        self.symbols = Symbols(names=[])
-        self.origins: dict[str, tuple[int, int]] = {}
+    def __init__(self, inputs: Sequence[Sequence[tuple[int, ...]]], dtypes: Sequence[torch.dtype | None]) -> None:
+        self._inputs, self._dtypes = inputs, dtypes
+        self._symbols = Symbols(names=[])
+        self._origins: dict[str, tuple[int, int]] = {}
         for number, shape in enumerate(inputs[0]):
             for axis in range(len(shape)):
                 sizes = [(call, shapes[number][axis]) for call, shapes in enumerate(inputs)]
-                if self.symbols.form(sizes) is None:
-                    self.origins[self.symbols.add(dict(sizes))] = number, axis
+                if self._symbols.form(sizes) is None:
+                    self._origins[self._symbols.add(dict(sizes))] = number, axis
 
-    def of(self, outputs: Sequence[tuple[int, ...]], name: str) -> tuple[Form, ...]:
-        """Return the sizes of an output.
+    def of(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, name: str) -> OutputShape:
+        """Return what an output's shape follows from.
 
         Raises:
             CaptureError: a size follows from no input; a shape function has to be given.
         """
         forms = []
-        for axis in range(len(outputs[0])):
-            form = self.symbols.form([(call, shape[axis]) for call, shape in enumerate(outputs)])
+        for axis in range(len(shapes[0])):
+            form = self._symbols.form([(call, shape[axis]) for call, shape in enumerate(shapes)])
             if form is None:
-                sizes = ", ".join(str(shape[axis]) for shape in outputs)
+                sizes = ", ".join(str(shape[axis]) for shape in shapes)
                 raise CaptureError(
                     f"{name}: axis {axis} of an output is {sizes}, which follows from no input.",
                     "Give shape_functions={class or operator name: function of the inputs}.",
                 )
             forms.append(form)
-        return tuple(forms)
-
-    def sizes(self, forms: Sequence[Form], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Return sizes for other inputs, symbolic ones included."""
-        known: dict[str, Any] = {name: tensors[number].shape[axis] for name, (number, axis) in self.origins.items()}
-        return [form.value(known) for form in forms]
+        symbols = {symbol for form in forms for term, _ in form.terms for symbol in term.split("*")}
+        columns = zip(self._dtypes, zip(*self._inputs, strict=True), strict=True)
+        same = (n for n, (kind, seen) in enumerate(columns) if kind is dtype and list(seen) == list(shapes))
+        return OutputShape(next(same, None), tuple(forms), {name: self._origins[name] for name in symbols}, dtype)
 
 
 class OpaqueModule:
@@ -126,35 +132,23 @@ class OpaqueModule:
             self.module.forward = self._original
         else:
             del self.module.forward
-        self._library._destroy()
+        forget_operators(self._library)
         self._library = None
 
-    def shapes(self) -> tuple[Shapes, list[OutputShape]]:
+    def shapes(self) -> list[OutputShape]:
         """Learn the shapes of the outputs.
 
         Raises:
             CaptureError: one follows from no input.
         """
+        first = self.calls[0]
         inputs = [[held.shape for held in recorded.held.values()] for recorded in self.calls]
-        learnt = Shapes(inputs)
-        outputs = [list(recorded.result_shapes()) for recorded in self.calls]
-        dtypes = list(self.calls[0].outputs().values())
-        found = []
-        for number, (leaf, _) in enumerate(outputs[0]):
-            shapes = [tuple(call[number][1]) for call in outputs]
-            dtype = dtypes[number].dtype
-            like = self._like(shapes, dtype)
-            forms = learnt.of(shapes, f"{self.name} {leaf}")
-            found.append(OutputShape(like, forms, dtype))
-        return learnt, found
-
-    def _like(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> int | None:
-        for number, name in enumerate(self.calls[0].held):
-            held = [recorded.held[name] for recorded in self.calls]
-            tensor = held[0].tensor
-            if tensor is not None and tensor.dtype is dtype and [h.shape for h in held] == list(shapes):
-                return number
-        return None
+        learnt = Shapes(inputs, [None if held.tensor is None else held.tensor.dtype for held in first.held.values()])
+        columns = zip(*(recorded.result_shapes() for recorded in self.calls), strict=True)
+        return [
+            learnt.of([shape for _, shape in column], tensor.dtype, f"{self.name} {column[0][0]}")
+            for column, tensor in zip(columns, first.outputs().values(), strict=True)
+        ]
 
     # --- what runs ------------------------------------------------------------------------------------
 
@@ -165,12 +159,10 @@ class OpaqueModule:
         self._layouts[key] = recorded, layout
         found = getattr(getattr(torch.ops, NAMESPACE), self.name)(list(layout.tensors.values()), key)
         results = dict(zip((name for name, _ in recorded.result_shapes()), found, strict=True))
-        named = [*zip(argument_names(self._original, args, kwargs), args, strict=True), *kwargs.items()]
         for name in recorded.after:
             value = results.get(f"out_{name}", results.get(name))
-            nodes, now = take_apart(named, keep_states=False)
-            if value is not None and not put_in_state(nodes, name, value):
-                now.tensors[name].copy_(value)
+            if value is not None:
+                write_into(named_arguments(self._original, args, kwargs), name, value)
         return recorded.result.rebuilt(results.__getitem__)
 
     def _kernel(self, inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
@@ -178,8 +170,7 @@ class OpaqueModule:
         copies = {name: tensor.clone() for name, tensor in zip(layout.tensors, inputs, strict=True)}
         args, kwargs = layout.rebuilt(copies.__getitem__)
         found = result_layout(self._original(*args, **kwargs)).tensors
-        named = [*zip(argument_names(self._original, args, kwargs), args, strict=True), *kwargs.items()]
-        after = take_apart(named, keep_states=False)[1].named_tensors()
+        after = tensors_in(named_arguments(self._original, args, kwargs))
         results = [found[name] for name in recorded.results] + [after[name] for name in recorded.extra]
         return [tensor.clone() for tensor in results]  # an operator must not hand its inputs back
 
@@ -188,13 +179,7 @@ class OpaqueModule:
         if self._given is not None:
             made = self._given(*inputs)
             return list(made) if isinstance(made, (tuple, list)) else [made]
-        learnt, outputs = self.shapes()
-        return [
-            inputs[0].new_empty(learnt.sizes(output.forms, inputs), dtype=output.dtype)
-            if output.like is None
-            else torch.empty_like(inputs[output.like])
-            for output in outputs
-        ]
+        return [output.made(*inputs) for output in self.shapes()]
 
 
 __all__ = ["NAMESPACE", "OpaqueModule", "OutputShape", "ShapeFunction", "Shapes"]

@@ -6,21 +6,22 @@ In: a model and input sets. Out: the root `ModelDiagnoseOutput`. Forwards are wa
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
+from generic_export.capture import evaluation_mode
 from generic_export.diagnose.piece_by_piece.tree import ModelDiagnoseOutput, build_tree
 from generic_export.diagnose.record.functions import watched_functions
-from generic_export.diagnose.record.input_sets import InputSet, as_call
-from generic_export.diagnose.record.recording import Recorder, Recording, all_paths
-from generic_export.diagnose.record.store import TensorStore, parse_bytes
+from generic_export.diagnose.record.observe import InputSet, as_call
+from generic_export.diagnose.record.recorder import Recorder
+from generic_export.diagnose.record.recording import Recording, all_paths
+from generic_export.diagnose.record.store import TensorStore
 from generic_export.errors import OptionError
-from generic_export.export import evaluation_mode
+from generic_export.sizes import parse_size
 
 TracedMethod = Mapping[type[nn.Module] | str, str | None]
 """`{class or class name: method}`: another method than forward; None leaves the class and everything in it out."""
@@ -68,14 +69,16 @@ def trace_forward_execution(
     """
     del verbose
     methods, visible = _chosen(model, traced_method or {})
-    recording = Recording(model, TensorStore(parse_bytes(_BUDGET)))
+    recording = Recording(model, TensorStore(parse_size(_BUDGET)))
     recording.paths = {module: paths for module, paths in all_paths(model).items() if module in visible}
     recorder = Recorder(recording, max_calls=1 << 31, skip=())
     trace = Trace()
     with ExitStack() as stack:
         stack.enter_context(recorder.attached([module for module in visible if module not in methods]))
         for module, method in methods.items():
-            stack.enter_context(_watched_method(module, method, recorder))
+            path = recording.paths[module][0]
+            watched = recorder.watched(getattr(module, method), module, type(module).__name__, path)
+            stack.enter_context(mock.patch.object(module, method, watched))
         if trace_functions:
             stack.enter_context(watched_functions(list(visible), recorder, black_list_functions or ()))
         yield trace
@@ -141,33 +144,6 @@ def _chosen(model: nn.Module, traced_method: TracedMethod) -> tuple[dict[nn.Modu
     if model not in visible:
         raise OptionError(f"traced_method leaves {type(model).__name__} itself out: nothing is traced.")
     return methods, visible
-
-
-@contextmanager
-def _watched_method(module: nn.Module, method: str, recorder: Recorder) -> Iterator[None]:
-    original: Callable[..., Any] = getattr(module, method)
-    had_own = method in vars(module)
-    path = recorder.recording.paths[module][0]
-
-    @functools.wraps(original)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        recorder.begin(module, path, type(module).__name__, original, args, kwargs)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException as error:
-            recorder.fail(error)
-            raise
-        recorder.end(result)
-        return result
-
-    setattr(module, method, watched)
-    try:
-        yield
-    finally:
-        if had_own:
-            setattr(module, method, original)
-        else:
-            delattr(module, method)
 
 
 __all__ = ["Trace", "TracedMethod", "trace_execution_piece_by_piece", "trace_forward_execution"]

@@ -16,16 +16,19 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from generic_export.compat import pytree
 from generic_export.diagnose.piece_by_piece.exporters import ExportRequest, exporter_named
+from generic_export.diagnose.piece_by_piece.node_text import Looks, export_report, recorded_text
 from generic_export.diagnose.piece_by_piece.opaque import OpaqueModule, ShapeFunction, Shapes
 from generic_export.diagnose.piece_by_piece.status import CustomOpStrategy, StatusExport, StatusExportCode
 from generic_export.diagnose.record.axes import Symbols, infer_axes
-from generic_export.diagnose.record.layout import take_apart
+from generic_export.diagnose.record.leaves import take_apart
 from generic_export.diagnose.record.pieces import Case, cases_of
 from generic_export.diagnose.record.recording import RecordedCall, Recording
 from generic_export.errors import CaptureError, OptionError
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+_NESTS = (list, tuple, dict)
 
 
 class ModelDiagnoseOutput:
@@ -124,25 +127,20 @@ class ModelDiagnoseOutput:
             CaptureError: the value has another type, rank, length or keys in some call.
         """
         where = msg() if msg is not None else self.full_name
-        kinds = {type(value) for value in objs}
-        if isinstance(objs[0], torch.Tensor):
-            ranks = {value.ndim for value in objs if isinstance(value, torch.Tensor)}
-            if len(ranks) != 1 or not all(isinstance(value, torch.Tensor) for value in objs):
-                raise CaptureError(f"{where}: a tensor has another rank, or is none, in some calls.")
-            return _moving_axes([tuple(value.shape) for value in objs])
+        flat = [pytree.tree_flatten(value, lambda inner: not isinstance(inner, _NESTS)) for value in objs]
+        if any(spec != flat[0][1] for _, spec in flat):
+            raise CaptureError(f"{where}: a value has another type, length or keys in some calls.")
+        columns = zip(*(leaves for leaves, _ in flat), strict=True)
+        return pytree.tree_unflatten([self._moving(column, where) for column in columns], flat[0][1])
+
+    def _moving(self, values: Sequence[Any], where: str) -> Any:
+        """Return the dynamic axes of a value that is no nest."""
+        kinds = {f"tensor of {v.ndim} axes" if isinstance(v, torch.Tensor) else type(v).__name__ for v in values}
         if len(kinds) != 1:
-            names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise CaptureError(f"{where}: a value is {names} in different calls.")
-        if isinstance(objs[0], Mapping):
-            if len({tuple(value) for value in objs}) != 1:
-                raise CaptureError(f"{where}: a dict has other keys in some calls.")
-            return {key: self.guess_dynamic_shape_object(*(v[key] for v in objs), msg=msg) for key in objs[0]}
-        if isinstance(objs[0], (list, tuple)):
-            if len({len(value) for value in objs}) != 1:
-                raise CaptureError(f"{where}: a {type(objs[0]).__name__} has another length in some calls.")
-            parts = [self.guess_dynamic_shape_object(*items, msg=msg) for items in zip(*objs, strict=True)]
-            return parts if isinstance(objs[0], list) else tuple(parts)
-        return self._state_shapes(objs)
+            raise CaptureError(f"{where}: a value is {', '.join(sorted(kinds))} in different calls.")
+        if isinstance(values[0], torch.Tensor):
+            return _moving_axes([tuple(value.shape) for value in values])
+        return self._state_shapes(values)
 
     def _state_shapes(self, objs: Sequence[Any]) -> Any:
         """Return a list of axes per tensor of a state; None for what holds no tensor."""
@@ -187,20 +185,19 @@ class ModelDiagnoseOutput:
             CaptureError: a size follows from no input, and no shape function is given.
         """
         del verbose
-        opaque = self._opaque_module(shape_functions)
-        learnt, outputs = opaque.shapes()
-        inputs = [list(recorded.inputs().values()) for recorded in self._calls]
-        results = [list(recorded.outputs().values()) for recorded in self._calls]
+        given = self._given_shape_function(shape_functions)
         found: list[tuple[int | tuple[int, ...], torch.dtype, Callable[..., torch.Tensor] | None]] = []
-        for number, output in enumerate(outputs):
+        for output in self._opaque_module(shape_functions).shapes():
             if output.like is not None:
                 found.append((output.like, output.dtype, None))
-                continue
-            symbols = {symbol for form in output.forms for symbol, _ in form.terms}
-            origins = tuple(sorted({learnt.origins[symbol][0] for symbol in symbols}))
-            function = self.determine_shape_fct(number, inputs, results, shape_functions=shape_functions)
-            found.append((origins, output.dtype, function))
+            else:
+                sources = tuple(sorted({number for number, _ in output.origins.values()}))
+                found.append((sources, output.dtype, given or output.made))
         return found
+
+    def _given_shape_function(self, shape_functions: Mapping[str, ShapeFunction] | None) -> ShapeFunction | None:
+        names = (self.true_model_name, self.custom_op_name)
+        return next((shape_functions[name] for name in names if shape_functions and name in shape_functions), None)
 
     def determine_shape_fct(
         self,
@@ -223,20 +220,15 @@ class ModelDiagnoseOutput:
             OptionError: inputs and outputs are not of the same calls.
         """
         del verbose
-        for name in (self.true_model_name, self.custom_op_name):
-            if shape_functions and name in shape_functions:
-                return shape_functions[name]
+        given = self._given_shape_function(shape_functions)
+        if given is not None:
+            return given
         if not flattened_inputs or len(flattened_inputs) != len(flattened_outputs):
             raise OptionError(f"{len(flattened_inputs)} calls of inputs, {len(flattened_outputs)} of outputs.")
-        learnt = Shapes([[tuple(tensor.shape) for tensor in tensors] for tensors in flattened_inputs])
+        shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in flattened_inputs]
         outputs = [tensors[output_index] for tensors in flattened_outputs]
-        forms = learnt.of([tuple(tensor.shape) for tensor in outputs], self.full_name)
-        dtype = outputs[0].dtype
-
-        def shaped(*tensors: torch.Tensor) -> torch.Tensor:
-            return tensors[0].new_empty(learnt.sizes(forms, tensors), dtype=dtype)
-
-        return shaped
+        learnt = Shapes(shapes, [tensor.dtype for tensor in flattened_inputs[0]])
+        return learnt.of([tuple(tensor.shape) for tensor in outputs], outputs[0].dtype, self.full_name).made
 
     # --- opaque operators -----------------------------------------------------------------------------
 
@@ -306,35 +298,31 @@ class ModelDiagnoseOutput:
         request = ExportRequest(
             keywords=dict(exporter_kwargs or {}),
             discrepancies=discrepancies,
-            dynamic=len(self._calls) > 1 if use_dynamic_shapes is None else use_dynamic_shapes,
+            dynamic=use_dynamic_shapes,
             atol=atol,
             rtol=rtol,
         )
+        return self._try(exporter, request, strategy, shape_functions, quiet=quiet)
+
+    def _try(
+        self,
+        exporter: str,
+        request: ExportRequest,
+        strategy: CustomOpStrategy,
+        shape_functions: Mapping[str, ShapeFunction] | None,
+        *,
+        quiet: bool,
+    ) -> StatusExport:
         status = self._export_here(exporter, request, strategy, shape_functions)
         self.exporter_status[exporter] = status
         self.exporter_outputs[exporter] = status.exported
         self.last_error = None if status.is_ok() else status.reason
         if not quiet and not status.is_ok():
             raise CaptureError(f"{self.full_name}: {status.step}: {status.reason.splitlines()[0]}")
-        if self._goes_on_below(strategy, status):
+        if strategy is not CustomOpStrategy.NONE or not status.is_ok():
             for child in self.children:
-                child.try_export(
-                    exporter,
-                    exporter_kwargs,
-                    quiet=quiet,
-                    discrepancies=discrepancies,
-                    use_dynamic_shapes=use_dynamic_shapes,
-                    replace_by_custom_op=strategy,
-                    atol=atol,
-                    rtol=rtol,
-                    shape_functions=shape_functions,
-                )
+                child._try(exporter, request, strategy, shape_functions, quiet=quiet)
         return status
-
-    def _goes_on_below(self, strategy: CustomOpStrategy, status: StatusExport) -> bool:
-        if strategy is CustomOpStrategy.NONE:
-            return not status.is_ok()
-        return True
 
     def _export_here(
         self,
@@ -345,6 +333,8 @@ class ModelDiagnoseOutput:
     ) -> StatusExport:
         if not self._cases:
             return StatusExport(StatusExportCode.FAIL_NOINPUT, "EXPORT", "no input set reaches this module")
+        if request.dynamic is None:
+            request = replace(request, dynamic=len(self._calls) > 1)
         if strategy is CustomOpStrategy.ALWAYS:
             return self._export_as_custom_op(exporter, request, shape_functions)
         replaced = strategy is CustomOpStrategy.LOCAL and bool(self.children)
@@ -396,28 +386,7 @@ class ModelDiagnoseOutput:
 
     def get_export_report(self, exported_program: bool = False, fx: bool = False) -> str:
         """Return a line per module: name, class and status, with graphs when asked for."""
-        nodes = list(self)
-        width = max(len(node.dot_name) for node in nodes) + 2
-        kind_width = max(len(node.true_model_name) for node in nodes) + 2
-        lines = []
-        for node in nodes:
-            lines.append(f"{node.dot_name.ljust(width)}{node.true_model_name.ljust(kind_width)}{node._status_text()}")
-            program = node.exporter_outputs.get("fx")
-            if isinstance(program, torch.export.ExportedProgram):
-                if exported_program:
-                    lines.append(str(program))
-                if fx:
-                    lines.append(str(program.graph))
-        return "\n".join(lines)
-
-    def _status_text(self) -> str:
-        if not self.exporter_status:
-            return f"not needed ({len(self.inputs)} calls)" if self.inputs else "not called"
-        texts = []
-        for exporter, status in self.exporter_status.items():
-            reason = f" -- {status.step}: {status.short_reason}" if not status.is_ok() else ""
-            texts.append(f"{exporter}: {status.status}{reason}")
-        return "; ".join(texts)
+        return export_report(self, exported_program=exported_program, fx=fx)
 
     def pretty_text(
         self,
@@ -428,23 +397,8 @@ class ModelDiagnoseOutput:
         with_inputs: bool = True,
     ) -> str:
         """Return the tree with what each module was called with."""
-        lines = []
-        for node in self:
-            lines.append(f"{'  ' * node.level}>>> {node.full_name}")
-            if with_dynamic_shape and node.inputs:
-                lines.append(f"{'  ' * node.level}  dynamic: {node._dynamic_text()}")
-            if with_inputs:
-                for (args, kwargs), outputs in zip(node.inputs, node.outputs, strict=True):
-                    for mark, value in (("<", (args, kwargs)), (">", outputs)):
-                        text = _described(value, shape=with_shape, min_max=with_min_max, device=with_device)
-                        lines.append(f"{'  ' * node.level}  {mark} {text}")
-        return "\n".join(lines)
-
-    def _dynamic_text(self) -> str:
-        try:
-            return str(self.guess_dynamic_shapes())
-        except CaptureError as error:
-            return error.message
+        looks = Looks(shape=with_shape, min_max=with_min_max, device=with_device)
+        return recorded_text(self, looks, dynamic=with_dynamic_shape, inputs=with_inputs)
 
 
 def build_tree(recording: Recording, method_names: Mapping[nn.Module, str]) -> ModelDiagnoseOutput:
@@ -511,26 +465,6 @@ def _add_call(node: ModelDiagnoseOutput, recorded: RecordedCall) -> None:
 def _moving_axes(shapes: Sequence[tuple[int, ...]]) -> dict[int, Any]:
     columns = enumerate(zip(*shapes, strict=True))
     return {axis: Dim.DYNAMIC for axis, sizes in columns if len(set(sizes)) > 1 or set(sizes) == {0}}
-
-
-def _described(value: Any, *, shape: bool, min_max: bool, device: bool) -> str:
-    """Return one line about a nest of values."""
-    if isinstance(value, torch.Tensor):
-        text = str(value.dtype).removeprefix("torch.")
-        text += f"[{', '.join(map(str, value.shape))}]" if shape else ""
-        text += f"@{value.device.type}" if device else ""
-        if min_max and value.numel() and not value.is_meta and not value.is_complex():
-            text += f" in {value.min().item():.3g}..{value.max().item():.3g}"
-        return text
-    parts = {"shape": shape, "min_max": min_max, "device": device}
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_described(item, **parts)}' for key, item in value.items())}}}"
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(_described(item, **parts) for item in value)})"
-    _, layout = take_apart([("", value)], keep_states=False)
-    if layout.tensors:
-        return f"{type(value).__name__}({', '.join(_described(t, **parts) for t in layout.tensors.values())})"
-    return repr(value)
 
 
 __all__ = ["ModelDiagnoseOutput", "build_tree"]

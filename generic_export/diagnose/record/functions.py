@@ -6,18 +6,16 @@ a function reached in another way (`package.helper()`, a closure) is not seen.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from generic_export.diagnose.record.recording import Recorder
+from generic_export.diagnose.record.recorder import Recorder
 
 
 class FunctionModule(nn.Module):
@@ -62,23 +60,12 @@ def _is_own_function(function: object, names: dict[str, Any]) -> bool:
 
 
 def _watched(function: Callable[..., Any], name: str, recorder: Recorder) -> Callable[..., Any]:
-    module = FunctionModule(function)
-
-    @functools.wraps(function)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def path() -> str | None:
         if torch.compiler.is_compiling() or not recorder.stack or recorder.muted:
-            return function(*args, **kwargs)
-        path = f"{recorder.stack[-1].path.partition(':')[0]}:{name}"
-        recorder.begin(module, path, name, function, args, kwargs)
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            recorder.fail(error)
-            raise
-        recorder.end(result)
-        return result
+            return None
+        return f"{recorder.stack[-1].path.partition(':')[0]}:{name}"
 
-    return watched
+    return recorder.watched(function, FunctionModule(function), name, path)
 
 
 __all__ = ["FunctionModule", "watched_functions"]

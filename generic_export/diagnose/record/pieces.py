@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from generic_export.diagnose.record.axes import Form, Overrides, Symbols, axis_form
-from generic_export.diagnose.record.layout import belongs, state_names
+from generic_export.diagnose.record.leaves import belongs, state_names
 from generic_export.diagnose.record.recording import RecordedCall, Recording
 from generic_export.diagnose.records import Leaf, LeafKind, Piece
 
@@ -65,18 +65,12 @@ def cases_of(
         overrides: symbols of axes of the root's inputs.
         every_member: do not gather equal modules: each is a piece of its own (their weights differ).
     """
-    described = _Descriptions()
+    key_of = kinds_of_calls(recording, every_member=every_member)
     groups: dict[str, list[RecordedCall]] = {}
-    key_of: dict[int, str] = {}
     for recorded in recording.calls:
-        key = _key(described.of(recorded), recorded, every_member=every_member)
-        groups.setdefault(key, []).append(recorded)
-        key_of[recorded.call.index] = key
+        groups.setdefault(key_of[recorded.call.index], []).append(recorded)
     depths = _depths(recording)
-    cases = [
-        _case(key, group, recording, key_of, depths, symbols, overrides or {}, described)
-        for key, group in groups.items()
-    ]
+    cases = [_case(key, group, recording, key_of, depths, symbols, overrides or {}) for key, group in groups.items()]
     return sorted(cases, key=lambda case: case.piece.order)
 
 
@@ -88,7 +82,6 @@ def _case(
     depths: Mapping[int, int],
     symbols: Symbols,
     overrides: Overrides,
-    described: _Descriptions,
 ) -> Case:
     first = group[0]
     own = [recorded for recorded in group if recorded.module is first.module and recorded.call.path == first.call.path]
@@ -108,7 +101,7 @@ def _case(
     piece = Piece(
         key=key,
         class_name=first.call.class_name,
-        qualified_name=described.qualified_name(first),
+        qualified_name=_qualified_name(first),
         path=first.call.path,
         paths=_paths(group, recording),
         depth=depths[first.call.index],
@@ -231,11 +224,28 @@ def _named(leaves: Sequence[Leaf], forms: Mapping[str, tuple[Form, ...]]) -> tup
 # --- what makes two calls alike ---------------------------------------------------------------------
 
 
-def _key(description: str, recorded: RecordedCall, *, every_member: bool) -> str:
-    text = f"{description}\n{_signature(recorded)}"
-    if every_member:
-        text += f"\n{recorded.call.path}"
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def kinds_of_calls(recording: Recording, *, every_member: bool = False) -> dict[int, str]:
+    """Return, for each call of a recording, a key that calls share which look alike; see `cases_of`."""
+    texts: dict[tuple[int, str], str] = {}
+    keys: dict[int, str] = {}
+    for recorded in recording.calls:
+        function = _function(recorded)
+        known = (id(recorded.module), function)
+        if known not in texts:
+            texts[known] = f"function {function}" if function else _module_text(recorded.module)
+        parts = [texts[known], _signature(recorded), *([recorded.call.path] if every_member else [])]
+        keys[recorded.call.index] = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    return keys
+
+
+def _function(recorded: RecordedCall) -> str:
+    """Return the name of a free function, "" for a module."""
+    return recorded.call.path.partition(":")[2]
+
+
+def _qualified_name(recorded: RecordedCall) -> str:
+    kind = type(recorded.module)
+    return f"{kind.__module__}.{_function(recorded) or kind.__qualname__}"
 
 
 def _signature(recorded: RecordedCall) -> str:
@@ -262,26 +272,6 @@ def _leaf_text(leaf: Leaf) -> str:
 def _result_text(leaf: Leaf) -> str:
     # A number that is returned may tell a size: it does not make another piece.
     return f"{leaf.name}: {leaf.kind}" if leaf.kind is LeafKind.CONSTANT else _leaf_text(leaf)
-
-
-class _Descriptions:
-    """What each module is, as text; computed once per module."""
-
-    def __init__(self) -> None:
-        self._texts: dict[tuple[int, str], str] = {}
-
-    def of(self, recorded: RecordedCall) -> str:
-        known = self._texts.get((id(recorded.module), recorded.call.path.partition(":")[2]))
-        if known is None:
-            function = recorded.call.path.partition(":")[2]
-            known = f"function {function}" if function else _module_text(recorded.module)
-            self._texts[id(recorded.module), function] = known
-        return known
-
-    def qualified_name(self, recorded: RecordedCall) -> str:
-        function = recorded.call.path.partition(":")[2]
-        kind = type(recorded.module)
-        return f"{kind.__module__}.{function or kind.__qualname__}"
 
 
 def _module_text(module: nn.Module) -> str:
@@ -332,4 +322,4 @@ def _source_text(kind: type | Callable[..., Any]) -> str:
         return getattr(kind, "__qualname__", repr(kind))
 
 
-__all__ = ["Case", "cases_of", "class_lines", "class_sources"]
+__all__ = ["Case", "cases_of", "class_lines", "class_sources", "kinds_of_calls"]

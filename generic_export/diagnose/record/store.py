@@ -6,30 +6,12 @@ In: tensors that a running model handles. Out: `Held`, the copy or what is left 
 from __future__ import annotations
 
 import hashlib
-import re
 import weakref
 from dataclasses import dataclass
 
 import torch
 
-from generic_export.errors import OptionError
-
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
-
-
-def parse_bytes(text: str | int) -> int:
-    """Return a size such as `2GiB` or `500MB` in bytes.
-
-    Raises:
-        OptionError: it is not a size.
-    """
-    if isinstance(text, int):
-        return text
-    match = _SIZE.fullmatch(text)
-    if match is None or match[2] not in _UNITS:
-        raise OptionError(f"{text!r} is not a size.", "Write a number and a unit, such as 2GiB or 500MB.")
-    return int(float(match[1]) * _UNITS[match[2]])
+from generic_export.compat import writes_to
 
 
 @dataclass(frozen=True)
@@ -105,7 +87,7 @@ def checksum(tensor: torch.Tensor) -> str:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often a tensor was written to; -1 for one that does not count (made in inference mode)."""
-    return -1 if tensor.is_inference() else int(tensor._version)
+    return -1 if tensor.is_inference() else writes_to(tensor)
 
 
-__all__ = ["Held", "TensorStore", "checksum", "parse_bytes", "snapshot", "version_of"]
+__all__ = ["Held", "TensorStore", "checksum", "snapshot", "version_of"]

@@ -15,7 +15,8 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from generic_export.diagnose.attempt.attempt import AttemptOptions
 from generic_export.diagnose.plain_data import plain
-from generic_export.diagnose.record.layout import adapters_in
+from generic_export.diagnose.record.leaves import adapters_in
 from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.diagnose.records import Culprit, Diagnosis
 from generic_export.errors import ArchiveError
 from generic_export.inference_target.tract.evidence.redaction import redacted
 from generic_export.inference_target.tract.evidence.reseeding import SeededTensor
-from generic_export.inference_target.tract.target import TractNNEF
-from generic_export.torch_graph.fusion import Fusion
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +56,10 @@ _HOOKS = (
 def write_reproductions(
     diagnosis: Diagnosis,
     cases: Sequence[Case],
-    target: TractNNEF,
+    options: AttemptOptions,
     folder: Path,
     *,
     private: bool = True,
-    fusions: Sequence[Fusion] = (),
     context: Context | None = None,
 ) -> Diagnosis:
     """Write a folder for each fault; returns the diagnosis that says where they are.
@@ -68,10 +67,9 @@ def write_reproductions(
     Args:
         diagnosis: what was found.
         cases: the pieces it is about.
-        target: of the diagnosis.
+        options: what they were tried with.
         folder: where the folders go; those of an earlier diagnosis are replaced.
         private: random weights and inputs instead of the real ones.
-        fusions: recognisers that the diagnosis used.
         context: see `diagnose`.
 
     Raises:
@@ -86,52 +84,46 @@ def write_reproductions(
             name = re.sub(r"\W+", "_", culprit.piece.class_name)
             place = folder / f"{number:02d}-{name}"
             place.mkdir(parents=True)
-            writer = _Writer(diagnosis, culprit, by_key[culprit.piece.key], target, place, tuple(fusions), context)
-            writer.write(private=private)
+            _Writer(diagnosis, culprit, by_key[culprit.piece.key], options, place, private, context).write()
             paths |= {piece.key: str(place) for piece in culprit.pieces}
     except OSError as error:
         raise ArchiveError(f"{folder} cannot be written: {error.strerror or error}.") from error
     return diagnosis.with_repro_paths(paths)
 
 
+@dataclass(frozen=True)
 class _Writer:
     """One folder."""
 
-    def __init__(
-        self,
-        diagnosis: Diagnosis,
-        culprit: Culprit,
-        case: Case,
-        target: TractNNEF,
-        folder: Path,
-        fusions: tuple[Fusion, ...],
-        context: Context | None,
-    ) -> None:
-        self.diagnosis = diagnosis
-        self.culprit = culprit
-        self.case = case
-        self.target = target
-        self.folder = folder
-        self.fusions = fusions
-        self.context = context
-        self.calls = _small_enough(case.calls)
+    diagnosis: Diagnosis
+    culprit: Culprit
+    case: Case
+    options: AttemptOptions
+    folder: Path
+    private: bool
+    context: Context | None
 
-    def write(self, *, private: bool) -> None:
+    @cached_property
+    def calls(self) -> list[RecordedCall]:
+        """The calls that are kept."""
+        return _small_enough(self.case.calls)
+
+    def write(self) -> None:
         """Write all files."""
         shutil.copyfile(_SCRIPT, self.folder / "repro.py")
         note = self._write_piece()
-        self._write_inputs(private=private)
-        self._write_weights(private=private)
+        self._write_inputs()
+        self._write_weights()
         report = {
             "fault": self.culprit.sentence,
             "verdict": plain(self.culprit.verdict),
             "piece": plain(self.culprit.piece),
             "versions": dict(self.diagnosis.versions),
-            "private": private,
+            "private": self.private,
             "note": note,
         }
         self._write_text("report.json", json.dumps(report, indent=2) + "\n")
-        self._write_text("README.md", self._readme(note, private=private))
+        self._write_text("README.md", self._readme(note))
 
     def _write_text(self, name: str, text: str) -> None:
         (self.folder / name).write_text(redacted(text), encoding="utf-8")
@@ -144,9 +136,10 @@ class _Writer:
             "module": skeleton(self.case.module),
             "calls": calls,
             "adapters": list(adapters.values()),
-            "fusions": list(self.fusions),
+            "fusions": list(self.options.fusions),
+            "torchscript": self.options.torchscript,
             "context": self.context,
-            "target": replace(self.target, dynamic_axes={}, specific_tract_binary_path=None),
+            "target": replace(self.options.target, dynamic_axes={}, specific_tract_binary_path=None),
             "axes": _bare_axes(self.case),
         }
         try:
@@ -158,17 +151,17 @@ class _Writer:
             return redacted(note)
         return ""
 
-    def _write_inputs(self, *, private: bool) -> None:
+    def _write_inputs(self) -> None:
         rng = np.random.default_rng(0)
         arrays: dict[str, np.ndarray] = {}
         for number, recorded in enumerate(self.calls):
             for name, tensor in recorded.inputs().items():
                 array = _array(tensor)
-                arrays[f"{number}/{name}"] = _random_like(array, rng) if private else array
+                arrays[f"{number}/{name}"] = _random_like(array, rng) if self.private else array
         with (self.folder / "inputs.npz").open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 
-    def _write_weights(self, *, private: bool) -> None:
+    def _write_weights(self) -> None:
         module = self.case.module
         parameters = dict(module.named_parameters(remove_duplicate=False))
         persistent = set(module.state_dict(keep_vars=True))
@@ -176,17 +169,19 @@ class _Writer:
         real = {name: tensor for name, tensor in named.items() if not tensor.is_meta}
         # Buffers that a module computes itself (rotary frequencies) say nothing of the weights, and have to be right.
         own = {name for name in real if name not in persistent or not real[name].is_floating_point()}
-        kept = {name: _array(tensor) for name, tensor in real.items() if name in own or not private}
+        kept = {name: _array(tensor) for name, tensor in real.items() if name in own or not self.private}
         with (self.folder / "kept.npz").open("wb") as file:
             np.savez(file, **kept)  # type: ignore[arg-type]
         seeded = [_seeded(name, named[name], number) for number, name in enumerate(named) if name not in kept]
         records = [{k: v for k, v in asdict(record).items() if k != "header"} for record in seeded]
         (self.folder / "weights.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
-    def _readme(self, note: str, *, private: bool) -> str:
+    def _readme(self, note: str) -> str:
         verdict = self.culprit.verdict
         numbers = (
-            "Weights and inputs are random, of the same shapes." if private else "Weights and inputs are the real ones."
+            "Weights and inputs are random, of the same shapes."
+            if self.private
+            else "Weights and inputs are the real ones."
         )
         lines = [
             f"# {self.culprit.sentence}",

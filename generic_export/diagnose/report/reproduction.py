@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from generic_export.diagnose import diagnose, register_state_adapter
-from generic_export.diagnose.record.layout import call_layout
+from generic_export.diagnose import diagnose, diagnosis_text, register_state_adapter
+from generic_export.diagnose.record.leaves import call_layout
 
 HERE = Path(__file__).resolve().parent
 
@@ -54,9 +54,15 @@ def main() -> int:
     calls = load_calls(module, content["calls"])
     with (content["context"] or nullcontext)(module):
         diagnosis = diagnose(
-            module, content["target"], calls, strategy="whole", fusions=content["fusions"], axes=content["axes"]
+            module,
+            content["target"],
+            calls,
+            strategy="whole",
+            fusions=content["fusions"],
+            torchscript=content["torchscript"],
+            axes=content["axes"],
         )
-    print(diagnosis.to_text())
+    print(diagnosis_text(diagnosis))
     return int(not diagnosis.ok)
 
 

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from generic_export.compat import become, wrapped_script
 from generic_export.errors import OptionError, first_line
 from generic_export.torchscript.harden.edits import Arguments, nodes_of
 from generic_export.torchscript.harden.fold_constant_ifs import fold_constant_ifs
@@ -60,9 +61,7 @@ def harden_jit_for_export(
         CaptureError: the model raises on the example inputs, or does what only TorchScript can.
     """
     hardened = hardened_copy(model, args, freeze=freeze, diagnostics=diagnostics)
-    # Traced modules, and subclasses of ScriptModule, keep what they are in a module inside of them.
-    inside = model.__dict__.get("_actual_script_module", model)
-    inside._reconstruct(hardened._c)
+    become(model, hardened)
     return model
 
 
@@ -87,7 +86,7 @@ def hardened_copy(
 
 
 @dataclass(frozen=True)
-class Stage:
+class HardeningStage:
     """What one stage did.
 
     Attributes:
@@ -103,7 +102,7 @@ class Stage:
 
 def stages(
     model: torch.jit.ScriptModule, args: Arguments, *, freeze: bool = True, keep_sizes: bool = False
-) -> Iterator[Stage]:
+) -> Iterator[HardeningStage]:
     """Run the stages on a copy of a script, yielding each when it is done; see `hardened_copy`."""
     if not isinstance(model, torch.jit.ScriptModule):
         raise OptionError(
@@ -112,11 +111,11 @@ def stages(
         )
     frozen = _frozen(model) if freeze else None
     copy = frozen if frozen is not None else _copied(model)
-    yield Stage("froze", frozen is not None, copy)
+    yield HardeningStage("froze", frozen is not None, copy)
     if frozen is None and nodes_of(copy.graph, *CALLS, "prim::GetAttr"):
-        yield Stage("inline_unresolvable_submodules", inline_unresolvable_submodules(copy), copy)
+        yield HardeningStage("inline_unresolvable_submodules", inline_unresolvable_submodules(copy), copy)
     for name, run in stage_two(keep_sizes=keep_sizes).items():
-        yield Stage(name, run(copy, args), copy)
+        yield HardeningStage(name, run(copy, args), copy)
 
 
 def stage_two(*, keep_sizes: bool = False) -> dict[str, _Pass]:
@@ -147,8 +146,7 @@ def _frozen(model: torch.jit.ScriptModule) -> torch.jit.ScriptModule | None:
         )
         return None
     # freeze's own wrapper does not know the submodules that are left: those whose attributes are written to.
-    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(frozen._c)
-    return wrapped
+    return wrapped_script(frozen)
 
 
 def _copied(model: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
@@ -157,4 +155,4 @@ def _copied(model: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     return copy
 
 
-__all__ = ["Diagnostics", "Stage", "harden_jit_for_export", "hardened_copy", "stage_two", "stages"]
+__all__ = ["Diagnostics", "HardeningStage", "harden_jit_for_export", "hardened_copy", "stage_two", "stages"]

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue, remove_dead_code
 from generic_export.errors import CaptureError, OptionError, T2NError, first_line
+from generic_export.torch_graph.nested import forward_signature
 from generic_export.torchscript.module import interpreted
-from generic_export.torchscript.schema import forward_signature
 
 Arguments = torch.Tensor | tuple[Any, ...]
 """Example arguments of a forward; a lone tensor stands for a tuple of one."""
@@ -48,7 +49,7 @@ def bound_arguments(model: torch.jit.ScriptModule, args: Arguments) -> tuple[Any
     )
 
 
-def every_node(owner: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:
+def every_node(owner: JitGraph | JitBlock) -> Iterator[JitNode]:
     """Yield the nodes of a graph in order, an `if` or loop before what is inside of it.
 
     Taken from a list: the node that was yielded may be destroyed or moved.
@@ -60,17 +61,17 @@ def every_node(owner: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node
             yield from every_node(block)
 
 
-def nodes_of(graph: torch._C.Graph, *kinds: str) -> list[torch._C.Node]:
+def nodes_of(graph: JitGraph, *kinds: str) -> list[JitNode]:
     """Return the nodes of some kinds, those inside of branches and loops included."""
     return [node for node in every_node(graph) if node.kind() in kinds]
 
 
-def node_count(graph: torch._C.Graph) -> int:
+def node_count(graph: JitGraph) -> int:
     """Return how many nodes a graph has, branches and loops included and constants left out."""
     return sum(node.kind() != "prim::Constant" for node in every_node(graph))
 
 
-def constant_of(value: torch._C.Value) -> tuple[bool, Any]:
+def constant_of(value: JitValue) -> tuple[bool, Any]:
     """Return whether a value is known from the graph alone, and what it is: numbers, strings, None, lists of those."""
     node = value.node()
     if node.kind() == "prim::Constant":
@@ -83,18 +84,18 @@ def constant_of(value: torch._C.Value) -> tuple[bool, Any]:
     return all(found for found, _ in known), together
 
 
-def _is_written(value: torch._C.Value) -> bool:
+def _is_written(value: JitValue) -> bool:
     return any(use.user.kind() in _WRITES or use.user.kind() == "prim::Return" for use in value.uses())
 
 
-def replace_by_constant(graph: torch._C.Graph, value: torch._C.Value, constant: Any) -> None:
+def replace_by_constant(graph: JitGraph, value: JitValue, constant: Any) -> None:
     """Let every reader of a value read a constant instead."""
     with graph.insert_point_guard(value.node()):
         replacement = graph.insertConstant(constant)  # type: ignore[attr-defined]
     value.replaceAllUsesWith(replacement)
 
 
-def keep_branch(node: torch._C.Node, index: int) -> None:
+def keep_branch(node: JitNode, index: int) -> None:
     """Put one branch of a `prim::If` in its place (0: true, 1: false)."""
     block = list(node.blocks())[index]
     results = list(block.outputs())
@@ -105,14 +106,14 @@ def keep_branch(node: torch._C.Node, index: int) -> None:
     node.destroy()
 
 
-def remove_unread(graph: torch._C.Graph, *, changes: int) -> int:
+def remove_unread(graph: JitGraph, *, changes: int) -> int:
     """Remove nodes whose results nobody reads, if a pass changed something; returns the count of changes."""
     if changes:
-        torch._C._jit_pass_dce(graph)
+        remove_dead_code(graph)
     return changes
 
 
-def observed(model: torch.jit.ScriptModule, args: Arguments, values: list[torch._C.Value]) -> dict[int, list[Any]]:
+def observed(model: torch.jit.ScriptModule, args: Arguments, values: list[JitValue]) -> dict[int, list[Any]]:
     """Run a script on example inputs and note what some of its values are, each time that they are computed.
 
     Returns:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from generic_export.compat import JitGraph, JitNode
 from generic_export.torchscript.harden.edits import Arguments, constant_of, keep_branch, nodes_of, remove_unread
 
 
@@ -25,5 +26,5 @@ def fold_constant_ifs(model: torch.jit.ScriptModule, args: Arguments = ()) -> in
     return remove_unread(model.graph, changes=folded)
 
 
-def _on_constant(graph: torch._C.Graph) -> torch._C.Node | None:
+def _on_constant(graph: JitGraph) -> JitNode | None:
     return next((node for node in nodes_of(graph, "prim::If") if constant_of(node.input())[0]), None)

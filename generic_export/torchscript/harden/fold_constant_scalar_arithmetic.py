@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from generic_export.compat import JitNode
 from generic_export.torchscript.harden.edits import (
     Arguments,
     constant_of,
@@ -47,7 +48,7 @@ def fold_constant_scalar_arithmetic(model: torch.jit.ScriptModule, args: Argumen
     return remove_unread(graph, changes=folded)
 
 
-def _result(node: torch._C.Node) -> Any:
+def _result(node: JitNode) -> Any:
     """Return what an operator on constants gives, or NOT_HERE."""
     namespace, _, name = node.kind().partition("::")
     if namespace not in {"aten", "prim"} or name not in _ARITHMETIC or node.outputsSize() != 1:
@@ -65,7 +66,7 @@ def _result(node: torch._C.Node) -> Any:
     return result if type(result) in _RESULTS else NOT_HERE
 
 
-def _compared_with_none(node: torch._C.Node) -> bool:
+def _compared_with_none(node: JitNode) -> bool:
     """Say whether a value that cannot be None is compared with None."""
     left, right = node.inputs()
     for value, other in ((left, right), (right, left)):

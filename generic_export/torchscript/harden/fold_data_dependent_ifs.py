@@ -9,6 +9,7 @@ import warnings
 
 import torch
 
+from generic_export.compat import JitGraph, JitNode
 from generic_export.torchscript.harden.edits import Arguments, agreed, keep_branch, nodes_of, observed, remove_unread
 from generic_export.torchscript.harden.uses import depends_on_inputs, depends_on_sizes
 from generic_export.torchscript.schema import source_of
@@ -51,6 +52,6 @@ def fold_data_dependent_ifs(model: torch.jit.ScriptModule, args: Arguments, *, k
     return remove_unread(graph, changes=folded)
 
 
-def _decided(graph: torch._C.Graph, taken: dict[int, tuple[bool, object]]) -> torch._C.Node | None:
+def _decided(graph: JitGraph, taken: dict[int, tuple[bool, object]]) -> JitNode | None:
     nodes = nodes_of(graph, "prim::If")
     return next((node for node in nodes if taken.get(node.input().unique(), (False, None))[0]), None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from generic_export.compat import JitValue, inline_calls
 from generic_export.torchscript.harden.edits import Arguments, nodes_of, remove_unread, replace_by_constant
 from generic_export.torchscript.scalars import NOT_HERE
 
@@ -29,7 +30,7 @@ def inline_unresolvable_submodules(model: torch.jit.ScriptModule, args: Argument
     graph = model.graph
     before = len(nodes_of(graph, *CALLS))
     if before:
-        torch._C._jit_pass_inline(graph)
+        inline_calls(graph)
     resolved = before - len(nodes_of(graph, *CALLS))
     written = {node.s("name") for node in nodes_of(graph, "prim::SetAttr")}
     for node in nodes_of(graph, "prim::GetAttr"):
@@ -40,7 +41,7 @@ def inline_unresolvable_submodules(model: torch.jit.ScriptModule, args: Argument
     return remove_unread(graph, changes=resolved)
 
 
-def _attribute(model: torch.jit.ScriptModule, value: torch._C.Value) -> Any:
+def _attribute(model: torch.jit.ScriptModule, value: JitValue) -> Any:
     """Return what a chain of attributes of the root leads to; NOT_HERE when it starts elsewhere."""
     node = value.node()
     if node.kind() == "prim::Param":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from generic_export.compat import JitGraph, JitNode
 from generic_export.torchscript.harden.edits import Arguments, keep_branch, nodes_of, remove_unread
 
 
@@ -25,7 +26,7 @@ def strip_assertion_ifs(model: torch.jit.ScriptModule, args: Arguments = ()) -> 
     return remove_unread(model.graph, changes=stripped)
 
 
-def _assertion(graph: torch._C.Graph) -> tuple[torch._C.Node, int] | None:
+def _assertion(graph: JitGraph) -> tuple[JitNode, int] | None:
     """Return an `if` with one branch that raises, and the number of the other branch."""
     for node in nodes_of(graph, "prim::If"):
         raising = [any(inner.kind() == "prim::RaiseException" for inner in block.nodes()) for block in node.blocks()]

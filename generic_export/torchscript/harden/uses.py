@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue
 
 SIZE_CALLS = ("aten::dim", "aten::size", "aten::len", "aten::numel")
 
@@ -16,7 +16,7 @@ _MESSAGES = frozenset({"prim::RaiseException", "prim::Print", "aten::warn"})
 _PLAIN_KINDS = frozenset({"IntType", "FloatType", "BoolType", "StringType", "NumberType", "NoneType"})
 
 
-def decides_only(value: torch._C.Value, owners: dict[int, torch._C.Node]) -> bool:
+def decides_only(value: JitValue, owners: dict[int, JitNode]) -> bool:
     """Say whether a value is read for branches, trip counts and messages only.
 
     Args:
@@ -37,9 +37,9 @@ def decides_only(value: torch._C.Value, owners: dict[int, torch._C.Node]) -> boo
     return True
 
 
-def owners_of_returns(owner: torch._C.Graph | torch._C.Block) -> dict[int, torch._C.Node]:
+def owners_of_returns(owner: JitGraph | JitBlock) -> dict[int, JitNode]:
     """Map, by number, each result of a block to the `if` or loop that the block belongs to."""
-    found: dict[int, torch._C.Node] = {}
+    found: dict[int, JitNode] = {}
     for node in owner.nodes():
         for block in node.blocks():
             found |= {value.unique(): node for value in block.outputs()}
@@ -47,7 +47,7 @@ def owners_of_returns(owner: torch._C.Graph | torch._C.Block) -> dict[int, torch
     return found
 
 
-def _onwards(user: torch._C.Node, offset: int, owners: dict[int, torch._C.Node]) -> list[torch._C.Value] | None:
+def _onwards(user: JitNode, offset: int, owners: dict[int, JitNode]) -> list[JitValue] | None:
     """Return the values that carry a used one on; None when it leaves the world of numbers."""
     kind = user.kind()
     if kind == "prim::If" or kind in _MESSAGES:
@@ -60,12 +60,12 @@ def _onwards(user: torch._C.Node, offset: int, owners: dict[int, torch._C.Node])
     return outputs if outputs and all(_is_plain(output.type()) for output in outputs) else None
 
 
-def _carried(loop: torch._C.Node, index: int) -> list[torch._C.Value]:
+def _carried(loop: JitNode, index: int) -> list[JitValue]:
     body = next(iter(loop.blocks()))
     return [list(body.inputs())[index + 1], list(loop.outputs())[index]]
 
 
-def _returned(returning: torch._C.Node, offset: int, owners: dict[int, torch._C.Node]) -> list[torch._C.Value] | None:
+def _returned(returning: JitNode, offset: int, owners: dict[int, JitNode]) -> list[JitValue] | None:
     owner = owners.get(list(returning.inputs())[offset].unique())
     if owner is None:
         return None  # a result of the graph
@@ -81,12 +81,12 @@ def _is_plain(kind: Any) -> bool:
     return name in _PLAIN_KINDS
 
 
-def depends_on_sizes(value: torch._C.Value) -> bool:
+def depends_on_sizes(value: JitValue) -> bool:
     """Say whether a number is computed from the size of a tensor (not from its rank)."""
     return any(node.kind() in SIZE_CALLS and node.kind() != "aten::dim" for node in _computed_by(value))
 
 
-def depends_on_inputs(value: torch._C.Value) -> bool:
+def depends_on_inputs(value: JitValue) -> bool:
     """Say whether a number may differ between inputs of one rank and type: it reads sizes, data, or the module's state."""
     for node in _computed_by(value):
         if node.kind() == "prim::GetAttr":
@@ -109,7 +109,7 @@ _FIXED = frozenset(
 )
 
 
-def _computed_by(value: torch._C.Value) -> Iterator[torch._C.Node]:
+def _computed_by(value: JitValue) -> Iterator[JitNode]:
     """Yield the nodes that a number is computed by, through numbers and lists, up to those that read tensors."""
     pending, seen = [value], set()
     while pending:
@@ -120,7 +120,7 @@ def _computed_by(value: torch._C.Value) -> Iterator[torch._C.Node]:
             pending.extend(_sources(current.node()))
 
 
-def _sources(node: torch._C.Node) -> Iterator[torch._C.Value]:
+def _sources(node: JitNode) -> Iterator[JitValue]:
     """Yield what a node computes from; a tensor's values do not depend on sizes in this sense."""
     candidates = [*node.inputs(), *(value for block in node.blocks() for value in block.outputs())]
     yield from (value for value in candidates if value.type().kind() != "TensorType")

@@ -1,28 +1,27 @@
 """Does the engine say what PyTorch says? A few batches of texts, of several lengths and with padding on either side.
 
-In: a model's folder and its exported archive. Out: a `HeadReport`. transformers' own eager model in f32 is the judge.
+In: a model's folder and its exported archive. Out: a `ValidationReport`. transformers' own eager model in f32 is the judge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from generic_export.errors import ValidationError
 from generic_export.inference_target.tract.engines.cli import write_bundle
+from t2n_llm.check.agreement import CheckResult, StepResult, Tolerance, ValidationReport
 from t2n_llm.check.answers import Answerer
-from t2n_llm.check.causal_lm import Tolerance
 from t2n_llm.check.reference import plan_check
-from t2n_llm.check.reference_model import Placement, eager_model, refuse_invented, require_memory
-from t2n_llm.compress.prequantized import dequantized
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.tasks.heads.model import INPUT_NAMES, HeadTask
+from t2n_llm.tasks.heads.model import INPUT_NAMES, Head
 from t2n_llm.weights.archive_weights import ArchiveWeights
+from t2n_llm.weights.f32_model import dequantized, eager_model, refuse_invented
+from t2n_llm.weights.placement import Placement, require_memory
 
 
 @dataclass(frozen=True)
@@ -44,75 +43,11 @@ class HeadCase:
         return dict(zip(INPUT_NAMES, (self.input_ids, self.attention_mask), strict=True))
 
 
-@dataclass(frozen=True)
-class HeadCheck:
-    """One case, compared.
-
-    Attributes:
-        name: of the case.
-        batch, length: of its input.
-        max_abs_error: worst value of the output, padding left out.
-        scale: largest absolute value that PyTorch gives, at least 1.
-        passed: the error is within the tolerance.
-    """
-
-    name: str
-    batch: int
-    length: int
-    max_abs_error: float
-    scale: float
-    passed: bool
-
-
-@dataclass(frozen=True)
-class HeadReport:
-    """All cases of one archive with one engine.
-
-    Attributes:
-        engine, engine_version: what ran the archive.
-        dtype: element type of its graph.
-        tolerance: what counts as agreement; its divergence is that of language models.
-        checks: one per case.
-    """
-
-    engine: str
-    engine_version: str
-    dtype: str
-    tolerance: Tolerance
-    checks: tuple[HeadCheck, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every case agrees."""
-        return bool(self.checks) and all(check.passed for check in self.checks)
-
-    def failure(self, subject: str, hint: str) -> FailedHeadError:
-        """Return the error that says which texts differ; of a report that did not pass."""
-        return FailedHeadError(subject, hint, self)
-
-    def asdict(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON."""
-        return asdict(self) | {"passed": self.passed}
-
-
-class FailedHeadError(ValidationError):
-    """A `ValidationError` that carries its report."""
-
-    def __init__(self, subject: str, hint: str, report: HeadReport) -> None:
-        bad = next(check for check in report.checks if not check.passed)
-        super().__init__(
-            f"{subject}: tract disagrees with PyTorch on {bad.name} ({bad.batch} x {bad.length} tokens): max abs error "
-            f"{bad.max_abs_error:.3g} of values up to {bad.scale:.3g}.",
-            hint,
-        )
-        self.report = report
-
-
-def plan_cases(task: HeadTask, config: Any, tokenizer: Any | None, *, batched: bool) -> tuple[HeadCase, ...]:
+def plan_cases(head: Head, config: Any, tokenizer: Any | None, *, batched: bool) -> tuple[HeadCase, ...]:
     """Choose the texts: a long one and a short one alone, and batches that need padding.
 
     Args:
-        task: decides whether padding may be on the left: classifiers may read the first position, whatever is there.
+        head: decides whether padding may be on the left: classifiers may read the first position, whatever is there.
         config: transformers config (vocabulary, position limit, window, padding token).
         tokenizer: turns a text into ids; None draws random ones.
         batched: whether the graph reads several texts at once.
@@ -131,7 +66,7 @@ def plan_cases(task: HeadTask, config: Any, tokenizer: Any | None, *, batched: b
             _case("a batch without padding", ids, [half, half], padding),
             _case("a batch padded on the right", ids, [long, 1, half], padding),
         ]
-    if batched and task.per_token:
+    if batched and head.per_token:
         cases.append(_case("a batch padded on the left", ids, [short, half], padding, left=True))
     return tuple(cases)
 
@@ -162,7 +97,7 @@ def _padding_id(config: Any) -> int:
 
 def run_head_reference(
     source: ModelSource,
-    task: HeadTask,
+    head: Head,
     network: Any,
     needed: frozenset[str],
     cases: Sequence[HeadCase],
@@ -174,7 +109,7 @@ def run_head_reference(
 
     Args:
         source: the checkpoint.
-        task: which output.
+        head: which output.
         network: the same model without weights, for its class and its size.
         needed: parameters that the checkpoint must have; others, such as a pooler's, are not looked at.
         cases: the texts.
@@ -189,38 +124,38 @@ def run_head_reference(
     if source.quantization is not None:
         model, missing = dequantized(source, type(network))
     else:
-        model, missing = eager_model(task.kind, source.folder, source.trust_remote_code)
+        model, missing = eager_model(head.kind, source.folder, source.trust_remote_code)
     refuse_invented(source.name, needed.intersection(missing))
     if overrides is not None:
         overrides.apply(model)
     with torch.no_grad():
-        return [_ask(model, task, case) for case in cases]
+        return [_ask(model, head, case) for case in cases]
 
 
-def _ask(model: Any, task: HeadTask, case: HeadCase) -> np.ndarray:
+def _ask(model: Any, head: Head, case: HeadCase) -> np.ndarray:
     inputs = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
-    output: np.ndarray = getattr(model(**inputs), task.output).float().numpy()
+    output: np.ndarray = getattr(model(**inputs), head.output).float().numpy()
     return output
 
 
 def check_head(
     answerer: Answerer,
-    task: HeadTask,
+    head: Head,
     dtype: str,
     cases: Sequence[HeadCase],
     expected: Sequence[np.ndarray],
     *,
     tolerance: Tolerance | None = None,
     on_case: Callable[[str], None] | None = None,
-) -> HeadReport:
+) -> ValidationReport:
     """Compare an archive with what PyTorch said.
 
     Args:
         answerer: the archive in an engine.
-        task: which output.
+        head: which output.
         dtype: `f32` or `f16`, of the archive.
         cases, expected: the texts, and the output of PyTorch for each.
-        tolerance: None takes the element type's.
+        tolerance: None takes the element type's; its divergence has no meaning here.
         on_case: told the name of each case before it runs.
 
     Raises:
@@ -232,30 +167,30 @@ def check_head(
         if on_case is not None:
             on_case(case.name)
         got = answerer.answer([case.input_ids, case.attention_mask])[0]
-        checks.append(_compared(task, case, got, wanted, tolerance))
-    return HeadReport(answerer.engine_name, answerer.engine_version, dtype, tolerance, tuple(checks))
+        step = _compared(head, case, got, wanted)
+        checks.append(CheckResult.judged(case.name, [step], tolerance, shape=case.input_ids.shape))
+    return ValidationReport(answerer.engine_name, answerer.engine_version, dtype, tolerance, tuple(checks))
 
 
-def _compared(task: HeadTask, case: HeadCase, got: np.ndarray, wanted: np.ndarray, tolerance: Tolerance) -> HeadCheck:
-    batch, length = case.input_ids.shape
+def _compared(head: Head, case: HeadCase, got: np.ndarray, wanted: np.ndarray) -> StepResult:
+    """Compare one output, padding left out."""
     scale = float(max(1.0, np.abs(wanted).max()))
     error = np.inf
     if got.shape == wanted.shape:
-        seen = case.attention_mask.astype(bool) if task.per_token else np.ones(batch, bool)
+        seen = case.attention_mask.astype(bool) if head.per_token else np.ones(len(case.input_ids), bool)
         difference = np.abs(got[seen].astype(np.float64) - wanted[seen])
         error = float(difference.max()) if np.isfinite(difference).all() else np.inf
-    limit = tolerance.absolute + tolerance.max_abs_error * scale
-    return HeadCheck(case.name, batch, length, error, scale, error <= limit)
+    return StepResult(0, error, scale)
 
 
-def write_head_bundles(folder: Path, task: HeadTask, cases: Sequence[HeadCase], expected: Sequence[np.ndarray]) -> None:
+def write_head_bundles(folder: Path, head: Head, cases: Sequence[HeadCase], expected: Sequence[np.ndarray]) -> None:
     """Write each case as an npz that tract's command line reads; see `t2n_llm.check.bundles`."""
     for case, wanted in zip(cases, expected, strict=True):
-        outputs: Mapping[str, np.ndarray] = {task.output: wanted}
+        outputs: Mapping[str, np.ndarray] = {head.output: wanted}
         write_bundle(folder / f"{case.name.replace(' ', '_')}.npz", [case.inputs], outputs)
 
 
-def bundles_size(task: HeadTask, cases: Sequence[HeadCase], width: int) -> int:
+def bundles_size(head: Head, cases: Sequence[HeadCase], width: int) -> int:
     """Return about how many bytes the bundles take; `width` is that of a row of the output."""
-    rows = [case.input_ids.size if task.per_token else len(case.input_ids) for case in cases]
+    rows = [case.input_ids.size if head.per_token else len(case.input_ids) for case in cases]
     return sum(16 * case.input_ids.size for case in cases) + 4 * width * sum(rows)

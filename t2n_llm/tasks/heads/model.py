@@ -14,15 +14,13 @@ import torch
 from torch import nn
 
 from generic_export.errors import CaptureError, described
-from generic_export.export import capture, producer_properties, translate_graph
 from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.tracer import DynamicAxes
-from generic_export.translate.translate import TranslationOptions
-from kvcache import explicit_attention, explicit_experts, fuse_rotary_embedding
-from kvcache.attention import AttentionChoice
+from generic_export.torch_graph.request import DynamicAxes
+from kvcache import explicit_attention, explicit_experts
 from kvcache.recurrent import explicit_recurrences
-from t2n_llm.graph.document import GraphOptions
-from t2n_llm.source.empty_model import BACKBONE, CLASSIFIER, ModelKind, instantiate, take_buffers, tied_names, widen
+from t2n_llm.graph.capture import document_of, weightless_network
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.source.empty_model import BACKBONE, CLASSIFIER, ModelKind, take_buffers, tied_names
 from t2n_llm.tasks.names import FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION
 
 INPUT_NAMES = ("input_ids", "attention_mask")
@@ -31,7 +29,7 @@ _WRAPPER_ATTRIBUTE = "network"
 
 
 @dataclass(frozen=True)
-class HeadTask:
+class Head:
     """What a task makes of a config.
 
     Attributes:
@@ -47,9 +45,9 @@ class HeadTask:
     per_token: bool
 
 
-HEAD_TASKS: Mapping[str, HeadTask] = {
-    FEATURE_EXTRACTION: HeadTask(FEATURE_EXTRACTION, BACKBONE, "last_hidden_state", per_token=True),
-    SEQUENCE_CLASSIFICATION: HeadTask(SEQUENCE_CLASSIFICATION, CLASSIFIER, "logits", per_token=False),
+HEADS: Mapping[str, Head] = {
+    FEATURE_EXTRACTION: Head(FEATURE_EXTRACTION, BACKBONE, "last_hidden_state", per_token=True),
+    SEQUENCE_CLASSIFICATION: Head(SEQUENCE_CLASSIFICATION, CLASSIFIER, "logits", per_token=False),
 }
 
 
@@ -90,7 +88,7 @@ class HeadSkeleton:
 
     Attributes:
         module: the wrapped model.
-        task: what it computes.
+        head: what it computes.
         buffers: the values of buffers that the model computes itself, by qualified name.
         tied: for each parameter that is another one's alias, the name of that other one.
         dtype: element type of weights and activations.
@@ -98,7 +96,7 @@ class HeadSkeleton:
     """
 
     module: HeadModule
-    task: HeadTask
+    head: Head
     buffers: Mapping[str, torch.Tensor]
     tied: Mapping[str, str]
     dtype: torch.dtype
@@ -123,19 +121,21 @@ class HeadSkeleton:
 
 def build_head_graph(
     config: Any,
-    task: HeadTask,
+    head: Head,
     options: GraphOptions,
     *,
     name: str,
     revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> tuple[HeadSkeleton, NnefGraph]:
-    """Capture and translate the model of a config with the head of a task.
+    """Capture and translate the model of a config with a head.
 
     Args:
         config: transformers config.
-        task: which head.
+        head: which one.
         options: element type and numerics; what concerns caches and kept logits has no meaning here.
         name, revision: source model, recorded in the document.
+        trust_remote_code: allow code that comes with the model.
 
     Returns:
         The skeleton (shapes, values that the model computes itself) and the document.
@@ -145,39 +145,26 @@ def build_head_graph(
         CaptureError, TranslationError: the model cannot be expressed; the message says where.
     """
     with explicit_attention() as attention, explicit_experts() as experts:
-        skeleton = _build_skeleton(config, task, options, attention, experts)
-        target = options.target(skeleton.dynamic_axes, skeleton.network, revision, task=skeleton.task.name)
-        captured = capture(
+
+        def build(implementation: str) -> HeadSkeleton:
+            own = _one_pass(config)
+            network = weightless_network(head.kind, own, options, implementation, experts, trust_remote_code)
+            tied, buffers = tied_names(network), take_buffers(network)
+            module = HeadModule(network, head.output).eval()
+            return HeadSkeleton(module, head, buffers, tied, options.torch_dtype, _reads_batches(module))
+
+        skeleton = attention.first_that_runs(build)
+        inputs = _example_inputs(3 if skeleton.batched else 1)
+        constants, graph = document_of(
             skeleton.module,
-            _example_inputs(3 if skeleton.batched else 1),
-            target,
-            INPUT_NAMES,
-            (task.output,),
-            fusions=(fuse_rotary_embedding,),
-            strip_prefix=f"{_WRAPPER_ATTRIBUTE}.",
+            dict(zip(INPUT_NAMES, inputs, strict=True)),
+            (head.output,),
+            options.target(skeleton.dynamic_axes, skeleton.network, revision, task=head.name),
+            prefix=f"{_WRAPPER_ATTRIBUTE}.",
+            graph_name=str(config.model_type),
+            source_name=name,
         )
-    skeleton = replace(skeleton, buffers={**skeleton.buffers, **captured.constants})
-    properties = tuple(producer_properties(source_model=name).items())
-    graph = translate_graph(
-        captured, target, TranslationOptions(graph_name=str(config.model_type), properties=properties)
-    )
-    return skeleton, graph
-
-
-def _build_skeleton(
-    config: Any, task: HeadTask, options: GraphOptions, attention: AttentionChoice, experts: str
-) -> HeadSkeleton:
-    def build(implementation: str) -> HeadSkeleton:
-        network = instantiate(
-            task.kind, _one_pass(config), options.dtype, implementation, experts, options.trust_remote_code
-        )
-        for pattern in options.keep_f32:
-            widen(network, pattern, options.dtype)
-        tied, buffers = tied_names(network), take_buffers(network)
-        module = HeadModule(network, task.output).eval()
-        return HeadSkeleton(module, task, buffers, tied, options.dtype, _reads_batches(module))
-
-    return attention.first_that_runs(build)
+    return replace(skeleton, buffers={**skeleton.buffers, **constants}), graph
 
 
 def _one_pass(config: Any) -> Any:

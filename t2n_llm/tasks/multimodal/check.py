@@ -16,13 +16,15 @@ import numpy as np
 import torch
 
 from kvcache.states import StateTensor
+from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_step
 from t2n_llm.check.answers import Answerer, open_answerer
-from t2n_llm.check.causal_lm import CheckResult, Tolerance, ValidationReport, compare_step
-from t2n_llm.check.reference_model import Placement, eager_model, refuse_invented, require_memory
+from t2n_llm.check.options import EngineOptions
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
+from t2n_llm.weights.f32_model import eager_model, refuse_invented
+from t2n_llm.weights.placement import Placement, require_memory
 
 _STEPS = 8  # tokens decoded after each prompt
 
@@ -201,8 +203,7 @@ def check_multimodal(
     prompts: Sequence[Prompt],
     expected: Sequence[Answer],
     *,
-    engine: str = "wheel",
-    tract_binary: Path | None = None,
+    engine: EngineOptions | None = None,
     tolerance: Tolerance | None = None,
     on_check: Callable[[str], None] | None = None,
 ) -> ValidationReport:
@@ -215,7 +216,7 @@ def check_multimodal(
         states: of the decoder.
         dtype: `f32` or `f16`, of the archives.
         prompts, expected: what is asked, and PyTorch's answers.
-        engine, tract_binary: see `open_answerer`.
+        engine: see `open_answerer`.
         tolerance: None takes the element type's.
         on_check: told the name of each prompt before it runs.
 
@@ -224,10 +225,7 @@ def check_multimodal(
     """
     tolerance = tolerance or Tolerance.for_dtype(dtype)
     with ExitStack() as stack:
-        parts = {
-            role: stack.enter_context(open_answerer(path, engine=engine, tract_binary=tract_binary))
-            for role, path in archives.items()
-        }
+        parts = {role: stack.enter_context(open_answerer(path, engine)) for role, path in archives.items()}
         pipeline = Pipeline(parts, family, config, states)
         checks = []
         for prompt, wanted in zip(prompts, expected, strict=True):
@@ -235,7 +233,7 @@ def check_multimodal(
                 on_check(prompt.name)
             got = pipeline.answer(prompt, wanted.ids)
             rows = zip(got, wanted.rows, strict=True)
-            steps = tuple(compare_step(step, row, reference) for step, (row, reference) in enumerate(rows))
-            checks.append(CheckResult(prompt.name, all(step.agrees(tolerance) for step in steps), steps))
+            steps = [compare_step(step, row, reference) for step, (row, reference) in enumerate(rows)]
+            checks.append(CheckResult.judged(prompt.name, steps, tolerance))
         asked = parts[DECODER]
         return ValidationReport(asked.engine_name, asked.engine_version, dtype, tolerance, tuple(checks))

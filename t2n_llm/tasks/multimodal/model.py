@@ -1,6 +1,6 @@
 """The three graphs of a multimodal model: `embed`, `vision` or `audio`, and `decoder`, made of one weightless network.
 
-In: a transformers config. Out: a `Part` and a document for each, which share the names of the network's parameters.
+In: a transformers config. Out: a `NetworkPart` and a document for each, which share the names of the network's parameters.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.export import capture, producer_properties, translate_graph
 from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.tracer import DynamicAxes
-from generic_export.translate.translate import TranslationOptions
-from kvcache import explicit_attention, explicit_experts, fuse_rotary_embedding
+from generic_export.torch_graph.request import DynamicAxes
+from kvcache import explicit_attention, explicit_experts
 from kvcache.forms import state_form
 from kvcache.state_views import keep_states_whole
 from kvcache.states import Slot, StateTensor
-from t2n_llm.graph.document import GraphOptions
+from t2n_llm.graph.capture import document_of, weightless_network
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.skeleton import probe_states
-from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate, take_buffers, tied_names, widen
+from t2n_llm.source.empty_model import MULTIMODAL_MODEL, take_buffers, tied_names
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, Sight
 
 EMBED, DECODER = "embed", "decoder"
@@ -137,7 +136,7 @@ def _added_to_first_layers(network: Any, rows: tuple[torch.Tensor, ...]) -> Iter
 
 
 @dataclass(frozen=True)
-class Part:
+class NetworkPart:
     """One of the graphs before its capture.
 
     Attributes:
@@ -167,12 +166,18 @@ class Part:
 class BuiltPart:
     """A part and its finished document."""
 
-    part: Part
+    part: NetworkPart
     graph: NnefGraph
 
 
 def build_parts(
-    config: Any, family: Family, options: GraphOptions, *, name: str, revision: str | None = None
+    config: Any,
+    family: Family,
+    options: GraphOptions,
+    *,
+    name: str,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> dict[str, BuiltPart]:
     """Capture and translate the three graphs of a config, by role, in the order in which a prompt passes them.
 
@@ -181,6 +186,7 @@ def build_parts(
         family: of the config.
         options: element type and numerics; the batch is 1 and one position's logits are kept.
         name, revision: source model, recorded in the documents.
+        trust_remote_code: allow code that comes with the model.
 
     Raises:
         UnknownArchitectureError: transformers has no such model for the config.
@@ -188,13 +194,9 @@ def build_parts(
     """
     with explicit_attention() as attention, explicit_experts() as experts:
 
-        def build(implementation: str) -> tuple[Part, ...]:
-            network = instantiate(
-                MULTIMODAL_MODEL, config, options.dtype, implementation, experts, options.trust_remote_code
-            )
-            for pattern in options.keep_f32:
-                widen(network, pattern, options.dtype)
-            return _parts(network, family, options.dtype)
+        def build(implementation: str) -> tuple[NetworkPart, ...]:
+            network = weightless_network(MULTIMODAL_MODEL, config, options, implementation, experts, trust_remote_code)
+            return _parts(network, family, options.torch_dtype)
 
         parts = attention.first_that_runs(build)
         return {part.role: _built(part, options, name, revision) for part in parts}
@@ -204,7 +206,7 @@ _STEPS, _PAST = 5, 7  # hints, which never reach the graph
 _FURTHER = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (3, 1, _STEPS)}
 
 
-def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[Part, ...]:
+def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[NetworkPart, ...]:
     tied, sight = tied_names(network), family.sight(network)
     buffers = take_buffers(network)
     states = probe_states(network, state_form(network))
@@ -221,7 +223,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[Part, ...]
     embeds = {"inputs_embeds": meta(1, _STEPS, width, of=dtype)}
     slots = tuple(state.slot for state in states)
     stack = (3,) if family.stacks_images else ()
-    embed = Part(
+    embed = NetworkPart(
         EMBED,
         EmbedModule(network, family.image_token_id(config)),
         network,
@@ -262,18 +264,14 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[Part, ...]
     return tuple(replace(part, module=part.module.eval()) for part in (embed, encoder, decoder))
 
 
-def _built(part: Part, options: GraphOptions, name: str, revision: str | None) -> BuiltPart:
-    target = options.target(part.dynamic_axes, part.network, revision, role=part.role)
-    captured = capture(
+def _built(part: NetworkPart, options: GraphOptions, name: str, revision: str | None) -> BuiltPart:
+    constants, graph = document_of(
         part.module,
-        tuple(part.inputs.values()),
-        target,
-        tuple(part.inputs),
+        part.inputs,
         part.output_names,
-        fusions=(fuse_rotary_embedding,),
-        strip_prefix=f"{_WRAPPER_ATTRIBUTE}.",
+        options.target(part.dynamic_axes, part.network, revision, role=part.role),
+        prefix=f"{_WRAPPER_ATTRIBUTE}.",
+        graph_name=part.role,
+        source_name=name,
     )
-    producer = tuple(producer_properties(source_model=name).items())
-    graph = translate_graph(captured, target, TranslationOptions(graph_name=part.role, properties=producer))
-    complete = replace(part, buffers={**part.buffers, **captured.constants})
-    return BuiltPart(complete, keep_states_whole(graph))
+    return BuiltPart(replace(part, buffers={**part.buffers, **constants}), keep_states_whole(graph))

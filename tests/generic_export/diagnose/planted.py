@@ -23,6 +23,14 @@ class DataDependentBranch(nn.Module):
         return torch.relu(x)
 
 
+class DecidedByPython(nn.Module):
+    """Takes another way for some values, and computes with what Python made of them: no script has it, a trace freezes it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = max(float(x.sum()), 1e-6, key=abs)  # the decision
+        return torch.nn.functional.silu(x) * total
+
+
 class UnsupportedOperator(nn.Module):
     """Needs an operator that has no translation."""
 

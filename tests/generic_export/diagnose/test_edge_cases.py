@@ -27,9 +27,10 @@ from generic_export.diagnose import (
     register_state_adapter,
     state_adapters,
 )
+from generic_export.diagnose.record.observe import completed
 from generic_export.errors import OptionError, RegistrationError
 from tests.generic_export.diagnose import toys
-from tests.generic_export.diagnose.planted import DataDependentBranch, line_of
+from tests.generic_export.diagnose.planted import DecidedByPython, line_of
 
 
 def rows(*counts: int, width: int = 4) -> list[tuple[torch.Tensor]]:
@@ -287,11 +288,11 @@ def test_a_class_has_one_adapter() -> None:
 
 
 def test_a_data_dependent_branch_is_told_with_line_and_hint() -> None:
-    found = diagnosed(nn.Sequential(nn.Linear(4, 4), DataDependentBranch()), rows(3, 5))
+    found = diagnosed(nn.Sequential(nn.Linear(4, 4), DecidedByPython()), rows(3, 5))
     (culprit,) = found.culprits()
     assert culprit.piece.path == "1"
     assert culprit.verdict.stage is Stage.CAPTURE
-    assert culprit.source == line_of(DataDependentBranch, "the branch")
+    assert culprit.source == line_of(DecidedByPython, "the decision")
     assert culprit.verdict.error is not None
     assert culprit.verdict.error.hint
 
@@ -352,7 +353,7 @@ def test_tensors_beyond_the_budget_are_computed_again() -> None:
         for (x,) in rows(3, 5, 7):
             model(x)
     assert any(not recorded.whole for recorded in recording.calls)
-    assert all(recording.completed(recorded).whole for recorded in recording.calls)
+    assert all(completed(recording, recorded).whole for recorded in recording.calls)
     assert recording.store.bytes < sum(h.nbytes for r in recording.calls for g in r.groups() for h in g.values())
     found = diagnose(recording, TractNNEF(), strategy="leaves")
     assert found.ok
@@ -366,7 +367,7 @@ def test_a_model_that_computes_something_else_again_is_told() -> None:
             model(x)
     later = [r for r in recording.calls if not r.whole and r.call.class_name == "Linear"]
     with pytest.raises(ObservationError, match="other numbers"):
-        recording.completed(later[0])
+        completed(recording, later[0])
 
 
 def test_an_exception_while_recording_keeps_its_type_and_leaves_nothing_behind() -> None:

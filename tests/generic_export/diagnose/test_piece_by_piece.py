@@ -22,7 +22,7 @@ from generic_export.diagnose.piece_by_piece import (
 )
 from generic_export.errors import CaptureError, MissingExtraError, OptionError
 from tests.generic_export.diagnose import toys
-from tests.generic_export.diagnose.planted import DataDependentBranch, UnsupportedOperator
+from tests.generic_export.diagnose.planted import DecidedByPython, UnsupportedOperator
 from tests.generic_export.diagnose.states import GROWING
 
 DYNAMIC = Dim.DYNAMIC
@@ -278,7 +278,7 @@ def test_an_exporter_that_does_not_exist_is_refused() -> None:
 
 @pytest.mark.parametrize("exporter", ["nnef", "fx"])
 def test_without_replacement_the_search_goes_on_below_a_failure(exporter: str) -> None:
-    root = traced(Nested(DataDependentBranch()))
+    root = traced(Nested(DecidedByPython()))
     status = root.try_export(exporter)
     assert status.status == StatusExportCode.FAIL
     assert status.step == "EXPORT"
@@ -290,7 +290,7 @@ def test_without_replacement_the_search_goes_on_below_a_failure(exporter: str) -
 
 @pytest.mark.parametrize("exporter", ["nnef", "fx"])
 def test_a_failing_module_passes_with_its_children_replaced(exporter: str) -> None:
-    root = traced(Nested(DataDependentBranch()))
+    root = traced(Nested(DecidedByPython()))
     status = root.try_export(exporter, replace_by_custom_op=True)
     assert status.status == StatusExportCode.OK_CHILDC
     assert not node(root, "layers.1").exporter_status[exporter].is_ok()
@@ -303,7 +303,7 @@ def test_local_never_exports_a_parent_whole() -> None:
 
 
 def test_always_makes_the_module_itself_one_operator() -> None:
-    root = traced(Nested(DataDependentBranch()))
+    root = traced(Nested(DecidedByPython()))
     assert root.try_export("fx", replace_by_custom_op=CustomOpStrategy.ALWAYS).status == StatusExportCode.OK_CUSTOM
     with pytest.raises(OptionError, match="ALWAYS"):
         traced(toys.Doubled()).try_export("nnef", replace_by_custom_op=CustomOpStrategy.ALWAYS)
@@ -331,7 +331,7 @@ def test_other_numbers_are_a_discrepancy_unless_nobody_asks() -> None:
 
 def test_quiet_false_raises() -> None:
     with pytest.raises(CaptureError, match="EXPORT"):
-        traced(Nested(DataDependentBranch())).try_export("fx", quiet=False)
+        traced(Nested(DecidedByPython())).try_export("fx", quiet=False)
 
 
 def test_reports_show_graphs_and_recordings_when_asked_for() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF
-from generic_export.diagnose import Diagnosis, Outcome, Stage, diagnose, state_adapters
+from generic_export.diagnose import Diagnosis, Outcome, Stage, diagnose, diagnosis_text, state_adapters
 from kvcache import explicit_operators, fuse_rotary_embedding
 from kvcache.state_adapters import cache_adapters
 from t2n_llm.explain.call_sets import calls_of
@@ -110,7 +110,14 @@ def diagnosed(name: str, plant: Callable[[nn.Module], None] = lambda _model: Non
         assert calls.names == ("prefill", "decode", "chunk")
         fusions = (fuse_rotary_embedding,)
         return diagnose(
-            model, TractNNEF(), calls.keywords, fusions=fusions, axes=calls.axes, context=calls.code, **options
+            model,
+            TractNNEF(),
+            calls.keywords,
+            fusions=fusions,
+            torchscript=False,
+            axes=calls.axes,
+            context=calls.code,
+            **options,
         )
 
 
@@ -184,7 +191,7 @@ def test_exactly_the_planted_piece_is_blamed(
     assert culprit.verdict.stage is stage
     assert culprit.verdict.operator == operator
     assert culprit.source == line_of(fault, comment)
-    assert culprit.source in found.to_text()
+    assert culprit.source in diagnosis_text(found)
     assert len(found.pieces) <= 20
     assert failed_paths(found) == ancestors(found, guilty)
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from generic_export.diagnose import diagnosis_text
 from generic_export.diagnose.records import (
     Axis,
     AxisReport,
@@ -78,7 +79,7 @@ def test_equal_failures_are_one_fault() -> None:
 
 
 def test_text_names_piece_fault_and_warning() -> None:
-    text = diagnosis(failed("root"), failed("left"), ok("right"), failed("leaf", source="model.py:9")).to_text()
+    text = diagnosis_text(diagnosis(failed("root"), failed("left"), ok("right"), failed("leaf", source="model.py:9")))
     for words in ("Root", "2 x Right", "leaf", "model.py:9", "aten.foo.default", "a warning", "never", "failed"):
         assert words in text
 

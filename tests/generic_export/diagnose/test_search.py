@@ -17,12 +17,22 @@ import torch
 from torch import nn
 
 from generic_export import KhronosNNEF, TractNNEF
-from generic_export.diagnose import Diagnosis, DiagnosisError, Limits, Outcome, Progress, Stage, diagnose, observe
+from generic_export.diagnose import (
+    Diagnosis,
+    DiagnosisError,
+    Limits,
+    Outcome,
+    Progress,
+    Stage,
+    diagnose,
+    diagnosis_text,
+    observe,
+)
 from generic_export.diagnose.attempt.worker import Worker
 from generic_export.errors import OptionError
 from tests.generic_export.diagnose import toys
 from tests.generic_export.diagnose.planted import (
-    DataDependentBranch,
+    DecidedByPython,
     HalfNorm,
     UnsupportedOperator,
     WrongEpsilon,
@@ -49,34 +59,34 @@ def outcomes(found: Diagnosis) -> dict[str, Outcome]:
 
 
 def test_whole_tries_the_root_only() -> None:
-    model = stack(nn.Linear(4, 4), DataDependentBranch())
+    model = stack(nn.Linear(4, 4), DecidedByPython())
     found = diagnose(model, TractNNEF(), rows(3, 5), strategy="whole")
     assert outcomes(found) == {"": Outcome.FAILED, "0": Outcome.NOT_TRIED, "1": Outcome.NOT_TRIED}
 
 
 def test_leaves_tries_every_piece_and_no_parent_of_a_failing_one() -> None:
-    model = stack(nn.Linear(4, 4), DataDependentBranch())
+    model = stack(nn.Linear(4, 4), DecidedByPython())
     found = diagnose(model, TractNNEF(), rows(3, 5), strategy="leaves")
     assert outcomes(found) == {"": Outcome.NOT_TRIED, "0": Outcome.OK, "1": Outcome.FAILED}
     assert [culprit.piece.path for culprit in found.culprits()] == ["1"]
 
 
 def test_isolate_tries_parents_without_their_children() -> None:
-    model = stack(stack(nn.Linear(4, 4), DataDependentBranch()), nn.ReLU())
+    model = stack(stack(nn.Linear(4, 4), DecidedByPython()), nn.ReLU())
     found = diagnose(model, TractNNEF(), rows(3, 5), strategy="isolate")
     assert outcomes(found)["0"] is Outcome.OK
     assert outcomes(found)["0.1"] is Outcome.FAILED
 
 
 def test_depth_stops_the_descent() -> None:
-    model = stack(stack(nn.Linear(4, 4), DataDependentBranch()), nn.ReLU())
+    model = stack(stack(nn.Linear(4, 4), DecidedByPython()), nn.ReLU())
     found = diagnose(model, TractNNEF(), rows(3, 5), depth=1)
     assert outcomes(found)["0"] is Outcome.FAILED
     assert outcomes(found)["0.1"] is Outcome.NOT_TRIED
 
 
 def test_only_begins_at_a_module_and_refuses_one_that_is_not_there() -> None:
-    model = stack(stack(nn.Linear(4, 4), nn.ReLU()), DataDependentBranch())
+    model = stack(stack(nn.Linear(4, 4), nn.ReLU()), DecidedByPython())
     found = diagnose(model, TractNNEF(), rows(3, 5), only="0")
     assert found.ok
     assert outcomes(found)[""] is Outcome.NOT_TRIED
@@ -85,17 +95,17 @@ def test_only_begins_at_a_module_and_refuses_one_that_is_not_there() -> None:
 
 
 def test_two_faults_are_both_found_by_several_workers_at_once() -> None:
-    model = stack(nn.Linear(4, 4), DataDependentBranch(), nn.ReLU(), UnsupportedOperator())
+    model = stack(nn.Linear(4, 4), DecidedByPython(), nn.ReLU(), UnsupportedOperator())
     seen: list[Progress] = []
     found = diagnose(model, TractNNEF(), rows(3, 5), jobs=2, progress=seen.append)
     assert {culprit.source for culprit in found.culprits()} == {
-        line_of(DataDependentBranch, "the branch"),
+        line_of(DecidedByPython, "the decision"),
         line_of(UnsupportedOperator, "the operator"),
     }
     ended = [step for step in seen if step.verdict is not None]
     assert [step.done for step in ended] == list(range(1, len(ended) + 1))
     assert ended[-1].done == ended[-1].known
-    with pytest.raises(DiagnosisError, match="DataDependentBranch"):
+    with pytest.raises(DiagnosisError, match="DecidedByPython"):
         found.raise_if_failed()
 
 
@@ -131,7 +141,7 @@ def test_switches_that_compute_in_f32_are_suggested_where_they_help() -> None:
     wrong = [verdict for verdict in found.verdicts if verdict.failed]
     assert wrong
     assert all(any("force_norm_in_f32" in words for words in verdict.suggestions) for verdict in wrong)
-    assert "force_norm_in_f32" in found.to_text()
+    assert "force_norm_in_f32" in diagnosis_text(found)
 
 
 # --- options ----------------------------------------------------------------------------------------
@@ -196,7 +206,7 @@ def test_an_engine_that_is_killed_is_a_verdict(tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_passed_is_not_tried_again(tmp_path: Path) -> None:
-    model = stack(nn.Linear(4, 4), DataDependentBranch())
+    model = stack(nn.Linear(4, 4), DecidedByPython())
     sets = rows(3, 5)
     first = diagnose(model, TractNNEF(), sets, out=tmp_path)
     with (tmp_path / "verdicts.jsonl").open("a") as journal:
@@ -215,7 +225,7 @@ def test_what_passed_is_not_tried_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("heard_interrupts")
 def test_ctrl_c_leaves_a_report_of_what_is_known(tmp_path: Path) -> None:
-    model = stack(nn.Linear(4, 4), toys.Hangs(), DataDependentBranch())
+    model = stack(nn.Linear(4, 4), toys.Hangs(), DecidedByPython())
 
     def interrupt(step: Progress) -> None:
         if step.verdict is None and step.piece.class_name == "Hangs":
@@ -225,7 +235,7 @@ def test_ctrl_c_leaves_a_report_of_what_is_known(tmp_path: Path) -> None:
     assert found.interrupted
     assert not found.ok
     assert outcomes(found) == {"": Outcome.NOT_TRIED, "0": Outcome.OK, "1": Outcome.NOT_TRIED, "2": Outcome.NOT_TRIED}
-    assert "interrupted" in found.to_text()
+    assert "interrupted" in diagnosis_text(found)
     assert Diagnosis.from_json((tmp_path / "diagnosis.json").read_text()) == found
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from generic_export.errors import GraphError
 from generic_export.nnef.graph import ArrayLiteral, Block, DimLiteral, NnefGraph, NnefOperation, Reference, TupleLiteral
-from generic_export.nnef.layout import group_by_module
+from generic_export.nnef.order import group_by_module
 from generic_export.nnef.text import argument_text, graph_text
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF
-from generic_export.diagnose import diagnose, observe
+from generic_export.diagnose import diagnose, diagnosis_text, observe
 from generic_export.torch_graph.asides import aside, is_aside
 
 
@@ -37,5 +37,5 @@ def test_a_look_at_a_module_is_not_recorded() -> None:
 
 def test_a_look_at_a_module_sees_the_module_where_its_children_are_replayed() -> None:
     found = diagnose(Curious().eval(), TractNNEF(), [(torch.randn(3),), (torch.randn(5),)], strategy="isolate")
-    assert found.ok, found.to_text()
+    assert found.ok, diagnosis_text(found)
     assert len(found.pieces) == 2

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF
-from generic_export.export import capture
+from generic_export.capture import capture
 from tests.engine_check import check
 
 aten = torch.ops.aten

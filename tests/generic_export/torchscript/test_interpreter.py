@@ -153,5 +153,5 @@ def test_an_operator_without_meaning_outside_of_torchscript_is_named_with_its_li
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.jit.wait(torch.jit.fork(torch.relu, x))
 
-    with pytest.raises(CaptureError, match=r"TorchScript operator prim::fork at test_jit_interpreter\.py:\d+"):
+    with pytest.raises(CaptureError, match=r"TorchScript operator prim::fork at test_interpreter\.py:\d+"):
         interpreted(torch.jit.script(Unusual())).run_script((torch.ones(1),))

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.capture import capture
 from generic_export.errors import CaptureError, NotCapturableError, SpecializedAxisError
-from generic_export.export import capture
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torchscript.module import interpreted
@@ -99,7 +99,7 @@ def test_the_graph_is_the_one_that_torch_export_gives(make: Callable[[nn.Module]
 def test_operators_know_the_scripts_own_lines() -> None:
     graph = captured(interpreted(torch.jit.script(Stack().eval())))
     (add,) = [op for op in graph.ops if op.module_path == "" and op.target is torch.ops.aten.add.Tensor]
-    assert add.source.startswith("test_jit_tracer.py:")
+    assert add.source.startswith("test_tracer.py:")
 
 
 class Twins(nn.Module):
@@ -181,7 +181,7 @@ class OnBatch(nn.Module):
 
 
 def test_an_if_on_a_dynamic_size_is_told_and_asserted(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"the `if` at test_jit_tracer\.py:\d+ is on a dynamic size: its false branch"):
+    with pytest.warns(UserWarning, match=r"the `if` at test_tracer\.py:\d+ is on a dynamic size: its false branch"):
         archive = exported(tmp_path, torch.jit.script(OnBatch()), (torch.randn(3, 4),), {"x": {0: "B"}})
     assert "tract_assert B <= 4" in (archive / "graph.nnef").read_text()
 
@@ -217,7 +217,7 @@ def test_branches_on_data_of_different_shapes_are_refused_with_the_line(tmp_path
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.sum(0) if bool(x.sum() > 0) else x
 
-    with pytest.raises(CaptureError, match=r"branches of the `if` on data at test_jit_tracer\.py:\d+ return values"):
+    with pytest.raises(CaptureError, match=r"branches of the `if` on data at test_tracer\.py:\d+ return values"):
         exported(tmp_path, torch.jit.script(Shapes()), (torch.ones(3, 2),), auto_harden_jit=False)
 
 
@@ -229,7 +229,7 @@ def test_a_branch_on_data_that_writes_elsewhere_is_refused(tmp_path: Path) -> No
                 y.add_(1)
             return y
 
-    with pytest.raises(CaptureError, match=r"aten::add_ at test_jit_tracer\.py:\d+ changes a value from outside"):
+    with pytest.raises(CaptureError, match=r"aten::add_ at test_tracer\.py:\d+ changes a value from outside"):
         exported(tmp_path, torch.jit.script(Writes()), (torch.ones(3, 2),), auto_harden_jit=False)
 
 
@@ -244,9 +244,7 @@ class LoopOverAxis(nn.Module):
 def test_a_loop_as_long_as_an_axis(tmp_path: Path) -> None:
     script = torch.jit.script(LoopOverAxis())
     check(tmp_path, script, (torch.randn(3, 4),))
-    with pytest.raises(
-        SpecializedAxisError, match=r"the loop at test_jit_tracer\.py:\d+ runs as often as a dynamic axis"
-    ):
+    with pytest.raises(SpecializedAxisError, match=r"the loop at test_tracer\.py:\d+ runs as often as a dynamic axis"):
         exported(tmp_path, script, (torch.randn(3, 4),), {"x": {0: "B"}})
 
 
@@ -257,7 +255,7 @@ def test_a_loop_until_a_condition_on_data_is_refused(tmp_path: Path) -> None:
                 x = x * 2
             return x
 
-    with pytest.raises(CaptureError, match=r"the loop at test_jit_tracer\.py:\d+ runs until a condition on data"):
+    with pytest.raises(CaptureError, match=r"the loop at test_tracer\.py:\d+ runs until a condition on data"):
         exported(tmp_path, torch.jit.script(Until()), (torch.ones(3),))
 
 
@@ -410,7 +408,7 @@ def test_what_only_tracing_takes_is_traced_and_told(tmp_path: Path) -> None:
 def test_what_scripting_takes_is_scripted_and_keeps_both_branches(tmp_path: Path) -> None:
     calls = [(torch.ones(3),), (-torch.ones(5),)]
     with pytest.warns(
-        UserWarning, match=r"OnData at test_jit_tracer\.py:\d+: .* It was captured through torch\.jit\.script"
+        UserWarning, match=r"OnData at test_tracer\.py:\d+: .* It was captured through torch\.jit\.script"
     ):
         check(tmp_path, OnData(), *calls, axes={"x": {0: "N"}})
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from generic_export.errors import EngineMissingError
-from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.errors import EngineMissingError, ReferenceDiedError
+from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli
 from t2n_llm import export_llm
 from t2n_llm.check.reference import run_reference, run_reference_apart
 from t2n_llm.export.folder import read_manifest
-from t2n_llm.export.revalidate import ValidateOptions, validate_folder
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.revalidate import validate_folder
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
 BUNDLES = ("prefill", "chunked_prefill", "decode_step", "generation")
@@ -48,9 +52,7 @@ def test_the_command_agrees_with_the_bundle(cli: TractCli, exported: Path, bundl
     check = cli.check_bundle(
         exported / "model.nnef.tar",
         exported / "tests" / f"{bundle}.npz",
-        allow_float_casts=half,
-        atol=2e-2 if half else 1e-4,
-        rtol=2e-2 if half else 1e-4,
+        CommandOptions(allow_float_casts=half, atol=2e-2 if half else 1e-4, rtol=2e-2 if half else 1e-4),
     )
     assert check.passed, check.output
     # prefill and decode_step compare the caches of the 6 layers too
@@ -60,7 +62,9 @@ def test_the_command_agrees_with_the_bundle(cli: TractCli, exported: Path, bundl
 def test_the_command_decodes_token_by_token_with_the_caches_as_its_state(cli: TractCli, exported: Path) -> None:
     """Every turn of the generation bundle under `--llm`: the token that PyTorch chose next is the likeliest."""
     bundle = exported / "tests" / "generation.npz"
-    outputs = cli.run_bundle(exported / "model.nnef.tar", bundle, unfold_kv_cache=False, allow_float_casts=True)
+    outputs = cli.run_bundle(
+        exported / "model.nnef.tar", bundle, CommandOptions(unfold_kv_cache=False, allow_float_casts=True)
+    )
     with np.load(bundle) as arrays:
         turns = sum(name.endswith("/input_ids") for name in arrays)
         fed = [int(arrays[f"turn_{turn}/input_ids"][0, 0]) for turn in range(1, turns)]
@@ -92,14 +96,16 @@ def test_a_wrong_answer_is_noticed(cli: TractCli, exported: Path, tmp_path: Path
     values["outputs"] = values["outputs"] + 0.5
     np.savez(tmp_path / "wrong.npz", **values)
     check = cli.check_bundle(
-        exported / "model.nnef.tar", tmp_path / "wrong.npz", allow_float_casts=True, atol=2e-2, rtol=2e-2
+        exported / "model.nnef.tar",
+        tmp_path / "wrong.npz",
+        CommandOptions(allow_float_casts=True, atol=2e-2, rtol=2e-2),
     )
     assert not check.passed
 
 
 def test_validation_with_the_command_is_the_wheels(cli: TractCli, exported: Path) -> None:
-    with_cli = validate_folder(exported, str(EXAMPLE), options=ValidateOptions(decode_steps=20, engine="cli"))
-    with_wheel = validate_folder(exported, str(EXAMPLE), options=ValidateOptions(decode_steps=20))
+    with_cli = validate_folder(exported, str(EXAMPLE), options=ValidateOptions.of(decode_steps=20, engine="cli"))
+    with_wheel = validate_folder(exported, str(EXAMPLE), options=ValidateOptions.of(decode_steps=20))
     assert with_cli.passed
     assert with_wheel.passed
     assert (with_cli.engine, with_wheel.engine) == ("cli", "wheel")
@@ -115,3 +121,16 @@ def test_the_reference_is_the_same_in_a_process_of_its_own() -> None:
     here, apart = run_reference(EXAMPLE, plan), run_reference_apart(EXAMPLE, plan)
     assert here.greedy_ids == apart.greedy_ids
     np.testing.assert_allclose(here.text_logits, apart.text_logits, atol=1e-4)
+
+
+def test_a_reference_process_that_is_killed_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from generic_export.processes import TaskProcess
+    from t2n_llm.check.reference import CheckPlan
+
+    def killed(process: Any) -> tuple[list[Any], Any]:
+        os.kill(process.pid, signal.SIGKILL)
+        return [], process.ending()
+
+    monkeypatch.setattr(TaskProcess, "news", killed)
+    with pytest.raises(ReferenceDiedError, match=r"the PyTorch process died \(SIGKILL\)"):
+        run_reference_apart(EXAMPLE, CheckPlan((1, 20, 30), (3,), 2, 1))

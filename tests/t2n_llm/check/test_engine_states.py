@@ -11,9 +11,10 @@ from generic_export.errors import CaptureError, OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm import export_llm
 from t2n_llm.export.located import locate_archive
-from t2n_llm.export.revalidate import ValidateOptions, validate_folder
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.pipeline import ExportResult
+from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.measure.inspection import inspect_archive
-from t2n_llm.tasks.text_generation import ExportResult
 from tests.families import save_tiny_model
 from tests.recurrent_families import RECURRENT_FAMILIES
 
@@ -50,7 +51,7 @@ def test_the_manifest_says_what_the_engine_keeps(tiny_llama: Path, tmp_path: Pat
     graph = result.manifest["graph"]
     assert graph["inputs"] == ["input_ids"] and graph["states"] == []
     assert [state["input_name"] for state in graph["engine_states"]][:2] == ["in_cache_key_0", "in_cache_value_0"]
-    assert validate_folder(result.output_dir, str(tiny_llama), options=ValidateOptions(decode_steps=4)).passed
+    assert validate_folder(result.output_dir, str(tiny_llama), options=ValidateOptions.of(decode_steps=4)).passed
     names = {path.stem for path in (result.output_dir / "tests").iterdir()}
     assert names == {"prefill", "chunked_prefill", "generation"}, "no past can be given to a decode step"
 

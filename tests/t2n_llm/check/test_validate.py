@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from generic_export.errors import OptionError
 from t2n_llm import export_llm
-from t2n_llm.check.causal_lm import Tolerance, compare_step, validate_archive
+from t2n_llm.check.agreement import Tolerance, compare_step
 from t2n_llm.check.reference import CheckPlan, ReferenceRun, run_reference
 from t2n_llm.check.runner import WheelRunner
+from t2n_llm.check.turns import validate_archive
 
 VOCAB = 20
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"

@@ -14,8 +14,9 @@ import torch
 from generic_export.diagnose import Diagnosis, Outcome, Stage
 from generic_export.errors import CaptureError, EngineLoadError, SourceError, UnsupportedOperatorError, ValidationError
 from t2n_llm.explain.call_sets import calls_of
-from t2n_llm.explain.next_step import diagnose_command
 from t2n_llm.explain.tiny_twin import tiny_twin
+from t2n_llm.export.next_step import diagnose_command
+from t2n_llm.source.reference import SourceRef
 from tests.families import FAMILIES
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
 from tests.t2n_llm.conftest import REAL_MODEL
@@ -283,11 +284,13 @@ def _any_weights(tmp_path: Path) -> Path:
     ],
 )
 def test_the_advice_fits_the_error(error: Exception, expected: str | None) -> None:
-    assert diagnose_command(error, "org/model") == expected  # type: ignore[arg-type]
+    assert diagnose_command(error, SourceRef("org/model")) == expected  # type: ignore[arg-type]
 
 
 def test_the_advice_names_everything_the_model_needs() -> None:
-    command = diagnose_command(CaptureError("x"), "/a folder/it's", dtype="f32", revision="v1", trust_remote_code=True)
+    command = diagnose_command(
+        CaptureError("x"), SourceRef("/a folder/it's", revision="v1", trust_remote_code=True), "f32"
+    )
     assert command is not None
     assert shlex.split(command)[2:] == ["/a folder/it's", "--tiny", "--revision", "v1", "--trust-remote-code"]
 

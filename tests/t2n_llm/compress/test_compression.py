@@ -24,12 +24,14 @@ from quant.packing import pack_q4_0, unpack_q4_0
 from quant.recipe import Recipe, named_recipe, parse_recipe
 from quant.stream import PackedBlocks
 from t2n_llm.compress.apply import compress
-from t2n_llm.compress.options import CompressionOptions
 from t2n_llm.compress.plan import CompressionPlan, plan_compression
-from t2n_llm.export.revalidate import ValidateOptions, validate_folder
-from t2n_llm.graph.document import GraphOptions, build_graph
+from t2n_llm.compress.request import CompressionOptions
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.pipeline import ExportResult, export_llm
+from t2n_llm.export.revalidate import validate_folder
+from t2n_llm.graph.document import build_graph
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.skeleton import Skeleton
-from t2n_llm.tasks.text_generation import ExportResult, export_llm
 from t2n_llm.weights.archive_weights import ArchiveWeights, StoredParameter
 from t2n_llm.weights.names import graph_sources
 from tests.families import FAMILIES, save_tiny_model
@@ -236,7 +238,7 @@ def test_the_manifest_records_every_tensor_and_the_recipe_lies_beside(compressed
 
 
 def test_a_compressed_folder_is_validated_again(compressed: ExportResult, tiny_llama: Path) -> None:
-    report = validate_folder(compressed.output_dir, str(tiny_llama), options=ValidateOptions(decode_steps=STEPS))
+    report = validate_folder(compressed.output_dir, str(tiny_llama), options=ValidateOptions.of(decode_steps=STEPS))
     assert report.passed and report.original is not None
 
 
@@ -246,7 +248,9 @@ def test_the_command_line_engine_agrees_too(compressed: ExportResult, tiny_llama
     if find_tract_cli() is None:
         pytest.skip("the tract command is not installed")
     report = validate_folder(
-        compressed.output_dir, str(tiny_llama), options=ValidateOptions(decode_steps=STEPS, engine="cli")
+        compressed.output_dir,
+        str(tiny_llama),
+        options=ValidateOptions.of(decode_steps=STEPS, engine="cli"),
     )
     assert report.passed
 

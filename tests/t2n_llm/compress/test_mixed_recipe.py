@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from t2n_llm.export.pipeline import export_llm
 from t2n_llm.measure.quantize_report import QuantizeReport, quantize_report
-from t2n_llm.tasks.text_generation import export_llm
 from tests.t2n_llm.conftest import REAL_MODEL
 
 SIZE = 4_200_000  # between 3.1 MB with everything in 4 bits and 11 MB with nothing

@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from generic_export.errors import NotEnoughMemoryError, SourceError, WeightError
 from generic_export.nnef.dat import HEADER_BYTES
 from quant.packing import dequantize_bytes
-from t2n_llm.compress.prequantized import load_dequantized
-from t2n_llm.export.revalidate import ValidateOptions, validate_folder
-from t2n_llm.tasks.text_generation import ExportResult, export_llm
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.pipeline import ExportResult, export_llm
+from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.weights.archive_weights import stored_values
+from t2n_llm.weights.f32_model import load_dequantized
 from tests.families import save_tiny_model
 from tests.int4_checkpoints import awq_layer, compressed_layer, gptq_layer, values_of
 
@@ -117,7 +118,7 @@ def test_exact_formats_keep_their_values(name: str, tmp_path: Path) -> None:
         assert torch.equal(values[key], values_of(levels, scales, zeros, groups)), key
     schemes = [record["scheme"] for record in result.manifest["compression"]["tensors"]]
     assert schemes.count("q4_0") == LINEARS and not result.manifest["notes"]
-    assert validate_folder(result.output_dir, str(model), options=ValidateOptions(decode_steps=STEPS)).passed
+    assert validate_folder(result.output_dir, str(model), options=ValidateOptions.of(decode_steps=STEPS)).passed
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in EXACT])
@@ -173,7 +174,7 @@ def test_methods_and_variants_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_check_that_would_leave_weights_on_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("t2n_llm.check.reference_model._ALWAYS_RESIDENT_BYTES", 0)
+    monkeypatch.setattr("t2n_llm.weights.placement._ALWAYS_RESIDENT_BYTES", 0)
     model, _ = quantized_model(tmp_path / "model", "fp8")
     with pytest.raises(NotEnoughMemoryError, match="quantised already"):
         exported(model, tmp_path, device_map="disk")

@@ -19,12 +19,12 @@ from quant.imatrix import Imatrix, ImatrixQuantizer, load_imatrix, save_imatrix
 from quant.packing import unpack_q4_0
 from quant.protocol import InputStatistics
 from t2n_llm.compress.calibrate import collect_statistics
-from t2n_llm.compress.options import CompressionOptions
+from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.compress.statistics import model_key, read_statistics, tokenizer_key, write_statistics
 from t2n_llm.compress.text import calibration_ids
-from t2n_llm.export.options import Reporter
+from t2n_llm.export.pipeline import ExportResult, export_llm
+from t2n_llm.reporter import Reporter
 from t2n_llm.source.hub import open_source
-from t2n_llm.tasks.text_generation import ExportResult, export_llm
 from tests.quant.test_imatrix import write_dat, write_gguf
 from tests.t2n_llm.conftest import REAL_MODEL
 

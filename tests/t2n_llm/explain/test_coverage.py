@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from generic_export.coverage import Support
 from generic_export.errors import CaptureError, SourceError
-from generic_export.translate.coverage import Support
 from t2n_llm.explain.coverage import DECODER, MODULES, CoverageReport, cover_model
 from t2n_llm.explain.forward_record import record_forward
 from t2n_llm.source.hub import open_config
@@ -178,7 +178,9 @@ def test_a_recorded_run_leaves_no_hooks_and_knows_the_lines() -> None:
     model = AutoModelForCausalLM.from_config(FAMILIES["llama"]()).eval()
     record = record_forward(model)
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
-    assert record.calls["model.layers.1.mlp"].args[0].shape == (1, 5, 64)
+    (call,) = [recorded for recorded in record.recording.calls if recorded.call.path == "model.layers.1.mlp"]
+    (given,) = call.inputs().values()
+    assert given.shape == (1, 5, 64)
     products = [
         use for use in record.uses if use.module_path == "model.layers.0.mlp" and use.operator == "aten.mul.Tensor"
     ]

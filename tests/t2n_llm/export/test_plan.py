@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from t2n_llm.export.options import ExportOptions
-from t2n_llm.tasks.text_generation import export_llm, plan_llm_export
+from t2n_llm.export.pipeline import export_llm, plan_llm_export
 from tests.t2n_llm.command_line import call, refused, strict_json, unchanged
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from generic_export.errors import DiskFullError
 from generic_export.write.archive import WriteProgress
-from t2n_llm.export.options import LogReporter
+from t2n_llm.export.pipeline import export_llm
 from t2n_llm.export.verify import verify_export
-from t2n_llm.tasks.text_generation import export_llm
+from t2n_llm.reporter import LogReporter
 from tests.t2n_llm.command_line import RunningCommand, fill, refused, small_disk
 
 OPTIONS = {"check": False, "require_tokenizer": False, "archive": "tgz"}

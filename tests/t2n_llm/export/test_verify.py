@@ -23,7 +23,7 @@ BAD = "model.layers.1.self_attn.q_proj.weight"
 @pytest.fixture(scope="module")
 def exports(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Exports of the random Llama, one for each form, made when they are asked for."""
-    from t2n_llm.tasks.text_generation import export_llm
+    from t2n_llm.export.pipeline import export_llm
 
     made: dict[str, Path] = {}
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.text import graph_text
 from t2n_llm import export_llm
 from t2n_llm.check.runner import STATEFUL_TRANSFORM, WheelRunner
-from t2n_llm.graph.document import GraphOptions, build_graph
+from t2n_llm.graph.document import build_graph
+from t2n_llm.graph.options import GraphOptions
 from tests.families import FAMILIES, save_tiny_model
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
@@ -84,7 +84,7 @@ def test_grouped_query_heads_are_not_repeated() -> None:
 
 
 def test_rotary_tables_are_computed_in_f32_and_rounded_last() -> None:
-    text = text_of(GraphOptions(dtype=torch.float16))
+    text = text_of(GraphOptions(dtype="f16"))
     for function in ("cos", "sin"):
         (line,) = [line for line in text.splitlines() if f"= {function}(" in line]
         assert "# f32 " in line
@@ -173,7 +173,8 @@ SKELETON = """
     import resource, sys
     import torch, transformers
     from transformers import LlamaConfig
-    from t2n_llm.graph.document import GraphOptions, build_graph
+    from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.document import build_graph
     from generic_export.nnef.text import graph_text
     def peak():
         return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) // 1024

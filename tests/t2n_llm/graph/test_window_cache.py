@@ -17,10 +17,10 @@ from generic_export.inference_target.tract.engines.wheel import TractWheel, Whee
 from generic_export.inference_target.tract.releases.install import find_tract_cli
 from kvcache.states import StateTensor
 from t2n_llm import export_llm
-from t2n_llm.export.manifest import recorded_states
-from t2n_llm.export.options import parse_options
-from t2n_llm.export.revalidate import ValidateOptions, validate_folder
-from t2n_llm.tasks.text_generation import ExportResult
+from t2n_llm.export.options import ExportOptions, ValidateOptions
+from t2n_llm.export.pipeline import ExportResult
+from t2n_llm.export.revalidate import validate_folder
+from t2n_llm.graph.interface import recorded_states
 from t2n_llm.zoo.tiny_model import build_tiny_model
 from t2n_llm.zoo.tiny_model import save_tiny_model as save_zoo_model
 from tests.families import FAMILIES, WINDOW, save_tiny_model
@@ -172,7 +172,7 @@ def test_the_command_line_and_both_engines(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert call("validate", target, "--reference", source, "--decode-steps", "6").code == 0
     if find_tract_cli() is not None:
-        assert validate_folder(target, str(source), options=ValidateOptions(engine="cli", decode_steps=6)).passed
+        assert validate_folder(target, str(source), options=ValidateOptions.of(engine="cli", decode_steps=6)).passed
 
 
 def test_models_without_a_window_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
@@ -188,4 +188,4 @@ def test_a_window_that_no_mask_knows_is_not_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"stateful": True}, {"kv_cache": "int8"}, {"task": "feature-extraction"}])
 def test_contradictions_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=r"--window-cache|cut a cache"):
-        parse_options(window_cache=True, **options)
+        ExportOptions.of(window_cache=True, **options)

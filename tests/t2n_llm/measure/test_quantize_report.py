@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import json
 import math
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ import pytest
 
 from generic_export.errors import ArchiveError, OptionError, SourceError
 from t2n_llm.cli.report_plot import plot_report, require_plotting
+from t2n_llm.export.pipeline import export_llm
 from t2n_llm.measure.quantize_report import QuantizeReport, quantize_report
-from t2n_llm.tasks.text_generation import export_llm
 from tests.families import save_tiny_model
 from tests.t2n_llm.command_line import call
 from tests.t2n_llm.conftest import REAL_MODEL
@@ -146,6 +148,23 @@ def test_an_export_without_compression_has_a_picture_too(reports: dict[str, Quan
     assert (tmp_path / "plain.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ArchiveError, match="cannot be written"):
         plot_report(reports["f16"], tmp_path / "absent" / "plain.png")
+
+
+@pytest.mark.parametrize("name", ["f16", "q4", "awq"])
+def test_a_page_needs_no_matplotlib(
+    reports: dict[str, QuantizeReport], name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = tmp_path / "report.html"
+    require_plotting(page)
+    plot_report(replace(reports[name], folder="<b>bold</b>"), page)
+    text = page.read_text(encoding="utf-8")
+    assert "&lt;b&gt;bold&lt;/b&gt;" in text and "<b>bold</b>" not in text
+    for told in ("mean KL divergence", "layers.3.mlp.down_proj", "by decoder layer" if name != "f16" else "16.00"):
+        assert told in text
+    assert text.count('<tr class="row') == len(reports[name].tensors)
+    with pytest.raises(ArchiveError, match="cannot be written"):
+        plot_report(reports[name], tmp_path / "absent" / "report.html")
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,18 +17,18 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from generic_export.errors import AdapterError, CorruptCheckpointError, SourceError, T2NError
+from generic_export.files import sha256
 from generic_export.nnef.dat import read_dat
 from generic_export.weights.source import InMemoryTensor
 from generic_export.weights.values import read_tensor
 from t2n_llm.check.reference import plan_check, run_reference
-from t2n_llm.check.reference_model import Placement, plan_residency
 from t2n_llm.export.adapter_only import export_adapter
-from t2n_llm.export.folder import sha256
+from t2n_llm.export.pipeline import export_llm
 from t2n_llm.source import adapter_merge
 from t2n_llm.source.adapter import Adapter, LoraConfig, open_adapter
 from t2n_llm.source.adapter_merge import LoraModule, LowRankUpdate, MergedTensor
 from t2n_llm.source.empty_model import meta_model
-from t2n_llm.tasks.text_generation import export_llm
+from t2n_llm.weights.placement import Placement, plan_residency
 from tests.families import FAMILIES, save_tiny_model
 from tests.t2n_llm.command_line import call, refused, strict_json
 from tests.t2n_llm.source.test_hub import COMMIT, calls
@@ -197,7 +197,7 @@ def test_the_reference_without_peft_and_from_disk(
     plan = plan_check(config, None, 6, teacher_forced=True)
     adapter = open_adapter(str(adapter_folder))
     by_peft = run_reference(model_folder, plan, adapter=adapter)
-    monkeypatch.setattr("t2n_llm.check.reference_model._ALWAYS_RESIDENT_BYTES", 0)
+    monkeypatch.setattr("t2n_llm.weights.placement._ALWAYS_RESIDENT_BYTES", 0)
     residency = plan_residency(meta_model(config), Placement("disk"))
     assert residency.offloaded
     from_disk = run_reference(model_folder, plan, adapter=adapter, residency=residency)

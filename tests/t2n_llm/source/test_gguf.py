@@ -19,9 +19,10 @@ from generic_export.errors import (
 )
 from generic_export.nnef.dat import HEADER_BYTES
 from generic_export.weights.values import read_tensor
-from t2n_llm.export.revalidate import ValidateOptions, validate_folder
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.pipeline import ExportResult, export_llm, plan_llm_export
+from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.source.hub import open_source
-from t2n_llm.tasks.text_generation import ExportResult, export_llm, plan_llm_export
 from t2n_llm.weights.archive_weights import stored_values
 from tests.gguf_files import HEADS, KV_HEADS, permuted, write_llama_gguf
 
@@ -79,7 +80,7 @@ def test_the_blocks_of_the_archive_are_those_of_the_file(
 def test_loading_the_reference_prints_nothing(
     q4_file: tuple[Path, dict[str, np.ndarray]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from t2n_llm.compress.prequantized import load_dequantized
+    from t2n_llm.weights.f32_model import load_dequantized
 
     assert load_dequantized(q4_file[0]) is not None
     printed = capfd.readouterr()
@@ -108,9 +109,9 @@ def test_config_and_tokenizer_come_with_the_archive(q4_export: ExportResult) -> 
 def test_validate_takes_the_file_as_reference(
     q4_file: tuple[Path, dict[str, np.ndarray]], q4_export: ExportResult
 ) -> None:
-    assert validate_folder(q4_export.output_dir, str(q4_file[0]), options=ValidateOptions(decode_steps=STEPS)).passed
+    assert validate_folder(q4_export.output_dir, str(q4_file[0]), options=ValidateOptions.of(decode_steps=STEPS)).passed
     with pytest.raises(SourceError, match="whose place is not recorded"):
-        validate_folder(q4_export.output_dir, options=ValidateOptions(decode_steps=STEPS))
+        validate_folder(q4_export.output_dir, options=ValidateOptions.of(decode_steps=STEPS))
 
 
 def test_an_explicit_recipe_decides_and_still_keeps_the_blocks(

@@ -17,10 +17,11 @@ from safetensors.torch import load_file, save_file
 from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.dat import read_dat
 from quant.half import CastReport
-from t2n_llm.export.options import LogReporter
-from t2n_llm.graph.document import GraphOptions, build_graph
+from t2n_llm.export.pipeline import export_llm
+from t2n_llm.graph.document import build_graph
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.reporter import LogReporter
 from t2n_llm.source.hub import open_source
-from t2n_llm.tasks.text_generation import export_llm
 from t2n_llm.weights.names import graph_sources
 from tests.families import FAMILIES, save_tiny_model
 from tests.t2n_llm.command_line import call, strict_json

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from t2n_llm import export_llm
-from t2n_llm.zoo.configs import WINDOW
+from t2n_llm.source.small_sizes import WINDOW
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 
 MAX_ABS_ERROR = 1e-4

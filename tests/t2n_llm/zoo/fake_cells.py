@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from t2n_llm.zoo.verdict import NOT_RUNNABLE, RIGHT, Cell, Check, Verdict
+from t2n_llm.zoo.verdict import NOT_RUNNABLE, RIGHT, Cell, CellVerdict, Check
 
 
-def run_cell(cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> Verdict:
+def run_cell(cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> CellVerdict:
     """Do what the architecture is called."""
     on_stage(f"stage of {cell.architecture}")
     (folder / "left behind").write_bytes(bytes(1000))
@@ -22,7 +22,7 @@ def run_cell(cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> Verdi
         behaviour(folder)
     outcome = NOT_RUNNABLE if cell.architecture == "absent" else RIGHT
     checks = {"prefill": Check(1e-6, 2.0, 1, 1, True)} if outcome == RIGHT else {}
-    return Verdict(cell.architecture, cell.dtype, outcome, "done", "FakeForCausalLM", checks=checks)
+    return CellVerdict(cell.architecture, cell.dtype, outcome, "done", "FakeForCausalLM", checks=checks)
 
 
 def _hang(folder: Path) -> None:
@@ -66,7 +66,7 @@ def _garbage(folder: Path) -> None:
 
 
 def _another_verdict(folder: Path) -> None:
-    (folder.parent / "verdict.json").write_text(Verdict("somebody", "f32", RIGHT, "done").to_json())
+    (folder.parent / "verdict.json").write_text(CellVerdict("somebody", "f32", RIGHT, "done").to_json())
     os._exit(0)
 
 

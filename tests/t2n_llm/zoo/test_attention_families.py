@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from t2n_llm.zoo.configs import WINDOW
+from t2n_llm.source.small_sizes import WINDOW
 from t2n_llm.zoo.tiny_model import build_tiny_model
 from tests.t2n_llm.zoo.attention_families import export_family
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from t2n_llm.zoo.configs import WINDOW, TinyConfigError, architectures, tiny_config
+from t2n_llm.source.small_sizes import WINDOW
+from t2n_llm.zoo.configs import TinyConfigError, architectures, tiny_config
 from t2n_llm.zoo.overrides import OVERRIDES
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -19,11 +19,11 @@ from t2n_llm.zoo.expectations import (
     updated,
     write_expected,
 )
-from t2n_llm.zoo.verdict import FAILED, NOT_RUNNABLE, OUTCOMES, RIGHT, WRONG, Verdict
+from t2n_llm.zoo.verdict import FAILED, NOT_RUNNABLE, OUTCOMES, RIGHT, WRONG, CellVerdict
 
 ROW = Expected(FAILED, "capture", "aten.foo has no form")
-PASS = Verdict("llama", "f32", RIGHT, "done")
-FAIL = Verdict("llama", "f32", FAILED, "capture", error="CaptureError", message="no form")
+PASS = CellVerdict("llama", "f32", RIGHT, "done")
+FAIL = CellVerdict("llama", "f32", FAILED, "capture", error="CaptureError", message="no form")
 
 texts = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1).filter(str.strip)
 rows = st.dictionaries(texts, st.builds(Expected, st.sampled_from([o for o in OUTCOMES if o != RIGHT]), texts, texts))
@@ -59,7 +59,7 @@ def test_another_failure_is_a_surprise(outcome: str) -> None:
 
 
 def test_what_is_expected_is_none() -> None:
-    assert surprises([FAIL, Verdict("opt", "f32", RIGHT, "done")], {FAIL.key: ROW}) == []
+    assert surprises([FAIL, CellVerdict("opt", "f32", RIGHT, "done")], {FAIL.key: ROW}) == []
     assert surprises([replace(FAIL, stage="write", message="elsewhere")], {FAIL.key: ROW}) == []
     assert surprises([], {FAIL.key: ROW}) == []  # a cell that was not run is not judged
 
@@ -70,9 +70,9 @@ def test_a_row_of_an_architecture_that_is_gone_is_a_surprise() -> None:
 
 
 def test_updating_keeps_what_a_person_wrote() -> None:
-    opt = Verdict("opt", "f32", WRONG, "decode", error="FailedValidationError", message="max abs error 0.3")
+    opt = CellVerdict("opt", "f32", WRONG, "decode", error="FailedValidationError", message="max abs error 0.3")
     before = {FAIL.key: ROW, "opt:f32": ROW, "bloom:f32": ROW, "mpt:f32": ROW}
-    after = updated([FAIL, opt, Verdict("bloom", "f32", RIGHT, "done")], before)
+    after = updated([FAIL, opt, CellVerdict("bloom", "f32", RIGHT, "done")], before)
     assert after == {
         FAIL.key: ROW,
         "opt:f32": Expected(WRONG, "decode", "FailedValidationError: max abs error 0.3"),
@@ -82,9 +82,9 @@ def test_updating_keeps_what_a_person_wrote() -> None:
 
 
 def test_reasons_are_one_short_line() -> None:
-    reason = reason_of(Verdict("a", "f32", "crashed", "capture", log="one\n\x1b[31mlast words\x7f"))
+    reason = reason_of(CellVerdict("a", "f32", "crashed", "capture", log="one\n\x1b[31mlast words\x7f"))
     assert reason == "[31mlast words"
-    assert reason_of(Verdict("a", "f32", "crashed", "x")) == "no message"
+    assert reason_of(CellVerdict("a", "f32", "crashed", "x")) == "no message"
     assert len(reason_of(replace(FAIL, message="long " * 500))) <= 240
 
 

@@ -9,12 +9,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from generic_export.processes import end_tree, process_tree
 from t2n_llm.zoo.host import run_in_process
 from t2n_llm.zoo.local import Host, HostOptions, run_local
-from t2n_llm.zoo.verdict import CRASHED, MEMORY, RIGHT, TIMEOUT, Cell, Verdict
+from t2n_llm.zoo.verdict import CRASHED, MEMORY, RIGHT, TIMEOUT, Cell, CellVerdict
 from tests.t2n_llm.zoo import fake_cells
 
 FAKE = "tests.t2n_llm.zoo.fake_cells"
@@ -27,7 +28,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def judge(name: str, *, timeout: float = 60.0, memory: int = 1 << 40, fresh: bool = False) -> Verdict:
+def judge(name: str, *, timeout: float = 60.0, memory: int = 1 << 40, fresh: bool = False) -> CellVerdict:
     cell = Cell(name, timeout_seconds=timeout, max_rss_bytes=memory)
     return run_in_process(cell, fake_cells, fresh=fresh)
 
@@ -167,8 +168,9 @@ def _zombie(pid: int) -> bool:
 
 def test_ending_a_tree_that_is_gone_is_no_error() -> None:
     process = subprocess.Popen(["true"], start_new_session=True)
+    seen = psutil.Process(process.pid)
     process.wait()
-    end_tree(process.pid)
+    end_tree(seen)
     assert process_tree(process.pid) == []
 
 

@@ -13,7 +13,7 @@ import pytest
 from generic_export.errors import MissingExtraError
 from t2n_llm.zoo.local import HostOptions, run_local
 from t2n_llm.zoo.ray_engine import run_on_ray
-from t2n_llm.zoo.verdict import CRASHED, Cell, Verdict
+from t2n_llm.zoo.verdict import CRASHED, Cell, CellVerdict
 
 FAKE = HostOptions("tests.t2n_llm.zoo.fake_cells")
 
@@ -35,7 +35,7 @@ def cluster() -> Iterator[Any]:
     ray.shutdown()
 
 
-def lines(verdicts: Iterator[Verdict]) -> list[str]:
+def lines(verdicts: Iterator[CellVerdict]) -> list[str]:
     """Return result lines without what differs from run to run."""
     return sorted(replace(verdict, seconds=0.0, peak_rss_bytes=0).to_json() for verdict in verdicts)
 

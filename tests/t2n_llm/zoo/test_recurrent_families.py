@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from generic_export.errors import EngineMissingError, ValidationError
-from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from kvcache.recurrent import LastRead
 from t2n_llm import export_llm
+from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import WheelRunner, open_runner
-from t2n_llm.export.manifest import recorded_states
-from t2n_llm.export.revalidate import ValidateOptions, validate_folder
-from t2n_llm.tasks.text_generation import ExportResult
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.pipeline import ExportResult
+from t2n_llm.export.revalidate import validate_folder
+from t2n_llm.graph.interface import recorded_states
 from tests import families
 from tests.recurrent_families import RECURRENT_FAMILIES
 
@@ -111,7 +113,9 @@ def test_bundles_hold_the_states_before_a_step(lfm2: ExportResult) -> None:
 def test_bundles_run_in_the_command(lfm2: ExportResult, cli: TractCli) -> None:
     for name in ("prefill", "decode_step"):
         bundle = lfm2.output_dir / "tests" / f"{name}.npz"
-        check = cli.check_bundle(lfm2.archive, bundle, llm=False, unfold_kv_cache=False, atol=1e-4, rtol=1e-4)
+        check = cli.check_bundle(
+            lfm2.archive, bundle, CommandOptions(llm=False, unfold_kv_cache=False, atol=1e-4, rtol=1e-4)
+        )
         assert check.passed, check.output
         assert check.checked_outputs >= 5, "logits and four states"
 
@@ -119,7 +123,7 @@ def test_bundles_run_in_the_command(lfm2: ExportResult, cli: TractCli) -> None:
 def test_the_command_runs_turn_by_turn(lfm2: ExportResult, cli: TractCli) -> None:
     turns = [[5, 9, 11], [3], [7, 2]]
     states = recorded_states(lfm2.manifest)
-    with open_runner(lfm2.archive, states, "f32", engine="cli") as command, WheelRunner(lfm2.archive) as wheel:
+    with open_runner(lfm2.archive, states, "f32", EngineOptions("cli")) as command, WheelRunner(lfm2.archive) as wheel:
         for stateful in (False, True):
             found = command.run_turns(turns, stateful=stateful)
             expected = wheel.run_turns(turns, stateful=stateful)
@@ -129,7 +133,7 @@ def test_the_command_runs_turn_by_turn(lfm2: ExportResult, cli: TractCli) -> Non
 
 def test_a_folder_is_validated_again(lfm2: ExportResult, tmp_path: Path) -> None:
     source = lfm2.output_dir.parent / "model"
-    assert validate_folder(lfm2.output_dir, str(source), options=ValidateOptions(decode_steps=4)).passed
+    assert validate_folder(lfm2.output_dir, str(source), options=ValidateOptions.of(decode_steps=4)).passed
 
 
 def test_a_dropped_state_would_be_seen(tmp_path: Path) -> None:

@@ -17,18 +17,18 @@ from t2n_llm.zoo.expectations import Expected
 from t2n_llm.zoo.history import Run, Tally, keep_run, read_history, read_results, write_results
 from t2n_llm.zoo.page import page
 from t2n_llm.zoo.tables import markdown, replace_table, summary
-from t2n_llm.zoo.verdict import CRASHED, FAILED, NOT_RUNNABLE, RIGHT, WRONG, Check, Verdict
+from t2n_llm.zoo.verdict import CRASHED, FAILED, NOT_RUNNABLE, RIGHT, WRONG, CellVerdict, Check
 
 CHECKS = {"prefill": Check(2e-6, 3.0, 1, 1, True), "greedy": Check(3e-6, 3.0, 16, 16, True)}
 VERSIONS = {"torch": "2.13.0", "tract": "0.23.9"}
-LLAMA = Verdict("llama", "f32", RIGHT, "done", "LlamaForCausalLM", checks=CHECKS, seconds=3.0, versions=VERSIONS)
+LLAMA = CellVerdict("llama", "f32", RIGHT, "done", "LlamaForCausalLM", checks=CHECKS, seconds=3.0, versions=VERSIONS)
 HALF = replace(LLAMA, dtype="f16")
-BLOOM = Verdict(
+BLOOM = CellVerdict(
     "bloom", "f32", FAILED, "capture", "BloomForCausalLM", error="CaptureError", message="aten.<foo> | *has* no_form"
 )
-BROKEN = Verdict("opt", "f32", WRONG, "decode", checks={"decode": Check(inf, 2.0, 0, 16, False)})
-DEAD = Verdict("mpt", "f32", CRASHED, "capture", message="killed by SIGABRT", log="<script>alert(1)</script>")
-ABSENT = Verdict("blt", "f32", NOT_RUNNABLE, "transformers", error="AttributeError", message="no layers")
+BROKEN = CellVerdict("opt", "f32", WRONG, "decode", checks={"decode": Check(inf, 2.0, 0, 16, False)})
+DEAD = CellVerdict("mpt", "f32", CRASHED, "capture", message="killed by SIGABRT", log="<script>alert(1)</script>")
+ABSENT = CellVerdict("blt", "f32", NOT_RUNNABLE, "transformers", error="AttributeError", message="no layers")
 RUN = Run("2026-01-02T03-04-05", (LLAMA, HALF, BLOOM, BROKEN, DEAD, ABSENT))
 
 
@@ -58,7 +58,7 @@ def test_what_is_no_result_is_refused(text: str, tmp_path: Path) -> None:
 
 def test_lines_of_a_later_version_are_read() -> None:
     line = LLAMA.to_json()[:-1] + ', "new_field": 3}'
-    assert Verdict.from_json(line) == LLAMA
+    assert CellVerdict.from_json(line) == LLAMA
 
 
 def test_history_is_a_folder_of_runs_by_time(tmp_path: Path) -> None:
@@ -168,8 +168,9 @@ def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
 
 # Uses the page's own filter, and writes what it shows.
 _PROBE = """<script>
+const rows = [...document.querySelectorAll("tr.row")], only = document.getElementById("only");
 const shown = () => rows.filter(row => !row.hidden).length, all = shown();
-failing.checked = true; failing.dispatchEvent(new Event('change')); const left = shown();
-find.value = 'Bloom'; find.dispatchEvent(new Event('input'));
+only.click(); const left = shown();
+const find = document.getElementById("search"); find.value = 'Bloom'; find.dispatchEvent(new Event('input'));
 document.body.append(`PROBE all=${all} failing=${left} bloom=${shown()}`);
 </script>"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -93,9 +94,9 @@ def test_a_file_without_models_is_refused(content: str | None, tmp_path: Path) -
         read_models(file)
 
 
-def test_cells_travel_as_json() -> None:
+def test_cells_travel_between_processes() -> None:
     cell = Cell("a", "q4_0", "org/model", "main", 3, 7, 1.5, 12)
-    assert Cell.from_json(cell.to_json()) == cell
+    assert pickle.loads(pickle.dumps(cell)) == cell
 
 
 def test_the_local_engine_runs_them() -> None:

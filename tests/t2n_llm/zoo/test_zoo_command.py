@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from t2n_llm.zoo.history import read_results, write_results
-from t2n_llm.zoo.verdict import FAILED, RIGHT, Verdict
+from t2n_llm.zoo.verdict import FAILED, RIGHT, CellVerdict
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
 
-RIGHT_ONE = Verdict("llama", "f32", RIGHT, "done")
-FAILED_ONE = Verdict("mamba", "f32", FAILED, "capture", error="CaptureError", message="[no] form")
+RIGHT_ONE = CellVerdict("llama", "f32", RIGHT, "done")
+FAILED_ONE = CellVerdict("mamba", "f32", FAILED, "capture", error="CaptureError", message="[no] form")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_cell_over_its_limits_is_a_verdict(tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_hosts_and_their_cells(tmp_path: Path) -> None:
     results = tmp_path / "out.jsonl"
     command = RunningCommand("zoo", "run", "--only", "opt,gpt2", "--jobs", 1, "--no-expect", "--results", results)
-    command.wait_until(lambda: len(command.children("t2n_llm.zoo.host")) >= 2)  # the host, and the cell forked from it
+    command.wait_until(lambda: len(command.children("spawn_main")) >= 2)  # the host, and the cell forked from it
     command.press_ctrl_c()
     outcome = command.end()  # which asserts that no process is left
     assert outcome.code == 2, outcome

@@ -15,20 +15,11 @@ import numpy as np
 
 from generic_export.errors import EngineRunError
 from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance
-from generic_export.inference_target.tract.engines.cli import Approximation, CheckOptions, TractCli
+from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.npz_bundle import write_bundle
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.read.reading import read_graph_text, signature_of
-
-_LEVELS: dict[TractCheckTolerance, Approximation] = {
-    TractCheckTolerance.EXACT: "exact",
-    TractCheckTolerance.CLOSE: "close",
-    TractCheckTolerance.APPROXIMATE: "approximate",
-    TractCheckTolerance.VERY: "very",
-    TractCheckTolerance.SUPER: "super",
-    TractCheckTolerance.ULTRA: "ultra",
-}
 
 
 def ask_wheel(
@@ -53,9 +44,8 @@ def ask_cli(
     with tempfile.TemporaryDirectory(prefix="tract-inputs-") as folder:
         bundle = Path(folder) / "inputs.npz"
         write_bundle(bundle, [dict(zip(signature.inputs, inputs, strict=True))], {})
-        answers = engine.run_bundle(
-            archive, bundle, llm=False, registries=registries, allow_float_casts=_any_half(inputs)
-        )
+        options = CommandOptions(llm=False, registries=registries, allow_float_casts=_any_half(inputs))
+        answers = engine.run_bundle(archive, bundle, options)
     missing = [name for name in signature.outputs if name not in answers]
     if missing:
         raise EngineRunError(f"{archive}: the tract command gives no output {missing[0]!r}, only {', '.join(answers)}.")
@@ -81,11 +71,11 @@ def assert_io_cmd_str(
         binary: the command.
         half: inputs or outputs are f16, which the npz holds as f32.
     """
-    options = CheckOptions(llm=False, allow_float_casts=half, registries=registries)
+    options = CommandOptions(llm=False, allow_float_casts=half, registries=registries)
     if isinstance(tolerance, ToleranceLimits):
         options = replace(options, atol=tolerance.absolute, rtol=tolerance.relative, outliers=tolerance.outliers)
     else:
-        options = replace(options, approximation=_LEVELS[tolerance])
+        options = replace(options, approximation=tolerance.value)
     model = [str(binary), str(archive), *options.model_flags(), "-O", "run"]
     data = ["--input-from-npz", str(bundle), *options.run_flags(), "--assert-output-bundle", str(bundle)]
     return shlex.join([*model, *data, *options.judge_flags()])

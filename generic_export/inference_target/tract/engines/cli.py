@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 import numpy as np
 
@@ -30,13 +30,11 @@ from generic_export.errors import (
     EngineTimeoutError,
     OptionError,
 )
-from generic_export.inference_target.tract.engines.engine import Array, condense_error, last_words
+from generic_export.inference_target.tract.engines.engine import Array, EngineNode, Profile, condense_error, last_words
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
     CPU,
-    EngineNode,
     LlmBench,
-    Profile,
     check_device,
     device_missing,
     read_llm_bench,
@@ -91,8 +89,24 @@ class CliCheck:
 
 
 @dataclass(frozen=True)
-class CheckOptions:
-    """How to run and judge a bundle; the attributes are the keyword arguments of `TractCli.check_bundle`."""
+class CommandOptions:
+    """How to run a bundle, and how to judge what comes out.
+
+    Attributes:
+        llm: run as a language model: `--llm`, which detects KV caches and the like.
+        approximation: tolerance level.
+        atol, rtol, outliers: tolerance given by number instead; outliers is a fraction.
+        allow_float_casts: let f32 entries meet f16 inputs and outputs. npz entries are never f16.
+        unfold_kv_cache: give detected caches back as inputs and outputs.
+        prompt_chunk_size: feed a long prompt in pieces of this many tokens; the expected outputs are then those of the
+            last piece.
+        rank_biased_overlap: compare the order of the largest values instead, all outputs alike, and pass from this
+            similarity on. Only the 100 largest weigh in: a perfect match scores 0.99, and with V values in all at most
+            1 - 0.9**V.
+        allow_missing_outputs: skip outputs that the bundle does not hold; by default with `llm` only.
+        transforms: further transforms, after the detection: `name` or `name(key: value)`.
+        registries: operators enabled beside tract's core when `llm` is off.
+    """
 
     llm: bool = True
     approximation: Approximation = "close"
@@ -168,23 +182,7 @@ class TractCli:
         """Version of the command, from its `--version`."""
         return self._version
 
-    def check_bundle(
-        self,
-        archive: Path,
-        bundle: Path,
-        *,
-        llm: bool = True,
-        approximation: Approximation = "close",
-        atol: float | None = None,
-        rtol: float | None = None,
-        outliers: float = 0.0,
-        allow_float_casts: bool = False,
-        unfold_kv_cache: bool = True,
-        prompt_chunk_size: int | None = None,
-        rank_biased_overlap: float | None = None,
-        allow_missing_outputs: bool | None = None,
-        transforms: Sequence[str] = (),
-    ) -> CliCheck:
+    def check_bundle(self, archive: Path, bundle: Path, options: CommandOptions | None = None) -> CliCheck:
         """Run an archive on a bundle's inputs and let tract compare its outputs with the bundle's.
 
         What tract does with a bundle (0.23.9, by running):
@@ -200,37 +198,13 @@ class TractCli:
         Args:
             archive: folder, `.tar`, `.tar.gz` or `.tgz`; the command knows no other suffix.
             bundle: npz with inputs and expected outputs.
-            llm: run as a language model: `--llm`, which detects KV caches and the like.
-            approximation: tolerance level.
-            atol, rtol, outliers: tolerance given by number instead; outliers is a fraction.
-            allow_float_casts: let f32 entries meet f16 inputs and outputs. npz entries are never f16.
-            unfold_kv_cache: give detected caches back as inputs and outputs.
-            prompt_chunk_size: feed a long prompt in pieces of this many tokens; the expected outputs are then
-                those of the last piece.
-            rank_biased_overlap: compare the order of the largest values instead, all outputs alike, and pass
-                from this similarity on. Only the 100 largest weigh in: a perfect match scores 0.99, and with V
-                values in all at most 1 - 0.9**V.
-            allow_missing_outputs: skip outputs that the bundle does not hold; by default with `llm` only.
-            transforms: further transforms, after the detection: `name` or `name(key: value)`.
+            options: how to run and to judge; None for those of a language model.
         Raises:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no outputs to compare.
             OptionError: tract would misread the bundle.
         """
-        options = CheckOptions(
-            llm=llm,
-            approximation=approximation,
-            atol=atol,
-            rtol=rtol,
-            outliers=outliers,
-            allow_float_casts=allow_float_casts,
-            unfold_kv_cache=unfold_kv_cache,
-            prompt_chunk_size=prompt_chunk_size,
-            rank_biased_overlap=rank_biased_overlap,
-            allow_missing_outputs=allow_missing_outputs,
-            transforms=transforms,
-        )
         turns = read_turns(bundle)
-        command = self._check_command(archive, bundle, options)
+        command = self._check_command(archive, bundle, options or CommandOptions())
         run = self._execute(command)
         errors, results = _errors(run.stderr), _results(run.stderr)
         compared = "Checking output" in errors or "Missing reference output" in errors
@@ -248,29 +222,17 @@ class TractCli:
             unchecked_outputs=tuple(_UNCHECKED.findall(run.stderr)),
         )
 
-    def assert_io_cmd_str(self, archive: Path, bundle: Path, **options: Any) -> str:
-        """Return the shell line of `check_bundle` with the same keyword arguments, without running it."""
-        return shlex.join(self._check_command(archive, bundle, CheckOptions(**options)))
+    def assert_io_cmd_str(self, archive: Path, bundle: Path, options: CommandOptions | None = None) -> str:
+        """Return the shell line of `check_bundle` with the same arguments, without running it."""
+        return shlex.join(self._check_command(archive, bundle, options or CommandOptions()))
 
     def run_bundle(
-        self,
-        archive: Path,
-        bundle: Path,
-        *,
-        llm: bool = True,
-        unfold_kv_cache: bool = True,
-        allow_float_casts: bool = False,
-        prompt_chunk_size: int | None = None,
-        transforms: Sequence[str] = (),
-        registries: Sequence[str] = DEFAULT_REGISTRIES,
-        steps: bool = False,
+        self, archive: Path, bundle: Path, options: CommandOptions | None = None, *, steps: bool = False
     ) -> dict[str, Array]:
         """Run an archive on a bundle's inputs and return its outputs.
 
         Args:
-            archive, bundle, llm, unfold_kv_cache, allow_float_casts, prompt_chunk_size, transforms: as in
-                `check_bundle`.
-            registries: operators enabled beside tract's core when `llm` is off.
+            archive, bundle, options: as in `check_bundle`; nothing is judged.
             steps: return the value of every node instead, by node name. The graph is then run before code
                 generation: packed values of the optimised graph make the command panic when it saves them.
         Returns:
@@ -281,18 +243,12 @@ class TractCli:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError, OptionError
         """
         read_turns(bundle)
-        options = CheckOptions(
-            llm=llm,
-            unfold_kv_cache=unfold_kv_cache,
-            allow_float_casts=allow_float_casts,
-            prompt_chunk_size=prompt_chunk_size,
-            transforms=transforms,
-            registries=registries,
-        )
         with tempfile.TemporaryDirectory(prefix="tract-outputs-") as folder:
             saved = Path(folder) / "outputs.npz"
             save = ["--save-steps" if steps else "--save-outputs-npz", str(saved)]
-            run = self._execute([*self._run_command(archive, bundle, options, optimise=not steps), *save])
+            run = self._execute(
+                [*self._run_command(archive, bundle, options or CommandOptions(), optimise=not steps), *save]
+            )
             if run.returncode:
                 self._fail(run)
             with np.load(saved) as values:
@@ -348,7 +304,7 @@ class TractCli:
         Raises:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no figures.
         """
-        options = CheckOptions(unfold_kv_cache=False)
+        options = CommandOptions(unfold_kv_cache=False)
         command = [str(self.binary), str(Path(archive).absolute()), *options.model_flags(), *self._run_flags(True)]
         limits = ["--warmup-loops", str(warmup_runs), "--max-time", str(round(seconds * 1000))]
         with tempfile.TemporaryDirectory(prefix="tract-bench-") as folder:
@@ -365,7 +321,7 @@ class TractCli:
     # --- command lines ---
 
     def _dump(self, archive: Path, transforms: Sequence[str], llm: bool, optimise: bool) -> list[str]:
-        options = CheckOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
+        options = CommandOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         return [*start, *self._run_flags(optimise), "dump"]
 
@@ -373,12 +329,12 @@ class TractCli:
         """Flags that say what computes: optimised code on the CPU, a device, or the graph as it was read."""
         return [f"--{self.device}"] if self.device != CPU else ["-O"] if optimise else []
 
-    def _run_command(self, archive: Path, bundle: Path, options: CheckOptions, *, optimise: bool) -> list[str]:
+    def _run_command(self, archive: Path, bundle: Path, options: CommandOptions, *, optimise: bool) -> list[str]:
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         inputs = ["--input-from-npz", str(Path(bundle).absolute())]
         return [*start, *self._run_flags(optimise), "run", *inputs, *options.run_flags()]
 
-    def _check_command(self, archive: Path, bundle: Path, options: CheckOptions) -> list[str]:
+    def _check_command(self, archive: Path, bundle: Path, options: CommandOptions) -> list[str]:
         expected = ["--assert-output-bundle", str(Path(bundle).absolute())]
         return [*self._run_command(archive, bundle, options, optimise=True), *expected, *options.judge_flags()]
 

@@ -12,14 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from generic_export.errors import EngineRunError
-
-if TYPE_CHECKING:
-    from generic_export.inference_target.tract.engines.measure import EngineNode, Profile
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,7 +48,50 @@ class IoFact:
         return f"{self.name}: [{', '.join(self.shape)}] {self.datum_type}"
 
 
-class Session(Protocol):
+@dataclass(frozen=True)
+class EngineNode:
+    """One node of the graph that the engine runs.
+
+    Attributes:
+        operator: tract's name of it, "OptMatMul".
+        name: the node's; it starts with the identifier in graph.nnef that it comes from.
+        body: the loop or submodel it stands in, "" for the graph itself.
+        costs: what tract counts of it, such as ("FMA(F32)", "65536*S").
+        seconds: time of one run, None where it was not measured.
+    """
+
+    operator: str
+    name: str
+    body: str = ""
+    costs: tuple[tuple[str, str], ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Time by node.
+
+    Attributes:
+        nodes: every node that ran.
+        seconds: of one whole run.
+        iterations: how many runs the times are the means of.
+    """
+
+    nodes: tuple[EngineNode, ...]
+    seconds: float
+    iterations: int
+
+
+@dataclass(frozen=True)
+class LoadTimes:
+    """Seconds until a model is ready: reading and simplifying, the transforms asked for, code generation."""
+
+    load: float
+    transform: float
+    optimise: float
+
+
+class EngineSession(Protocol):
     """A running conversation with a model: caches and recurrent states persist between two `run`s."""
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
@@ -80,7 +120,7 @@ class LoadedModel(Protocol):
         """Run once on a fresh state."""
         ...
 
-    def spawn_state(self) -> Session:
+    def spawn_state(self) -> EngineSession:
         """Open a session whose state persists between runs."""
         ...
 

@@ -15,55 +15,12 @@ from typing import Any
 import numpy as np
 
 from generic_export.errors import DeviceMissingError, EngineRunError, OptionError
-from generic_export.inference_target.tract.engines.engine import DATUM_TYPES, IoFact
+from generic_export.inference_target.tract.engines.engine import DATUM_TYPES, EngineNode, IoFact, Profile
 
 CPU = "cpu"
 DEVICES = (CPU, "cuda", "metal")
 
 _NUMPY_TYPES = {short: name for name, short in DATUM_TYPES.items()}
-
-
-@dataclass(frozen=True)
-class EngineNode:
-    """One node of the graph that the engine runs.
-
-    Attributes:
-        operator: tract's name of it, "OptMatMul".
-        name: the node's; it starts with the identifier in graph.nnef that it comes from.
-        body: the loop or submodel it stands in, "" for the graph itself.
-        costs: what tract counts of it, such as ("FMA(F32)", "65536*S").
-        seconds: time of one run, None where it was not measured.
-    """
-
-    operator: str
-    name: str
-    body: str = ""
-    costs: tuple[tuple[str, str], ...] = ()
-    seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Time by node.
-
-    Attributes:
-        nodes: every node that ran.
-        seconds: of one whole run.
-        iterations: how many runs the times are the means of.
-    """
-
-    nodes: tuple[EngineNode, ...]
-    seconds: float
-    iterations: int
-
-
-@dataclass(frozen=True)
-class LoadTimes:
-    """Seconds until a model is ready: reading and simplifying, the transforms asked for, code generation."""
-
-    load: float
-    transform: float
-    optimise: float
 
 
 @dataclass(frozen=True)

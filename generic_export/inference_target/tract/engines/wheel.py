@@ -11,7 +11,6 @@ import fcntl
 import importlib.metadata
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,10 @@ from generic_export.errors import (
 from generic_export.inference_target.tract.engines import wheel_worker
 from generic_export.inference_target.tract.engines.engine import (
     Array,
+    EngineNode,
     IoFact,
+    LoadTimes,
+    Profile,
     condense_error,
     conform_inputs,
     last_words,
@@ -44,21 +46,18 @@ from generic_export.inference_target.tract.engines.engine import (
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
     CPU,
-    EngineNode,
-    LoadTimes,
-    Profile,
     check_device,
     device_missing,
     example_inputs,
     read_nodes,
     read_profile,
 )
+from generic_export.processes import Child
 
 WHEEL_VERSION = "0.23.9"  # the release that facts/tract.md describes and that the tests run
 
 _INSTALL_HINT = f"Install it: pip install tract=={WHEEL_VERSION}"
 _PIPE_BYTES = 1 << 20
-_STDERR_TAIL_BYTES = 1 << 16
 _WORKER_ENVIRONMENT = {
     "RUST_BACKTRACE": "0",  # otherwise backtraces end up in error messages
     "MALLOC_MMAP_THRESHOLD_": "1048576",  # so that freed weights go back to the system (facts/tract.md §6)
@@ -292,7 +291,7 @@ class WheelModel:
 
 
 class WheelSession:
-    """A `Session` in the child process. Its state is freed on `close` or when the object is collected."""
+    """A `EngineSession` in the child process. Its state is freed on `close` or when the object is collected."""
 
     def __init__(self, worker: _WorkerProcess, session: int, inputs: tuple[IoFact, ...]) -> None:
         self._worker = worker
@@ -332,21 +331,21 @@ class _WorkerProcess:
         self._timeout_seconds = timeout_seconds
         self._lock = threading.RLock()
         self._end: tuple[type[EngineError], str, str | None] | None = None
-        self._stderr = tempfile.TemporaryFile(prefix="tract-stderr-")  # noqa: SIM115 - lives as long as the child
-        self._process = subprocess.Popen(
+        printed = tempfile.TemporaryFile(prefix="tract-stderr-")  # noqa: SIM115 - lives as long as the child
+        process = subprocess.Popen(
             [python or sys.executable, "-u", wheel_worker.__file__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._stderr,
+            stderr=printed,
             env={**os.environ, **_WORKER_ENVIRONMENT},
             bufsize=0,
         )
-        self._stdin, self._stdout = _pipe(self._process.stdin), _pipe(self._process.stdout)
-        self._stop = weakref.finalize(self, _stop, self._process, self._stderr, os.getpid())
+        self._child = Child(process, printed, process.stdin, process.stdout)
+        self._stdin, self._stdout = _pipe(process.stdin), _pipe(process.stdout)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     @property
     def alive(self) -> bool:
@@ -355,15 +354,15 @@ class _WorkerProcess:
     def close(self) -> None:
         """Kill the child; it holds nothing worth saving. A request running in another thread ends with it."""
         self._end = self._end or (EngineRunError, f"{self._subject}: the model is closed.", "Load it again.")
-        self._process.kill()
+        self._child.kill()
         with self._lock:
-            self._stop()
+            self._child.close()
 
     def request(self, method: str, *arguments: Any, refusal: type[EngineError] = EngineRunError) -> Any:
         """Send one request and wait for its reply.
 
         Args:
-            method: a method of `wheel_worker.Worker`.
+            method: a method of `wheel_worker.EngineWorker`.
             arguments: its arguments.
             refusal: the exception to raise when the engine answers with an error.
         """
@@ -427,21 +426,11 @@ class _WorkerProcess:
 
     def _post_mortem(self, method: str) -> tuple[str, str | None]:
         """Say how the child died, and why as far as its stderr tells."""
-        try:
-            code = self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:  # it closed its pipes and lives on
-            code = 0
-        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        why = last_words(self._stderr_tail())
+        ending = self._child.ending(patience=30)
+        why = last_words(ending.output)
         starved = any(words in (why or "") for words in _MEMORY_WORDS)
-        hint = _MEMORY_HINT if starved else _SIGNAL_HINTS.get(cause)
-        return f"{self._subject}: tract died during the {method} ({cause}): {why or 'no message'}.", hint
-
-    def _stderr_tail(self) -> str:
-        # pread: the child shares this file's offset, seeking would move where it writes.
-        descriptor = self._stderr.fileno()
-        start = max(0, os.fstat(descriptor).st_size - _STDERR_TAIL_BYTES)
-        return os.pread(descriptor, _STDERR_TAIL_BYTES, start).decode(errors="replace")
+        hint = _MEMORY_HINT if starved else _SIGNAL_HINTS.get(ending.cause)
+        return f"{self._subject}: tract died during the {method} ({ending.cause}): {why or 'no message'}.", hint
 
     def _fail(self, kind: type[EngineError], message: str, hint: str | None) -> NoReturn:
         self._end = (kind, message, hint)
@@ -457,14 +446,3 @@ def _pipe(stream: IO[bytes] | None) -> int:
         with contextlib.suppress(OSError):  # the user's pipe quota is used up; the default size is only slower
             fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return stream.fileno()
-
-
-def _stop(process: subprocess.Popen[bytes], stderr: IO[bytes], owner: int) -> None:
-    """Kill the child and collect it. Runs on close, on collection and at interpreter exit."""
-    if os.getpid() != owner:  # a fork of the parent does not own the child
-        return
-    process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout, stderr):
-        if stream is not None:
-            stream.close()

@@ -70,7 +70,7 @@ def read_message(fill: Fill) -> Any:
 # --- the worker -------------------------------------------------------------------------------
 
 
-class Worker:
+class EngineWorker:
     """One model and its sessions. Every public method is a request that `wheel.py` may send."""
 
     def __init__(self, tract: Any) -> None:
@@ -248,7 +248,7 @@ def peak_rss_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def answer(worker: Worker | str, method: str, arguments: tuple[Any, ...], closed: list[int]) -> tuple[str, Any]:
+def answer(worker: EngineWorker | str, method: str, arguments: tuple[Any, ...], closed: list[int]) -> tuple[str, Any]:
     """Serve one request; the reply is ("ok", value), ("error", text) or ("missing", text)."""
     if isinstance(worker, str):
         return "missing", worker
@@ -260,13 +260,13 @@ def answer(worker: Worker | str, method: str, arguments: tuple[Any, ...], closed
         return "error", str(error) if engine_error else f"{type(error).__name__}: {error}"
 
 
-def start_engine() -> Worker | str:
+def start_engine() -> EngineWorker | str:
     """Import tract; return a worker, or the reason why there is none."""
     try:
         import tract
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return Worker(tract)
+    return EngineWorker(tract)
 
 
 def exit_with_parent(stdin: int, parent: int) -> None:

@@ -33,7 +33,7 @@ _LARGEST_F16 = 65504.0
 
 
 @dataclass(frozen=True)
-class Translation:
+class Provenance:
     """What an archive was made from.
 
     Attributes:
@@ -48,8 +48,8 @@ class Translation:
 
 
 @dataclass(frozen=True)
-class Divergence:
-    """The first tensor that differs, while everything it is computed from agrees.
+class Suspect:
+    """A tensor at which the engine and PyTorch part.
 
     Attributes:
         tensor: identifier in `graph.nnef`.
@@ -57,47 +57,48 @@ class Divergence:
         module_path, module_type: the module whose forward makes it ("" for the root).
         operator: the PyTorch operator that makes it.
         source: `file.py:line` in the user's model, when PyTorch recorded it.
+    """
+
+    tensor: str
+    captured: str
+    module_path: str
+    module_type: str
+    operator: str
+    source: str
+
+    def __str__(self) -> str:
+        kind = f" ({self.module_type})" if self.module_type else ""
+        source = f", {self.source}" if self.source else ""
+        return f"{self.tensor!r}, which {self.operator} makes in module {self.module_path or '(root)'}{kind}{source}"
+
+
+@dataclass(frozen=True)
+class Divergence(Suspect):
+    """The first tensor that differs, while everything it is computed from agrees.
+
+    Attributes:
         comparison: how it differs.
         agreeing: identifiers of the tensors it is computed from, which agree.
         values: what the engine and PyTorch have.
     """
 
-    tensor: str
-    captured: str
-    module_path: str
-    module_type: str
-    operator: str
-    source: str
     comparison: Comparison
     agreeing: tuple[str, ...]
     values: tuple[np.ndarray, np.ndarray] = field(repr=False, compare=False)
 
-    def __str__(self) -> str:
-        return _place(self)
-
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(Suspect):
     """The first tensor that the engine cannot compute, while it computes everything before it in the graph.
 
     Attributes:
-        tensor, captured, module_path, module_type, operator, source: as in `Divergence`.
         reason: what the engine said.
     """
 
-    tensor: str
-    captured: str
-    module_path: str
-    module_type: str
-    operator: str
-    source: str
     reason: str
 
-    def __str__(self) -> str:
-        return _place(self)
 
-
-def first_failure(archive: Path, translation: Translation, example: ExampleRun, ask: Ask) -> Failure | None:
+def first_failure(archive: Path, translation: Provenance, example: ExampleRun, ask: Ask) -> Failure | None:
     """Find the first tensor of an archive at which the engine stops, by giving the graph fewer outputs.
 
     Args:
@@ -125,7 +126,7 @@ def first_failure(archive: Path, translation: Translation, example: ExampleRun, 
 
 def first_divergence(
     archive: Path,
-    translation: Translation,
+    translation: Provenance,
     example: ExampleRun,
     ask: Ask,
     tolerance: TractCheckTolerance | ToleranceLimits,
@@ -182,7 +183,7 @@ class _Probe:
     def __init__(
         self,
         folder: Path,
-        translation: Translation,
+        translation: Provenance,
         example: ExampleRun,
         ask: Ask,
         tolerance: TractCheckTolerance | ToleranceLimits,
@@ -227,18 +228,18 @@ class _Probe:
 
     def ancestors(self, name: str) -> list[str]:
         """Return every comparable tensor that one depends on, in the graph's order."""
-        seen: set[str] = set()
-        waiting = [name]
-        while waiting:
-            maker = self._makers.get(waiting.pop())
-            for source in references(maker) if maker is not None else ():
-                if source not in seen:
-                    seen.add(source)
-                    waiting.append(source)
-        return sorted((source for source in seen if source in self._position), key=self._position.__getitem__)
+        return self._upstream(name, lambda source: False)
 
     def parents(self, name: str) -> list[str]:
         """Return the nearest comparable tensors that one is computed from, past those that no side can give."""
+        return [
+            source
+            for source in self._upstream(name, lambda source: not self._is_lost(source))
+            if not self._is_lost(source)
+        ]
+
+    def _upstream(self, name: str, is_end: Callable[[str], bool]) -> list[str]:
+        """Return the comparable tensors that one depends on, in the graph's order, none beyond an end."""
         found: set[str] = set()
         seen: set[str] = set()
         waiting = [name]
@@ -248,9 +249,10 @@ class _Probe:
                 if source in seen:
                     continue
                 seen.add(source)
-                if source in self._position and not self._is_lost(source):
+                comparable = source in self._position
+                if comparable:
                     found.add(source)
-                else:
+                if not (comparable and is_end(source)):
                     waiting.append(source)
         return sorted(found, key=self._position.__getitem__)
 
@@ -261,24 +263,17 @@ class _Probe:
     def divergence(self, name: str, agreeing: Sequence[str]) -> Divergence:
         """Return all there is to say about a tensor that differs."""
         engine, torch_side = self._values([name])
-        op = self._translation.captured.producers()[self._captured[name]]
-        return Divergence(
-            tensor=name,
-            captured=self._captured[name],
-            module_path=op.module_path,
-            module_type=op.module_type,
-            operator=str(op.target),
-            source=op.source,
-            comparison=self._compare(name, engine[name], torch_side[name]),
-            agreeing=tuple(agreeing),
-            values=(engine[name], torch_side[name]),
-        )
+        comparison = self._compare(name, engine[name], torch_side[name])
+        return Divergence(*self._origin(name), comparison, tuple(agreeing), (engine[name], torch_side[name]))
 
     def failure(self, name: str, reason: str) -> Failure:
         """Return all there is to say about a tensor that the engine cannot compute."""
+        return Failure(*self._origin(name), reason)
+
+    def _origin(self, name: str) -> tuple[str, str, str, str, str, str]:
         captured = self._captured[name]
         op = self._translation.captured.producers()[captured]
-        return Failure(name, captured, op.module_path, op.module_type, str(op.target), op.source, reason)
+        return name, captured, op.module_path, op.module_type, str(op.target), op.source
 
     def refusal(self, outputs: Sequence[str]) -> str | None:
         """Run the archive with these outputs alone; returns why the engine does not, or None."""
@@ -333,13 +328,6 @@ class _Probe:
         return {name: value for single in names for name, value in self._engine_values([single]).items()}
 
 
-def _place(found: Divergence | Failure) -> str:
-    """Say which tensor, made by what, in which module, at which line of the user's model."""
-    kind = f" ({found.module_type})" if found.module_type else ""
-    source = f", {found.source}" if found.source else ""
-    return f"{found.tensor!r}, which {found.operator} makes in module {found.module_path or '(root)'}{kind}{source}"
-
-
 def _results(graph: TorchModuleIRGraph) -> list[TensorVariable]:
     return [variable for op in graph.ops for variable in op.outputs if variable is not None]
 
@@ -361,4 +349,4 @@ def _alike(answer: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.nd
     return answer, reference
 
 
-__all__ = ["Ask", "Divergence", "Failure", "Translation", "first_divergence", "first_failure"]
+__all__ = ["Ask", "Divergence", "Failure", "Provenance", "first_divergence", "first_failure"]

@@ -32,13 +32,13 @@ from generic_export.inference_target.tract.evidence import reproduce
 from generic_export.inference_target.tract.evidence.bisect import (
     Divergence,
     Failure,
-    Translation,
+    Provenance,
     first_divergence,
     first_failure,
 )
 from generic_export.inference_target.tract.evidence.redaction import redacted, without_identity
 from generic_export.inference_target.tract.evidence.reseeding import SeededTensor, reseed
-from generic_export.inference_target.tract.evidence.second_opinion import (
+from generic_export.inference_target.tract.evidence.through_onnx import (
     SecondOpinion,
     debug_dumper_pytorch_to_onnx_to_nnef,
 )
@@ -69,7 +69,7 @@ class FailingCase:
     archive: Path
     error: T2NError
     example: ExampleRun
-    translation: Translation
+    translation: Provenance
     target: TractNNEF
     model: nn.Module
     args: Sequence[Any]
@@ -299,16 +299,10 @@ def _report(case: FailingCase, findings: _Findings, output_names: Sequence[str])
 
 
 def _divergence_record(divergence: Divergence) -> dict[str, Any]:
-    return {
-        "tensor": divergence.tensor,
-        "captured": divergence.captured,
-        "module_path": divergence.module_path,
-        "module_type": divergence.module_type,
-        "operator": divergence.operator,
-        "source": divergence.source,
-        "agreeing_inputs": list(divergence.agreeing),
-        "comparison": divergence.comparison.asdict(),
+    place = {
+        name: value for name, value in vars(divergence).items() if name not in ("comparison", "agreeing", "values")
     }
+    return place | {"agreeing_inputs": list(divergence.agreeing), "comparison": divergence.comparison.asdict()}
 
 
 def _versions(case: FailingCase) -> dict[str, str]:

@@ -12,7 +12,6 @@ from generic_export.errors import EngineMissingError
 from generic_export.inference_target.tract.releases.install import (
     TRACT_CLI_VERSION,
     InstallError,
-    find_tract_cli,
     install,
 )
 
@@ -42,9 +41,6 @@ class TractBinaryDownloader:
                 system); the message says what each way answered.
         """
         try:
-            found = find_tract_cli(self.version, self.cache_dir)
-            if found is not None:
-                return found
             return install(self.version, self.cache_dir, download=self.auto_download, build=self.auto_build)
         except (InstallError, OSError) as error:
             raise EngineMissingError(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from generic_export.diagnose import Outcome, observe, state_adapters
-from generic_export.diagnose.record.layout import call_layout
+from generic_export.diagnose.record.leaves import call_layout
 from generic_export.diagnose.record.state import adapter_of
 from kvcache import Slot, state_form
 from kvcache.recurrent import LastRead

@@ -277,10 +277,10 @@ def test_a_link_to_a_piece_opens_its_details(tmp_path: Path) -> None:
 def test_filters_and_buttons_work(tmp_path: Path) -> None:
     """The page presses its own buttons, in a script added at its end."""
     presses = """<script>
-      const shown = () => document.querySelectorAll("tr.piece:not(.hidden)").length;
+      const shown = () => document.querySelectorAll("tr.row:not([hidden])").length;
       const told = [shown()];
-      document.getElementById("failed").click(); told.push(shown());
-      document.getElementById("failed").click(); told.push(shown());
+      document.getElementById("only").click(); told.push(shown());
+      document.getElementById("only").click(); told.push(shown());
       const search = document.getElementById("search");
       search.value = "layernorm py:66"; search.dispatchEvent(new Event("input")); told.push(shown());
       search.value = ""; search.dispatchEvent(new Event("input")); told.push(shown());

@@ -20,7 +20,7 @@ from generic_export.errors import (
     EngineTimeoutError,
     OptionError,
 )
-from generic_export.inference_target.tract.engines.cli import CheckOptions, TractCli, write_bundle
+from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli, write_bundle
 from generic_export.inference_target.tract.releases.install import TRACT_CLI_VERSION, find_tract_cli, installed_path
 
 CLI = find_tract_cli()
@@ -128,10 +128,10 @@ def test_bundle_with_past_passes_and_its_command_can_be_pasted(
 ) -> None:
     bundle = tmp_path / "with a space.npz"
     write_bundle(bundle, [turn([1, 5, 2], *past)], decode(embedding(), [1, 5, 2], *past), caches=CACHES)
-    check = cli.check_bundle(decoder, bundle, approximation="approximate")
+    check = cli.check_bundle(decoder, bundle, CommandOptions(approximation="approximate"))
     assert check.passed and check.checked_outputs == 3 and not check.unchecked_outputs
     assert "Checked output #2, ok." in check.output
-    assert check.command == cli.assert_io_cmd_str(decoder, bundle, approximation="approximate")
+    assert check.command == cli.assert_io_cmd_str(decoder, bundle, CommandOptions(approximation="approximate"))
     assert "--llm --transform unfold-kv-cache -O run" in check.command
     assert subprocess.run(check.command, shell=True, capture_output=True).returncode == 0
 
@@ -143,11 +143,11 @@ def test_planted_wrong_output_fails(
     expected = decode(embedding(), [1, 5, 2], *past)
     expected[name].flat[3] += 0.1
     write_bundle(tmp_path / "wrong.npz", [turn([1, 5, 2], *past)], expected, caches=CACHES)
-    check = cli.check_bundle(decoder, tmp_path / "wrong.npz", approximation="approximate")
+    check = cli.check_bundle(decoder, tmp_path / "wrong.npz", CommandOptions(approximation="approximate"))
     assert not check.passed
     assert "Mismatch. First outlier" in check.output
-    assert cli.check_bundle(decoder, tmp_path / "wrong.npz", atol=0.2, rtol=0).passed
-    assert not cli.check_bundle(decoder, tmp_path / "wrong.npz", atol=0.05).passed
+    assert cli.check_bundle(decoder, tmp_path / "wrong.npz", CommandOptions(atol=0.2, rtol=0)).passed
+    assert not cli.check_bundle(decoder, tmp_path / "wrong.npz", CommandOptions(atol=0.05)).passed
 
 
 def test_unfolded_cache_is_compared_only_under_its_concat_name(
@@ -156,7 +156,7 @@ def test_unfolded_cache_is_compared_only_under_its_concat_name(
     expected = decode(embedding(), [1], *past)
     expected["out_cache_key_0"] += 1
     write_bundle(tmp_path / "unseen.npz", [turn([1], *past)], expected)  # caches= not given
-    check = cli.check_bundle(decoder, tmp_path / "unseen.npz", approximation="approximate")
+    check = cli.check_bundle(decoder, tmp_path / "unseen.npz", CommandOptions(approximation="approximate"))
     assert check.passed and check.checked_outputs == 1
     assert check.unchecked_outputs == ("in_cache_key_0_concat", "in_cache_value_0_concat")
 
@@ -166,7 +166,7 @@ def test_folded_model_starts_without_past(
 ) -> None:
     def passes(name: str, key: np.ndarray, value: np.ndarray) -> bool:
         write_bundle(tmp_path / name, [turn([1, 2], key, value)], decode(embedding(), [1, 2], key, value))
-        return cli.check_bundle(decoder, tmp_path / name, atol=1e-4, unfold_kv_cache=False).passed
+        return cli.check_bundle(decoder, tmp_path / name, CommandOptions(atol=1e-4, unfold_kv_cache=False)).passed
 
     assert passes("empty.npz", EMPTY, EMPTY)
     assert not passes("past.npz", *past)
@@ -180,11 +180,13 @@ def test_f16_archive_takes_f32_bundle_with_float_casts_only(
     write_bundle(bundle, [inputs], decode(embedding(np.float16), [1, 5], *past), caches=CACHES)
     with np.load(bundle) as stored:
         assert stored["in_cache_key_0"].dtype == np.float32
-    check = cli.check_bundle(decoder_f16, bundle, approximation="approximate", atol=1e-2, allow_float_casts=True)
+    check = cli.check_bundle(
+        decoder_f16, bundle, CommandOptions(approximation="approximate", atol=1e-2, allow_float_casts=True)
+    )
     assert check.passed and check.checked_outputs == 3
     with pytest.raises(EngineRunError, match=r"can not reconcile model input fact 1,2,P,4,F16"):
         cli.check_bundle(decoder_f16, bundle)
-    outputs = cli.run_bundle(decoder_f16, bundle, allow_float_casts=True)
+    outputs = cli.run_bundle(decoder_f16, bundle, CommandOptions(allow_float_casts=True))
     assert {array.dtype for array in outputs.values()} == {np.dtype(np.float32)}
     np.testing.assert_array_equal(outputs["outputs"], outputs["outputs"].astype(np.float16))
 
@@ -200,13 +202,13 @@ def test_rank_biased_overlap_and_prompt_chunks(cli: TractCli, decoder: Path, tmp
     bundle, ids = tmp_path / "bundle.npz", [1, 5, 2, 7, 3]
     expected = decode(embedding(), ids, EMPTY, EMPTY)
     write_bundle(bundle, [turn(ids, EMPTY, EMPTY)], expected)
-    assert cli.check_bundle(decoder, bundle, rank_biased_overlap=0.9).passed
+    assert cli.check_bundle(decoder, bundle, CommandOptions(rank_biased_overlap=0.9)).passed
     expected["outputs"] = expected["outputs"][:, 4:]
     write_bundle(bundle, [turn(ids, EMPTY, EMPTY)], expected, caches=CACHES)
-    chunked = cli.check_bundle(decoder, bundle, prompt_chunk_size=2, atol=1e-4)
+    chunked = cli.check_bundle(decoder, bundle, CommandOptions(prompt_chunk_size=2, atol=1e-4))
     assert chunked.passed and chunked.checked_outputs == 3
     write_bundle(bundle, [turn(ids, EMPTY, EMPTY)], {"outputs": -expected["outputs"]})
-    check = cli.check_bundle(decoder, bundle, prompt_chunk_size=2, rank_biased_overlap=0.5)
+    check = cli.check_bundle(decoder, bundle, CommandOptions(prompt_chunk_size=2, rank_biased_overlap=0.5))
     assert not check.passed and "RBO criteria not met" in check.output
 
 
@@ -223,15 +225,19 @@ def test_multi_turn_bundle_feeds_the_cache_back(
     write_bundle(bundle, [turn([1, 5, 2], EMPTY, EMPTY), turn([7])], last, caches=CACHES)
     with np.load(bundle) as stored:
         assert {"turn_0/input_ids", "turn_1/input_ids", "turn_0/in_cache_key_0", "outputs"} <= set(stored)
-    check = cli.check_bundle(decoder_f16, bundle, atol=2e-2, unfold_kv_cache=unfold, allow_float_casts=True)
+    check = cli.check_bundle(
+        decoder_f16, bundle, CommandOptions(atol=2e-2, unfold_kv_cache=unfold, allow_float_casts=True)
+    )
     assert check.passed and check.checked_outputs == (3 if unfold else 1)
-    outputs = cli.run_bundle(decoder_f16, bundle, unfold_kv_cache=unfold, allow_float_casts=True)
+    outputs = cli.run_bundle(decoder_f16, bundle, CommandOptions(unfold_kv_cache=unfold, allow_float_casts=True))
     np.testing.assert_allclose(outputs["turn_0/outputs"], first["outputs"], atol=2e-2)
     np.testing.assert_allclose(outputs["turn_1/outputs"], last["outputs"], atol=2e-2)
     assert ("turn_1/in_cache_key_0_concat" in outputs) is unfold
     last["outputs"][0, 0, 0] += 1
     write_bundle(bundle, [turn([1, 5, 2], EMPTY, EMPTY), turn([7])], last)
-    assert not cli.check_bundle(decoder_f16, bundle, atol=2e-2, unfold_kv_cache=unfold, allow_float_casts=True).passed
+    assert not cli.check_bundle(
+        decoder_f16, bundle, CommandOptions(atol=2e-2, unfold_kv_cache=unfold, allow_float_casts=True)
+    ).passed
 
 
 def test_bundles_that_tract_misreads_are_refused(cli: TractCli, decoder: Path, tmp_path: Path) -> None:
@@ -256,7 +262,7 @@ def test_float_inputs_of_several_turns_are_known_as_inputs_when_cast(cli: TractC
     graph = 'graph net(x) -> (y) { x = tract_core_external(shape=[S, 3], datum_type="f16"); y = x + 1.0; }'
     archive, x = write_archive(tmp_path / "add", graph), np.ones((2, 3), np.float32)
     write_bundle(tmp_path / "b.npz", [{"x": x}, {"x": x + 1}], {"y": x + 2})
-    assert cli.check_bundle(archive, tmp_path / "b.npz", llm=False, allow_float_casts=True).passed
+    assert cli.check_bundle(archive, tmp_path / "b.npz", CommandOptions(llm=False, allow_float_casts=True)).passed
 
 
 # --- models without caches, and failures -------------------------------------------------------
@@ -265,13 +271,13 @@ def test_float_inputs_of_several_turns_are_known_as_inputs_when_cast(cli: TractC
 def test_plain_model(cli: TractCli, add: Path, tmp_path: Path) -> None:
     x = np.arange(6, dtype=">f4").reshape(3, 2).T
     write_bundle(tmp_path / "good.npz", [{"x": x}], {"y": x + 1})
-    check = cli.check_bundle(add, tmp_path / "good.npz", llm=False, approximation="exact")
+    check = cli.check_bundle(add, tmp_path / "good.npz", CommandOptions(llm=False, approximation="exact"))
     assert check.passed and "--llm" not in check.command and "--allow-missing" not in check.command
     write_bundle(tmp_path / "unnamed.npz", [{"x": x}], {"z": x + 1})
-    assert not cli.check_bundle(add, tmp_path / "unnamed.npz", llm=False).passed
-    vacuous = cli.check_bundle(add, tmp_path / "unnamed.npz", llm=False, allow_missing_outputs=True)
+    assert not cli.check_bundle(add, tmp_path / "unnamed.npz", CommandOptions(llm=False)).passed
+    vacuous = cli.check_bundle(add, tmp_path / "unnamed.npz", CommandOptions(llm=False, allow_missing_outputs=True))
     assert not vacuous.passed and "nothing was compared" in vacuous.output
-    np.testing.assert_array_equal(cli.run_bundle(add, tmp_path / "good.npz", llm=False)["y"], x + 1)
+    np.testing.assert_array_equal(cli.run_bundle(add, tmp_path / "good.npz", CommandOptions(llm=False))["y"], x + 1)
 
 
 def test_steps_returns_every_node(cli: TractCli, decoder: Path, tmp_path: Path) -> None:
@@ -287,7 +293,7 @@ def test_failures_of_the_engine_are_exceptions(cli: TractCli, add: Path, decoder
     with pytest.raises(EngineCrashError, match=r"^decoder: tract died \(panic\): tract-core-\S*gather\.rs"):
         cli.check_bundle(decoder, bundle)
     with pytest.raises(EngineRunError, match=r"^add: tract refused the run: Unmatched tensor x"):
-        cli.run_bundle(add, bundle, llm=False)
+        cli.run_bundle(add, bundle, CommandOptions(llm=False))
     bad = write_archive(tmp_path / "bad", "graph net(x) -> (y) { x = external(shape=[2]); y = tract_core_no_such(x); }")
     with pytest.raises(EngineLoadError, match=r"^bad: tract refused the load: No definition for operator"):
         cli.check_bundle(bad, bundle)
@@ -299,9 +305,9 @@ def test_failures_of_the_engine_are_exceptions(cli: TractCli, add: Path, decoder
 
 def test_options_are_checked() -> None:
     with pytest.raises(OptionError, match="choose one of"):
-        CheckOptions(approximation="near")  # type: ignore[arg-type]
+        CommandOptions(approximation="near")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="between 0 and 1"):
-        CheckOptions(rank_biased_overlap=90)
+        CommandOptions(rank_biased_overlap=90)
 
 
 def test_write_bundle_refuses_what_tract_cannot_read(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from generic_export.errors import DeviceMissingError, EngineLoadError, EngineRunError, OptionError
 from generic_export.inference_target.tract.engines.cli import TractCli
-from generic_export.inference_target.tract.engines.engine import Examiner, IoFact
+from generic_export.inference_target.tract.engines.engine import EngineNode, Examiner, IoFact
 from generic_export.inference_target.tract.engines.measure import (
     DEVICES,
-    EngineNode,
     evaluate,
     example_inputs,
     read_llm_bench,

@@ -363,7 +363,7 @@ def test_second_opinion(model: nn.Module, x: torch.Tensor, tmp_path: Path) -> No
 def test_second_opinion_without_the_packages(
     model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("generic_export.inference_target.tract.evidence.second_opinion.find_spec", lambda name: None)
+    monkeypatch.setattr("generic_export.inference_target.tract.evidence.through_onnx.find_spec", lambda name: None)
     opinion = debug_dumper_pytorch_to_onnx_to_nnef(model, (x,), tmp_path / "onnx")
     assert opinion.agrees is None and "onnx is not installed" in str(opinion)
 

@@ -14,14 +14,14 @@ from generic_export.errors import MissingTensorError, OptionError, UnknownArchit
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.located import locate_archive
-from t2n_llm.export.options import parse_options
-from t2n_llm.export.revalidate import ValidateOptions
+from t2n_llm.export.options import ExportOptions, ValidateOptions
+from t2n_llm.export.pipeline import ExportResult, export_llm, plan_llm_export
+from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.export.verify import verify_export
 from t2n_llm.measure.generate import ExportedModel
 from t2n_llm.measure.inspection import inspect_archive
-from t2n_llm.tasks.heads import HeadResult, export_head, plan_head_export, validate_head_folder
 from t2n_llm.tasks.heads.check import check_head, plan_cases
-from t2n_llm.tasks.heads.model import HEAD_TASKS
+from t2n_llm.tasks.heads.model import HEADS
 from t2n_llm.tasks.names import FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION
 from tests.t2n_llm.command_line import call
 
@@ -73,7 +73,7 @@ def _save(family: str, task: str, folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **(_COMMON | _FAMILIES[family]))
-    model = getattr(transformers, HEAD_TASKS[task].kind.auto_class).from_config(config, dtype=torch.float32)
+    model = getattr(transformers, HEADS[task].kind.auto_class).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norm scales and biases away from their neutral start
@@ -82,15 +82,15 @@ def _save(family: str, task: str, folder: Path) -> Path:
     return folder
 
 
-def exported(source: Path, target: Path, task: str, **options: Any) -> HeadResult:
-    chosen = parse_options(task=task, require_tokenizer=False, **({"dtype": "f32"} | options))
-    return export_head(str(source), target, options=chosen)
+def exported(source: Path, target: Path, task: str, **options: Any) -> ExportResult:
+    chosen = ExportOptions.of(task=task, require_tokenizer=False, **({"dtype": "f32"} | options))
+    return export_llm(str(source), target, options=chosen)
 
 
 def pytorch(folder: Path, task: str, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     import transformers
 
-    head = HEAD_TASKS[task]
+    head = HEADS[task]
     model = getattr(transformers, head.kind.auto_class).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
@@ -107,7 +107,7 @@ def padded(family: str, lengths: tuple[int, ...], seed: int = 5) -> tuple[np.nda
     return np.where(mask == 1, ids, padding), mask
 
 
-@pytest.mark.parametrize("task", HEAD_TASKS)
+@pytest.mark.parametrize("task", HEADS)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "bert", "roberta", "modernbert"])
 def test_f32_archives_agree_with_transformers(
     family: str, task: str, checkpoint: Callable[[str, str], Path], tmp_path: Path
@@ -115,7 +115,7 @@ def test_f32_archives_agree_with_transformers(
     source = checkpoint(family, task)
     result = exported(source, tmp_path / "out", task)
     assert result.validation is not None
-    assert {(check.batch > 1, check.passed) for check in result.validation.checks} == {(True, True), (False, True)}
+    assert {(check.shape[0] > 1, check.passed) for check in result.validation.checks} == {(True, True), (False, True)}
     with open_answerer(result.archive) as answerer:
         for lengths in ((1,), (9, 4, 2, 9), (21, 20)):
             ids, mask = padded(family, lengths)
@@ -150,7 +150,7 @@ def test_a_classifier_without_padding_token_reads_one_text(
 ) -> None:
     result = exported(checkpoint("gpt2", SEQUENCE_CLASSIFICATION), tmp_path / "out", SEQUENCE_CLASSIFICATION)
     assert result.validation is not None
-    assert {check.batch for check in result.validation.checks} == {1}
+    assert {check.shape[0] for check in result.validation.checks} == {1}
     assert result.manifest["graph"]["symbols"] == ["S"]
     assert result.manifest["graph"]["tensors"]["input_ids"]["shape"] == [1, "S"]
 
@@ -177,7 +177,7 @@ def test_the_folder_is_like_any_other(checkpoint: Callable[[str, str], Path], tm
         "a_long_text.npz",
         "a_short_text.npz",
     ]
-    again = validate_head_folder(result.output_dir, str(source))
+    again = validate_folder(result.output_dir, str(source))
     assert again.passed
 
 
@@ -206,11 +206,11 @@ def test_compressed_weights_are_compared_with_themselves(
     schemes = {tensor["label"]: tensor["scheme"] for tensor in result.manifest["compression"]["tensors"]}
     assert schemes["model.layers.0.mlp.up_proj.weight"] == "q4_0"
     assert result.manifest["graph"]["symbols"] == ["B", "S"]  # the check has batches
-    assert validate_head_folder(result.output_dir, str(source)).passed
+    assert validate_folder(result.output_dir, str(source)).passed
 
 
 def test_a_wrong_archive_fails(checkpoint: Callable[[str, str], Path], tmp_path: Path) -> None:
-    task = HEAD_TASKS[FEATURE_EXTRACTION]
+    task = HEADS[FEATURE_EXTRACTION]
     source = checkpoint("bert", FEATURE_EXTRACTION)
     result = exported(source, tmp_path / "out", FEATURE_EXTRACTION, check=False)
     from transformers import AutoConfig
@@ -227,8 +227,8 @@ def test_a_wrong_archive_fails(checkpoint: Callable[[str, str], Path], tmp_path:
 
 def test_the_plan_says_what_would_be_written(checkpoint: Callable[[str, str], Path], tmp_path: Path) -> None:
     source = checkpoint("bert", FEATURE_EXTRACTION)
-    options = parse_options(task=FEATURE_EXTRACTION, require_tokenizer=False)
-    plan = plan_head_export(str(source), tmp_path / "out", options=options)
+    options = ExportOptions.of(task=FEATURE_EXTRACTION, require_tokenizer=False)
+    plan = plan_llm_export(str(source), tmp_path / "out", options=options)
     assert plan.output_dir == tmp_path / "out"
     assert list(tmp_path.iterdir()) == []
 
@@ -284,4 +284,4 @@ def test_the_command_line_engine_agrees_too(checkpoint: Callable[[str, str], Pat
         pytest.skip("the tract command is not installed")
     source = checkpoint("llama", SEQUENCE_CLASSIFICATION)
     result = exported(source, tmp_path / "out", SEQUENCE_CLASSIFICATION, dtype="f16", check=False)
-    assert validate_head_folder(result.output_dir, str(source), options=ValidateOptions(engine="cli")).passed
+    assert validate_folder(result.output_dir, str(source), options=ValidateOptions.of(engine="cli")).passed

@@ -14,11 +14,11 @@ import torch
 from generic_export.errors import OptionError, UnknownArchitectureError
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.export.folder import read_manifest
-from t2n_llm.export.manifest import recorded_states
-from t2n_llm.export.options import parse_options
-from t2n_llm.export.revalidate import ValidateOptions
+from t2n_llm.export.options import ExportOptions, ValidateOptions
+from t2n_llm.export.pipeline import ExportResult, export_llm
+from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.export.verify import verify_export
-from t2n_llm.tasks.multimodal import MultimodalResult, export_multimodal, validate_multimodal_folder
+from t2n_llm.graph.interface import recorded_states
 from t2n_llm.tasks.multimodal.check import Pipeline, plan_prompts
 from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
@@ -143,10 +143,10 @@ def _save(family: str, folder: Path) -> Path:
     return folder
 
 
-def exported(source: Path, target: Path, **options: Any) -> MultimodalResult:
+def exported(source: Path, target: Path, **options: Any) -> ExportResult:
     defaults = {"task": IMAGE_TEXT_TO_TEXT, "require_tokenizer": False, "dtype": "f32"}
-    chosen = parse_options(**(defaults | options))
-    return export_multimodal(str(source), target, options=chosen)
+    chosen = ExportOptions.of(**(defaults | options))
+    return export_llm(str(source), target, options=chosen)
 
 
 HEARS = ("voxtral", "qwen2_audio")
@@ -252,7 +252,7 @@ def test_the_folder_is_verified_and_validated_as_others(
     parts = read_manifest(gemma)["parts"]
     assert report.tensors == sum(len(part["tensors"]) for part in parts.values())
     assert verify_export(gemma / "vision.nnef.tar").tensors == len(parts["vision"]["tensors"])
-    assert validate_multimodal_folder(gemma, str(checkpoint("gemma3"))).passed
+    assert validate_folder(gemma, str(checkpoint("gemma3"))).passed
 
 
 def test_damage_to_any_archive_is_found(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
@@ -367,4 +367,4 @@ def test_the_command_line_engine_agrees_too(gemma: Path, checkpoint: Callable[[s
 
     if find_tract_cli() is None:
         pytest.skip("the tract command is not installed")
-    assert validate_multimodal_folder(gemma, str(checkpoint("gemma3")), options=ValidateOptions(engine="cli")).passed
+    assert validate_folder(gemma, str(checkpoint("gemma3")), options=ValidateOptions.of(engine="cli")).passed

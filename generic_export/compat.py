@@ -1,0 +1,268 @@
+"""Names of PyTorch that no release promises, once each: what each is for, and the releases that have it.
+
+In: torch. Out: the same things under names that say what they are; every other module of the four packages takes them from here.
+All of them are in torch 2.10 to 2.13, where they were tried; where releases differ, the line says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+# TorchScript's graphs, which the interpreter walks and the hardening passes edit; operators give plain tensors inside of
+# DisableTorchFunctionSubclass, not ones of a subclass of ours.
+from torch._C import Block as JitBlock
+from torch._C import DisableTorchFunctionSubclass, DispatchKey, FunctionSchema, parse_schema
+from torch._C import Graph as JitGraph
+from torch._C import Node as JitNode
+from torch._C import Value as JitValue
+from torch._decomp import global_decomposition_table
+
+# The mode that some fake tensors were made in.
+from torch._guards import detect_fake_mode
+
+# What the operators of a graph are.
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+# Tensors of shapes and dtypes alone: in an exported program, or in a file that is opened without its values.
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import _config as fx_config
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+# The trees that torch.export flattens arguments with.
+from torch.utils import _pytree as pytree
+from torch.utils._device import _device_constructors
+
+# A mode that sees operators (that of torch.overrides sees functions), and a block in which none is entered.
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
+
+# What expressions of symbolic sizes are made of, beside sympy's own functions.
+from torch.utils._sympy import functions as torch_sympy
+
+COMPOSITE = DispatchKey.CompositeImplicitAutograd
+"""The key of operators that PyTorch writes with others."""
+
+
+# --- operators ---------------------------------------------------------------------------------------
+
+
+def schema_of(operator: Any) -> FunctionSchema:
+    """Return an operator's schema: its name, and its arguments with their defaults."""
+    schema: FunctionSchema = operator._schema
+    return schema
+
+
+def quantized_decomposed() -> Any:
+    """Return the namespace of PyTorch's `quantized_decomposed` operators, which exist once a private module was imported."""
+    import torch.ao.quantization.fx._decomposed
+
+    return torch.ops.quantized_decomposed
+
+
+def scan_operator() -> Any:
+    """Return the operator of a loop over time: `torch.scan` is not public, and its front end compiles the step at each call."""
+    from torch._higher_order_ops.scan import scan_op
+
+    return scan_op
+
+
+@contextmanager
+def kernels_replaced(kernels: dict[OpOverload, Callable[..., Any]]) -> Iterator[None]:
+    """Let operators be computed by functions of ours for the length of the block, in place of what they are made of.
+
+    Entered where PyTorch registers its unrolled versions (torch/_decomp/decompositions.py): in two tables of each overload, and in
+    the one that fake tensors with symbolic sizes ask before the kernels.
+    """
+    keys = (COMPOSITE, DispatchKey.Autograd)
+    saved = {(op, key): op.py_kernels.get(key) for op in kernels for key in keys}
+    try:
+        for op, function in kernels.items():
+            op.py_kernels.update(dict.fromkeys(keys, function))
+            op._dispatch_cache.clear()
+        with mock.patch.dict(global_decomposition_table["post_autograd"], kernels):
+            yield
+    finally:
+        for (op, key), original in saved.items():
+            if original is None:
+                op.py_kernels.pop(key, None)
+            else:
+                op.py_kernels[key] = original
+            op._dispatch_cache.clear()
+
+
+def forget_operators(library: torch.library.Library) -> None:
+    """Take the operators of a library back now, not when nobody refers to it any more."""
+    library._destroy()
+
+
+# --- tensors -----------------------------------------------------------------------------------------
+
+
+def wrapper_tensor(kind: type[torch.Tensor], shape: Any, **options: Any) -> Any:
+    """Make a tensor of a subclass that has a shape and a dtype, and no values of its own."""
+    return torch.Tensor._make_wrapper_subclass(kind, shape, **options)  # type: ignore[attr-defined]
+
+
+def writes_to(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written to; one made in inference mode does not count, and raises."""
+    return int(tensor._version)
+
+
+def checkpoint_offset(storage: torch.UntypedStorage) -> int | None:
+    """Return where the bytes of a storage begin in the file that it was loaded from as a fake tensor."""
+    offset: int | None = getattr(storage, "_checkpoint_offset", None)
+    return offset
+
+
+# --- modules -----------------------------------------------------------------------------------------
+
+# What an nn.Module keeps its state in.
+MODULE_STATE = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Return a module's own table of parameters: setting one there leaves hooks and `register_parameter`'s checks out."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return a module's own table of buffers, each under its own name, also those that share a tensor."""
+    return module._buffers
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return a module's own table of children: a child set there need not be of the class that `__setattr__` checks."""
+    return module._modules
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Say whether a module is what `torch.compile` makes of one."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return isinstance(module, OptimizedModule)
+
+
+# --- TorchScript -------------------------------------------------------------------------------------
+
+TracerWarning: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
+"""What torch.jit.trace warns with; in torch.jit, but not among what that exports."""
+
+
+def remove_dead_code(graph: JitGraph) -> None:
+    """Remove the nodes of a graph whose results nobody reads."""
+    torch._C._jit_pass_dce(graph)
+
+
+def inline_calls(graph: JitGraph) -> None:
+    """Put the graphs of submodules and functions in the place of their calls."""
+    torch._C._jit_pass_inline(graph)
+
+
+def script_function(name: str) -> Any:
+    """Return the compiled function of a qualified name, such as `__torch__.scaled`; None where there is none."""
+    return torch.jit._state._python_cu.find_function(name)
+
+
+def wrapped_script(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """Return a script in a new wrapper, which knows the submodules that `torch.jit.freeze` has left."""
+    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(module._c)
+    return wrapped
+
+
+def become(module: torch.jit.ScriptModule, other: torch.jit.ScriptModule) -> None:
+    """Make a script what another is. Traced modules, and subclasses of ScriptModule, keep what they are in a module inside."""
+    inside = module.__dict__.get("_actual_script_module", module)
+    inside._reconstruct(other._c)
+
+
+# --- capture -----------------------------------------------------------------------------------------
+
+CAPTURE_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx")
+"""Where PyTorch reports what it does while it captures."""
+
+# math.sqrt(size) asks a symbolic size for its value; these do not. torch.export accepts no others of their kind in a graph.
+SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
+    name: getattr(torch, f"_sym_{name}") for name in ("sqrt", "sin", "cos", "tanh")
+}
+
+
+def oblivious_to_sizes(oblivious: bool) -> AbstractContextManager[None]:
+    """Let a capture decide no branch by an example's size being 0 or 1, for the length of the block."""
+    patch: AbstractContextManager[None] = fx_config.patch(backed_size_oblivious=oblivious)  # type: ignore[attr-defined]
+    return patch
+
+
+def list_device_constructors() -> None:
+    """Let PyTorch list what `with torch.device(...)` acts on, which it does once, at its first use."""
+    _device_constructors()
+
+
+def without_causal_hint(function: Callable[..., bool]) -> AbstractContextManager[Any]:
+    """Put a function in the place of the one that compares a transformer layer's mask with a causal one."""
+    return mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", function)
+
+
+@contextmanager
+def fixed_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
+    """Tell `note` what a capture fixes a symbol to, before it does, for the length of the block."""
+    replace = ShapeEnv._set_replacement
+
+    def recorded(env: ShapeEnv, symbol: Any, target: Any, message: str) -> None:
+        note(target)
+        replace(env, symbol, target, message)
+
+    with mock.patch.object(ShapeEnv, "_set_replacement", recorded):
+        yield
+
+
+__all__ = [
+    "CAPTURE_LOGGERS",
+    "COMPOSITE",
+    "MODULE_STATE",
+    "SYMBOLIC_MATH",
+    "DisableTorchFunctionSubclass",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionSchema",
+    "HigherOrderOperator",
+    "JitBlock",
+    "JitGraph",
+    "JitNode",
+    "JitValue",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "TracerWarning",
+    "become",
+    "buffers_of",
+    "checkpoint_offset",
+    "children_of",
+    "detect_fake_mode",
+    "fixed_sizes_seen",
+    "forget_operators",
+    "inline_calls",
+    "is_compiled",
+    "kernels_replaced",
+    "list_device_constructors",
+    "oblivious_to_sizes",
+    "parameters_of",
+    "parse_schema",
+    "pytree",
+    "quantized_decomposed",
+    "remove_dead_code",
+    "scan_operator",
+    "schema_of",
+    "script_function",
+    "torch_sympy",
+    "without_causal_hint",
+    "without_modes",
+    "wrapped_script",
+    "wrapper_tensor",
+    "writes_to",
+]

@@ -1,0 +1,94 @@
+"""A captured graph as a finished document: translated for a target, signed, and with a source for every tensor it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from generic_export.errors import GraphError
+from generic_export.inference_target.base import InferenceTarget
+from generic_export.nnef.block_storage import storage_uses, store_in_blocks
+from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.order import group_by_module
+from generic_export.nnef.registries import with_fragments
+from generic_export.torch_graph.ir import TorchModuleIRGraph
+from generic_export.torch_graph.tracer import torch_version
+from generic_export.translate.translate import TranslationOptions, translate
+from generic_export.weights.part import part_source
+from generic_export.weights.source import BlockTensorSource, TensorSource
+
+PRODUCER = "t2n-llm"
+
+
+def translate_graph(graph: TorchModuleIRGraph, target: InferenceTarget, options: TranslationOptions) -> NnefGraph:
+    """Translate a captured graph for a target: its numerics and properties are added to the options."""
+    complete = TranslationOptions(
+        graph_name=options.graph_name,
+        numerics=target.numerics,
+        spelling=target.spelling,
+        naming_scheme=options.naming_scheme,
+        assertions=options.assertions,
+        properties=(*options.properties, *target.properties.items()),
+    )
+    document = target.post_translate(group_by_module(translate(graph, complete)))
+    return with_fragments(document, target.specific_fragments(document))
+
+
+def producer_properties(source_model: str) -> dict[str, str | float]:
+    """Return the properties that say who made a document, with which versions, from what."""
+    return {
+        "producer": PRODUCER,
+        "producer_version": producer_version(),
+        "torch_version": torch_version(),
+        "source_model": source_model,
+    }
+
+
+def producer_version() -> str:
+    """Return the version of this project, or "0" when it runs from a bare source tree."""
+    try:
+        return version("t2n-llm")
+    except PackageNotFoundError:
+        return "0"
+
+
+def with_tensors(
+    document: NnefGraph, sources: Mapping[str, TensorSource]
+) -> tuple[NnefGraph, Mapping[str, TensorSource]]:
+    """Return a document and a source for every tensor that it names: parts of parameters, and blocks as they lie.
+
+    Raises:
+        GraphError: an operation cannot read blocks as they lie.
+    """
+    return _in_blocks(document, _with_parts(document, sources))
+
+
+def _with_parts(document: NnefGraph, sources: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
+    """Return the sources, those of stored tensors that are parts of a parameter included."""
+    parts = {variable.label: variable.part for variable in document.variables if variable.part is not None}
+    return {**sources, **{label: part_source(label, part, sources[part.parameter]) for label, part in parts.items()}}
+
+
+def _in_blocks(
+    document: NnefGraph, sources: Mapping[str, TensorSource]
+) -> tuple[NnefGraph, Mapping[str, TensorSource]]:
+    """Return the document that reads from blocks the tensors whose sources are blocks.
+
+    Raises:
+        GraphError: an operation cannot read such a tensor.
+    """
+    formats = {
+        variable.label: source.block_format
+        for variable in document.variables
+        if isinstance(source := sources[variable.label], BlockTensorSource)
+    }
+    turned = {label for label, use in storage_uses(document).items() if label in formats and use.axes is not None}
+    for label in turned:
+        raise GraphError(
+            f"tensor {label!r}: its blocks do not lie along the axis that the model sums over.",
+            "Store the transposed weight, as nn.Linear has it, or leave this tensor plain.",
+        )
+    return (store_in_blocks(document, formats) if formats else document), sources
+
+
+__all__ = ["PRODUCER", "producer_properties", "producer_version", "translate_graph", "with_tensors"]

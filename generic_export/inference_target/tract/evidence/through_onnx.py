@@ -1,0 +1,132 @@
+"""The same module by another way into the same engine: PyTorch -> ONNX -> tract, and from there to NNEF.
+
+In: a module and its arguments. Out: files and a `SecondOpinion`, which tells a fault of this exporter from one of the engine.
+Needs the packages `onnx` and `onnxscript`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from generic_export.errors import EngineError, T2NError, first_line
+from generic_export.inference_target.example import ExampleRun
+from generic_export.inference_target.tract.check import Comparison
+from generic_export.inference_target.tract.engines.wheel import TractWheel, convert_with_wheel
+from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.logs import logging_at
+
+ONNX_FILE = "model.onnx"
+NNEF_FILE = "model_from_onnx.nnef.tgz"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SecondOpinion:
+    """What tract makes of the module's ONNX form.
+
+    Attributes:
+        agrees: tract's outputs from ONNX are within the tolerance; None when there are none, see `reason`.
+        comparisons: output by output.
+        reason: why there is no opinion, or what could not be written.
+    """
+
+    agrees: bool | None
+    comparisons: tuple[Comparison, ...] = ()
+    reason: str = ""
+
+    def asdict(self) -> dict[str, Any]:
+        """Return the record as plain data for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.agrees is None:
+            return f"no second opinion: {self.reason}"
+        verdict = "agrees with" if self.agrees else "differs from"
+        return f"through ONNX tract {verdict} PyTorch" + (f" ({self.reason})" if self.reason else "")
+
+
+def debug_dumper_pytorch_to_onnx_to_nnef(
+    model: nn.Module,
+    args: Sequence[Any],
+    folder: Path,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    inference_target: TractNNEF | None = None,
+) -> SecondOpinion:
+    """Write a module as ONNX, let tract run that, compare with PyTorch, and let tract write it as NNEF.
+
+    Args:
+        model: the module, in eval mode.
+        args, kwargs: its arguments.
+        folder: where `model.onnx` and `model_from_onnx.nnef.tgz` go.
+        inference_target: gives the tolerance; its dynamic axes are not used, sizes are those of the arguments.
+
+    Returns:
+        What came of it; that a step is impossible is an answer, not an error.
+    """
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        return SecondOpinion(None, reason=f"the package {missing[0]} is not installed")
+    folder.mkdir(parents=True, exist_ok=True)
+    target = inference_target or TractNNEF.latest()
+    try:
+        _write_onnx(model, tuple(args), dict(kwargs or {}), folder / ONNX_FILE)
+    except Exception as error:  # torch.onnx raises many unrelated classes, none of them documented
+        return SecondOpinion(None, reason=f"PyTorch cannot write it as ONNX: {first_line(error)}")
+    example = ExampleRun.of(model, args, kwargs)
+    try:
+        with TractWheel().load(folder / ONNX_FILE) as engine:
+            comparisons = tuple(target.compared(example, engine.run(list(example.inputs))))
+    except T2NError as error:
+        return SecondOpinion(None, reason=f"tract cannot run its ONNX form: {error.message}")
+    return SecondOpinion(all(comparison.passed for comparison in comparisons), comparisons, _write_nnef(folder, target))
+
+
+def _write_nnef(folder: Path, target: TractNNEF) -> str:
+    """Let tract write the ONNX file as NNEF; returns why it cannot, or ""."""
+    try:
+        convert_with_wheel(folder / ONNX_FILE, folder / NNEF_FILE, registries=(*target.registries, "tract_onnx"))
+    except EngineError as error:
+        return f"tract cannot write it as NNEF: {error.message}"
+    return ""
+
+
+def _write_onnx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> None:
+    import onnx
+
+    silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with silence[0], silence[1], warnings.catch_warnings(), logging_at(logging.ERROR, "torch.onnx", "onnxscript"):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, args, path, kwargs=kwargs, dynamo=True, external_data=False, verbose=False)
+    written = onnx.load(path)
+    _forget_places(written)
+    onnx.save(written, path)
+
+
+def _forget_places(message: Any) -> None:
+    """Clear what PyTorch records of the machine: stack traces with the user's folders, in every metadata field."""
+    for holder in (message, message.graph, *message.functions):
+        del holder.metadata_props[:]
+        holder.doc_string = ""
+        for node in (
+            *getattr(holder, "node", ()),
+            *getattr(holder, "value_info", ()),
+            *getattr(holder, "initializer", ()),
+        ):
+            del node.metadata_props[:]
+            node.doc_string = ""
+
+
+__all__ = ["SecondOpinion", "debug_dumper_pytorch_to_onnx_to_nnef"]

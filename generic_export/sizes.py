@@ -1,0 +1,30 @@
+"""Sizes in bytes, as a user writes them: on a command line, in a recipe, in a call."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from generic_export.errors import OptionError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE | re.ASCII)
+
+
+def parse_size(text: str | float, *, positive: bool = False) -> int:
+    """Return a size in bytes: a number, with or without a unit (`8g`, `900MB`, `1.5 GiB`), in capitals or not.
+
+    Args:
+        text: what the user wrote; a number is taken as bytes.
+        positive: refuse 0, too.
+
+    Raises:
+        OptionError: it is no such size.
+    """
+    found = None if isinstance(text, bool) else _SIZE.fullmatch(str(text))
+    size = int(Fraction(found[1]) * _UNITS[(found[2] or "").lower()]) if found else -1
+    if size < positive:
+        raise OptionError(
+            f"{text!r} is no size.", "Write a number and a unit, such as 8GB, 1.5GiB or 900MB, or a number of bytes."
+        )
+    return size

@@ -1,0 +1,27 @@
+"""The one place that chooses an engine."""
+
+from __future__ import annotations
+
+import logging
+
+from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from t2n_llm.check.options import EngineOptions
+
+logger = logging.getLogger(__name__)
+
+
+def chosen_engine(options: EngineOptions | None = None) -> TractWheel | TractCli:
+    """Return the engine that is asked for; the pip-installed one by default.
+
+    Raises:
+        EngineMissingError: it is not installed.
+    """
+    options = options or EngineOptions()
+    return TractCli(options.tract_binary) if options.uses_command else TractWheel()
+
+
+def require_engine(options: EngineOptions) -> None:
+    """Ask an engine for its version, so that a missing one is known before the work and not after it."""
+    engine = chosen_engine(options)
+    logger.info("%s %s will check", engine.name, engine.version)

@@ -1,0 +1,90 @@
+"""How an export is compared with PyTorch: the engine, how long, and where the reference's weights may stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from t2n_llm.option import Panel, option, refuse_invalid
+
+if TYPE_CHECKING:
+    from t2n_llm.weights.placement import Placement
+
+ENGINES = ("wheel", "cli", "auto")
+DEFAULT_DECODE_STEPS = 64
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Which engine is asked.
+
+    Raises:
+        OptionError: there is no such engine.
+    """
+
+    engine: str = option(
+        "wheel",
+        "wheel: tract from pip, embedded. cli: the tract command. auto: the first of them that is there.",
+        Panel.CHECK,
+        choices=ENGINES,
+    )
+    tract_binary: Path | None = option(
+        None, "The tract command to check with (implies --engine cli).", Panel.CHECK, flags=("--tract",)
+    )
+
+    def __post_init__(self) -> None:
+        refuse_invalid(self)
+
+    @property
+    def uses_command(self) -> bool:
+        """Whether the `tract` command is asked, and not the wheel."""
+        from importlib.util import find_spec
+
+        automatic = self.engine == "auto" and find_spec("tract") is None
+        return self.engine == "cli" or self.tract_binary is not None or automatic
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """Where the weights of the PyTorch reference may stay.
+
+    Raises:
+        OptionError: there is no such place, or a size is none.
+    """
+
+    device_map: str = option(
+        "auto", "Weights of the PyTorch reference: auto (on disk what does not fit), cpu, disk or cuda.", Panel.CHECK
+    )
+    max_memory: str | None = option(
+        None, "Most memory for those weights: 8GB, or cpu=8GB,0=20GB by device.", Panel.CHECK, metavar="SIZE"
+    )
+
+    def __post_init__(self) -> None:
+        if (self.device_map, self.max_memory) != ("auto", None):
+            _ = self.placement  # refuses what cannot be read
+
+    @property
+    def placement(self) -> Placement:
+        """What the user allows."""
+        from t2n_llm.weights.placement import Placement
+
+        return Placement.parse(self.device_map, self.max_memory)
+
+
+@dataclass(frozen=True)
+class CheckingOptions(PlacementOptions, EngineOptions):
+    """How an export is compared with PyTorch; each option is described where it is declared."""
+
+    decode_steps: int = option(
+        DEFAULT_DECODE_STEPS,
+        "Tokens decoded by the check.",
+        Panel.CHECK,
+        minimum=1,
+        advice="Decode at least one token, or skip the check.",
+    )
+    low_memory: bool = option(False, "Run PyTorch in a process that ends before the engine starts.", Panel.CHECK)
+
+    def __post_init__(self) -> None:
+        EngineOptions.__post_init__(self)
+        PlacementOptions.__post_init__(self)

@@ -1,0 +1,105 @@
+"""`t2n-llm export`, `validate` and `verify`: a folder made, compared with PyTorch again, its checksums read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from generic_export.errors import OptionError
+from t2n_llm.cli.parameters import JsonOption, QuietOption, takes_options
+from t2n_llm.cli.session import EXIT_DISAGREES, open_sink, quiet_libraries
+from t2n_llm.export.options import ExportOptions, ValidateOptions
+from t2n_llm.source.reference import SourceRef
+
+
+@takes_options
+def export(
+    source: Annotated[str, typer.Argument(help="Hub id (meta-llama/Llama-3.1-8B), local folder or .gguf file.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder to make; by default named after the model."),
+    ] = None,
+    options: ExportOptions = ExportOptions(),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written, how large and how long; write nothing.")
+    ] = False,
+    adapter_only: Annotated[
+        bool,
+        typer.Option(
+            "--adapter-only",
+            help="Write just the adapter's tensors; they share a base archive.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
+    origin: SourceRef = SourceRef(),
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Export a model, and prove that tract says what PyTorch says.
+
+    Exit code 0: exported (and checked). 1: tract disagrees; the archive is kept as DIR.failed. 2: bad input. 3: a bug.
+    """
+    with open_sink(as_json, quiet) as sink:
+        quiet_libraries()
+        model = origin.named(source)
+        if adapter_only:
+            from t2n_llm.export.adapter_only import export_adapter
+
+            if options.adapter is None:
+                raise OptionError("--adapter-only is given without an adapter.", "Name it with --adapter.")
+            sink.adapted(export_adapter(model, options.adapter, output, dtype=options.graph.dtype, force=options.force))
+            return
+        from t2n_llm.export.pipeline import export_llm, plan_llm_export
+
+        if dry_run:
+            sink.planned(plan_llm_export(model, output, options=options, reporter=sink))
+            return
+        result = export_llm(model, output, options=options, reporter=sink)
+    sink.exported(result)
+
+
+@takes_options
+def validate(
+    folder: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`.")],
+    reference: Annotated[
+        str | None, typer.Option(help="Hub id or folder of the original; by default the hub id that was exported.")
+    ] = None,
+    origin: SourceRef = SourceRef(),
+    options: ValidateOptions = ValidateOptions(),
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Compare an export with PyTorch: prefill, chunked prefill, decode with the cache fed back, greedy generation.
+
+    Exit code 0: they agree within the element type's tolerance. 1: they differ. 2: bad input. 3: a bug.
+    """
+    with open_sink(as_json, quiet) as sink:
+        quiet_libraries()
+        from t2n_llm.export.revalidate import validate_folder
+
+        report = validate_folder(folder, origin.named(reference or ""), options=options, reporter=sink)
+        if not (report.passed or as_json):
+            raise report.failure(str(folder), "Is the reference the model that was exported? Then export it again.")
+    sink.validated(report)
+    if not report.passed:
+        raise typer.Exit(EXIT_DISAGREES)
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Read an export again and compare every tensor with the SHA-256 recorded when it was written.
+
+    Exit code 0: as written. 1: damaged; each bad, missing or extra tensor is named. 2: bad input. 3: a bug.
+    """
+    with open_sink(as_json, quiet) as sink:
+        from t2n_llm.export.verify import verify_export
+
+        report = verify_export(path, sink.progress)
+    sink.verified(report)
+    if not report.passed:
+        raise typer.Exit(EXIT_DISAGREES)

@@ -1,0 +1,100 @@
+"""Options that are declared once, as options of the command line; and those that every command shares.
+
+In: a command whose parameters are dataclasses of options. Out: the same command with one parameter an option, in panels.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.models import OptionInfo
+
+from t2n_llm.option import Option, Panel, made, options_of
+
+ArchiveArgument = Annotated[
+    Path, typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.")
+]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or metal, where tract has it.")]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=Panel.OUTPUT.value),
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.", rich_help_panel=Panel.OUTPUT.value),
+]
+
+_PANELS = [panel.value for panel in Panel]
+
+
+def takes_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command one parameter for each option of the dataclasses that it takes; those of a panel stand together.
+
+    The command is called with the dataclasses, made of what was given on the command line.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, own in inspect.signature(command).parameters.items():
+        shown = own.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        parameters += _parameters(groups[name]) if name in groups else [shown]
+    parameters.sort(key=lambda each: _place(each.annotation))
+
+    def called(**given: Any) -> Any:
+        for name, group in groups.items():
+            keywords = [option.keyword for option in options_of(group)]
+            values = {keyword: given.pop(keyword) for keyword in keywords}
+            given[name] = made(group, {keyword: value for keyword, value in values.items() if value is not None})
+        return command(**given)
+
+    called.__doc__, called.__name__ = command.__doc__, command.__name__
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    return called
+
+
+def _parameters(group: Any) -> Iterator[inspect.Parameter]:
+    for option in options_of(group):
+        hint, default = _on_the_command_line(option)
+        yield inspect.Parameter(
+            option.keyword,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[hint, _typer_option(option)],
+        )
+
+
+def _on_the_command_line(option: Option) -> tuple[Any, Any]:
+    """Return the type and the default that typer can read: lists for tuples, text for what may be text."""
+    if get_origin(option.hint) is tuple:
+        return list[str] | None, None
+    if {str, int} <= set(get_args(option.hint)):
+        return str | None, option.default
+    return option.hint, option.default
+
+
+def _typer_option(option: Option) -> OptionInfo:
+    declaration = option.declaration
+    flags = declaration.flags or (f"--{option.keyword.replace('_', '-')}",)
+    further: Mapping[str, Any] = {} if declaration.minimum is None else {"min": declaration.minimum}
+    info: OptionInfo = typer.Option(
+        *flags,
+        help=declaration.help,
+        metavar=declaration.metavar,
+        rich_help_panel=None if declaration.panel is Panel.FIRST else declaration.panel.value,
+        **further,
+    )
+    return info
+
+
+def _place(annotation: Any) -> int:
+    """Return where a parameter stands: arguments, then the panels in their order."""
+    shown = next((each for each in get_args(annotation) if isinstance(each, OptionInfo)), None)
+    if shown is None:
+        return -1
+    return _PANELS.index(shown.rich_help_panel or Panel.FIRST.value)

@@ -1,0 +1,70 @@
+"""`t2n-llm quantize-report`: what compression costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from t2n_llm.check.options import EngineOptions, PlacementOptions
+from t2n_llm.cli.parameters import JsonOption, QuietOption, takes_options
+from t2n_llm.cli.session import EXIT_DISAGREES, open_sink, quiet_libraries
+from t2n_llm.source.reference import SourceRef
+
+
+@takes_options
+def quantize_report(
+    folder: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, compressed or not.")],
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="The original (hub id or folder, run in PyTorch), or another export of it (run in tract). "
+            "By default the hub id that was exported."
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text to measure on; by default one that comes with the package."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="About how many tokens to score.")] = 2048,
+    window: Annotated[int, typer.Option(min=2, help="Tokens in one piece of the text.")] = 256,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the error by layer: .png (t2n-llm[plot]), or .html with all tables."),
+    ] = None,
+    max_kl: Annotated[
+        float | None, typer.Option(min=0.0, help="Exit with 1 when the mean KL divergence is above this.")
+    ] = None,
+    origin: SourceRef = SourceRef(),
+    placement: PlacementOptions = PlacementOptions(),
+    engine: EngineOptions = EngineOptions(),
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Say what compression costs: the error of each tensor, and perplexity and divergence through the engine.
+
+    Exit code 0: measured. 1: the divergence is above --max-kl. 2: bad input. 3: a bug.
+    """
+    with open_sink(as_json, quiet) as sink:
+        quiet_libraries()
+        from t2n_llm.cli.report_plot import plot_report, require_plotting
+        from t2n_llm.measure import quantize_report as measuring
+
+        if plot is not None:
+            require_plotting(plot)
+        report = measuring.quantize_report(
+            folder,
+            origin.named(reference or ""),
+            text=text,
+            tokens=tokens,
+            window=window,
+            placement=placement.placement,
+            engine=engine,
+            reporter=sink,
+        )
+        if plot is not None:
+            plot_report(report, plot)
+    sink.quality(report, max_kl)
+    if max_kl is not None and not report.quality.mean_kl <= max_kl:
+        raise typer.Exit(EXIT_DISAGREES)

@@ -1,0 +1,43 @@
+"""What one run of the command was told: how it speaks, and whether it shows tracebacks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+
+from t2n_llm.cli.console import OutputMode, Sink
+
+EXIT_DISAGREES = 1
+EXIT_BAD_INPUT = 2
+EXIT_BUG = 3
+
+
+@dataclass
+class Session:
+    """Set by the root command and by `open_sink`, read where errors are told."""
+
+    debug: bool = False
+    mode: OutputMode = OutputMode.HUMAN
+
+
+session = Session()
+
+
+def open_sink(as_json: bool, quiet: bool = False) -> Sink:
+    """Return the sink of a command, and keep the notices of other libraries out of it."""
+    session.mode = OutputMode.JSON if as_json else OutputMode.QUIET if quiet else OutputMode.HUMAN
+    return Sink(session.mode)
+
+
+def quiet_libraries() -> None:
+    """Keep the progress bars and notices of other libraries out of our output; downloads may show theirs to people."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # the hub's as well
+    if session.mode is OutputMode.HUMAN and sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
+        enable_progress_bars()

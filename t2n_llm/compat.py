@@ -1,0 +1,89 @@
+"""Names of transformers and accelerate that no release promises, once each: what each is for, and the releases that have it.
+
+All of them are in transformers 5.15 to 5.23 and in accelerate 1.1 to 1.15, where they were tried; where releases differ, the line
+says so. Those that the cache, attention and experts need are in `kvcache.compat`, those of PyTorch in `generic_export.compat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+# --- transformers: what a model's class says -------------------------------------------------------
+
+
+def unsplit_classes(model: nn.Module) -> frozenset[str]:
+    """Return the names of the classes of modules that must stay on one device."""
+    return frozenset(getattr(model, "_no_split_modules", None) or ())
+
+
+def superfluous_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the patterns of tensors that a checkpoint may have without need."""
+    return tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+
+
+# --- transformers: loading -------------------------------------------------------------------------
+
+
+@contextmanager
+def around_initialisers(around: Callable[[nn.Module, Callable[[], None]], None]) -> Iterator[None]:
+    """Call `around(module, initialise)` in the place of each module's initialiser, for the length of the block."""
+    from transformers import PreTrainedModel
+
+    initialise = PreTrainedModel._initialize_weights
+
+    def wrapped(self: Any, module: nn.Module, *options: Any, **named: Any) -> None:
+        around(module, lambda: initialise(self, module, *options, **named))
+
+    with mock.patch.object(PreTrainedModel, "_initialize_weights", wrapped):
+        yield
+
+
+def is_loaded(parameter: torch.Tensor) -> bool:
+    """Say whether transformers has marked a parameter as the checkpoint's, which initialisers then leave alone."""
+    return bool(getattr(parameter, "_is_hf_initialized", False))
+
+
+# --- transformers: implementations by name ---------------------------------------------------------
+
+
+def choose_implementations(config: Any, attention: str | None, experts: str | None) -> None:
+    """Make models of a config run these implementations; None leaves the choice to transformers."""
+    config._attn_implementation, config._experts_implementation = attention, experts
+
+
+@contextmanager
+def experts_implementation(configs: Sequence[Any], name: str) -> Iterator[None]:
+    """Make models that were built with these configs run other experts for the length of the block."""
+    before = [getattr(each, "_experts_implementation_internal", None) for each in configs]
+    for each in configs:
+        each._experts_implementation = name
+    try:
+        yield
+    finally:
+        for each, value in zip(configs, before, strict=True):
+            each._experts_implementation_internal = value  # this one alone: the property sets those inside of it too
+
+
+# --- accelerate ------------------------------------------------------------------------------------
+
+
+def accelerate_hook(module: nn.Module) -> Any:
+    """Return the hook that `dispatch_model` gave a module, or None."""
+    return getattr(module, "_hf_hook", None)
+
+
+__all__ = [
+    "accelerate_hook",
+    "around_initialisers",
+    "choose_implementations",
+    "experts_implementation",
+    "is_loaded",
+    "superfluous_names",
+    "unsplit_classes",
+]

@@ -1,0 +1,140 @@
+"""What a user asks for when a model is to be compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from generic_export.errors import OptionError
+from t2n_llm.option import Panel, option
+
+if TYPE_CHECKING:
+    from quant.protocol import Quantizer
+    from quant.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class CompressionOptions:
+    """What the user asked for; nothing given means no compression. See docs/quantization.md.
+
+    Raises:
+        OptionError: the recipe is unknown, unreadable or wrong, or an option has no meaning beside the others.
+    """
+
+    name: str | None = option(
+        None,
+        "Recipe: q4_0, q4_0+embeddings, q4_0-mixed (with --target-size), f16, f32. "
+        "Algorithms: search (default), min_max; with calibration imatrix, gptq, awq, best.",
+        keyword="compress",
+        metavar="NAME[:ALGORITHM]",
+    )
+    file: Path | None = option(
+        None,
+        "Recipe in YAML (docs/quantization.md), instead of --compress.",
+        Panel.COMPRESSION,
+        keyword="recipe",
+        metavar="FILE",
+    )
+    target_size: str | int | None = option(
+        None, "What all weights may take, such as 900MB, for q4_0-mixed.", Panel.COMPRESSION, metavar="SIZE"
+    )
+    quantizers: str | None = option(
+        None, "A dict of your own algorithms, by name.", Panel.COMPRESSION, metavar="MODULE:DICT"
+    )
+    calibration: str = option(
+        "builtin",
+        "Text for imatrix, gptq, awq and best: a file, auto (the model writes it) or builtin.",
+        Panel.COMPRESSION,
+    )
+    imatrix: Path | None = option(
+        None,
+        "Statistics for imatrix, ours or llama.cpp's, instead of a calibration.",
+        Panel.COMPRESSION,
+        metavar="FILE",
+    )
+    save_imatrix: Path | None = option(
+        None, "Keep the statistics of this calibration (*.imatrix.safetensors).", Panel.COMPRESSION, metavar="FILE"
+    )
+
+    def __post_init__(self) -> None:
+        if self.name is not None and self.file is not None:
+            raise OptionError("both --compress and --recipe are given.", "A recipe has a name or a file, not both.")
+        if self.name is None and self.file is None and self.target_size is not None:
+            raise OptionError("--target-size is given without a recipe.", "Add --compress q4_0-mixed.")
+        self.recipe()  # whatever is wrong with it should be known before the work
+        if self.imatrix is not None:
+            self._refuse_unused_statistics()
+        if self.save_imatrix is not None:
+            from t2n_llm.compress.statistics import check_name
+
+            check_name(self.save_imatrix)
+            if not self.calibrates():
+                raise OptionError("--save-imatrix is given, and nothing is calibrated.", "Add --compress q4_0:imatrix.")
+
+    def _refuse_unused_statistics(self) -> None:
+        from t2n_llm.compress.algorithms import IMATRIX
+
+        if IMATRIX not in self.algorithm_names():
+            raise OptionError(
+                "--imatrix is given, and no tensor uses it.",
+                f"Only the algorithm {IMATRIX} can: --compress q4_0:{IMATRIX}.",
+            )
+
+    def algorithms(self) -> Mapping[str, Quantizer]:
+        """Return the algorithms that work on one tensor at a time."""
+        from quant.algorithms import BUILT_IN, load_algorithms
+
+        return load_algorithms(self.quantizers) if self.quantizers or self.name or self.file else BUILT_IN
+
+    def recipe(self) -> Recipe | None:
+        """Return the recipe, or None.
+
+        Raises:
+            OptionError: it is unknown, unreadable or wrong.
+        """
+        if self.name is None and self.file is None and self.quantizers is None:
+            return None
+        from generic_export.sizes import parse_size
+        from quant.recipe import named_recipe, read_recipe
+        from t2n_llm.compress.algorithms import CALIBRATED
+
+        known = (*self.algorithms(), *CALIBRATED)
+        size = parse_size(self.target_size, positive=True) if self.target_size is not None else None
+        if self.name is not None:
+            return named_recipe(self.name, known, size)
+        return read_recipe(self.file, known, size) if self.file is not None else None
+
+    def dtype(self) -> str | None:
+        """Return the element type that the recipe wants for the graph, or None."""
+        recipe = self.recipe()
+        return recipe.dtype if recipe is not None else None
+
+    def calibrates(self) -> bool:
+        """Say whether the recipe asks for an algorithm that runs the model."""
+        names = self.algorithm_names()
+        if not names:
+            return False
+        from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX
+
+        return not (names - ({IMATRIX} if self.imatrix is not None else set())).isdisjoint(CALIBRATED)
+
+    def algorithm_names(self) -> set[str]:
+        """Return the algorithms that the recipe asks for."""
+        recipe = self.recipe()
+        return recipe.algorithms() if recipe is not None else set()
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the options as plain data; where files lie on this machine is nobody else's business."""
+        from t2n_llm.compress.statistics import recorded_file
+
+        calibration = self.calibration
+        return {
+            "name": self.name,
+            "file": self.file.name if self.file is not None else None,
+            "target_size": self.target_size,
+            "quantizers": self.quantizers,
+            "calibration": calibration if calibration in ("builtin", "auto") else Path(calibration).name,
+            "imatrix": recorded_file(self.imatrix) if self.imatrix is not None else None,
+        }

@@ -1,0 +1,266 @@
+"""What every export does around its archives: the folder they come to lie in, their bytes, `export.json`, the place in the end.
+
+In: graphs and where their tensors come from. Out: a folder in place, or beside its place when the check failed. What happened
+on the way is in the cast report.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generic_export.documents import producer_version
+from generic_export.nnef.graph import NnefGraph
+from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.source import TensorSource
+from generic_export.write.archive import DEFAULT_TGZ_LEVEL, Resume, check_free_space
+from generic_export.write.document import ArchivePlan, WrittenArchive, write_document
+from generic_export.write.journal import journal_paths, occupied_bytes
+from quant.half import CastReport, OverflowCount
+from quant.stream import QuantizationError
+from t2n_llm.check.agreement import ValidationReport
+from t2n_llm.export.folder import (
+    clear_staging,
+    file_digests,
+    json_text,
+    keep_beside,
+    put_in_place,
+    staging_folder,
+    write_manifest,
+)
+from t2n_llm.export.manifest import Manifest
+from t2n_llm.export.options import ExportOptions
+from t2n_llm.reporter import Reporter
+from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.protocol import MODEL_ROLE
+
+# archive form -> (file name, compression level)
+ARCHIVES: Mapping[str, tuple[str, int | None]] = {
+    "dir": ("model.nnef", None),
+    "tar": ("model.nnef.tar", 0),
+    "tgz": ("model.nnef.tgz", DEFAULT_TGZ_LEVEL),
+}
+
+_DAT = ".dat"
+_CONFIGS = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
+_MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What an export made.
+
+    Attributes:
+        output_dir: the folder.
+        archives: the NNEF archives in it, by role.
+        manifest: content of `export.json`.
+        validation: the comparison with PyTorch, or None when it was skipped.
+    """
+
+    output_dir: Path
+    archives: Mapping[str, Path]
+    manifest: Manifest
+    validation: ValidationReport | None
+
+    @property
+    def archive(self) -> Path:
+        """The archive, or of several the one that a runtime decodes with."""
+        return self.output_dir / str(self.manifest["archive"])
+
+
+@dataclass(frozen=True)
+class ExportFolder:
+    """The folder that an export makes.
+
+    Attributes:
+        source: the model.
+        target: the folder to make.
+        options: every choice.
+        reporter: told what happens.
+        casts: filled while weights stream.
+    """
+
+    source: ModelSource
+    target: Path
+    options: ExportOptions
+    reporter: Reporter
+    casts: CastReport = field(default_factory=CastReport)
+
+    def archive_name(self, role: str = MODEL_ROLE) -> str:
+        """Return the file or folder name of an archive: `model.nnef.tar`, `vision.nnef`."""
+        return ARCHIVES[self.options.archive][0].replace(MODEL_ROLE, role, 1)
+
+    @property
+    def compression_level(self) -> int | None:
+        """Of the archives; None for folders."""
+        return ARCHIVES[self.options.archive][1]
+
+    @contextmanager
+    def staging(self, plans: Mapping[str, ArchivePlan], bundle_bytes: int = 0) -> Iterator[Path]:
+        """Yield the folder in which everything is made, once it is known to fit on the disk.
+
+        Args:
+            plans: the archives, by role.
+            bundle_bytes: of the test bundles that come to lie beside them.
+
+        Raises:
+            DiskFullError: it does not fit.
+        """
+        with staging_folder(self.target, resume=self.options.resume) as staging:
+            # How far a .tgz shrinks is not known before it is written.
+            weights = 0 if self.options.archive == "tgz" else sum(plan.tar_bytes for plan in plans.values())
+            beside = bundle_bytes + sum(file.stat().st_size for file in self.companions())
+            needed = max(weights - occupied_bytes(staging), 0) + beside + _MANIFEST_ALLOWANCE
+            check_free_space(self.target, needed)
+            clear_staging(staging, *(self.archive_name(role) for role in plans))
+            yield staging
+
+    def write_archive(
+        self,
+        staging: Path,
+        graph: NnefGraph,
+        sources: Mapping[str, TensorSource],
+        identity: str,
+        *,
+        role: str = MODEL_ROLE,
+        errors: MutableMapping[str, QuantizationError] | None = None,
+    ) -> WrittenArchive:
+        """Stream the weights into an archive, going on where a killed export of the same identity stopped.
+
+        Args:
+            staging: where the archive comes to lie.
+            graph, sources: what it holds.
+            identity: see `identity`.
+            role: first part of its name.
+            errors: what quantisation does to each tensor, filled while the sources are streamed.
+        """
+        name = self.archive_name(role)
+        self.reporter.stage(f"Writing {name}")
+        errors = {} if errors is None else errors
+        resume = Resume(
+            identity,
+            wanted=self.options.resume,
+            on_found=self.reporter.stage,
+            on_lost=self.reporter.warn,
+            note=lambda entry: self._note_of(entry, errors),
+            recall=lambda entry, note: self._recall(entry, note, errors),
+            keep_journal=True,
+        )
+        return write_document(
+            staging / name,
+            graph,
+            sources,
+            compression_level=self.compression_level,
+            overwrite=True,  # a whole archive that an earlier run left here, see `Resume.keep_journal`
+            progress=self.reporter.progress,
+            resume=resume,
+        )
+
+    def identity(self, checkpoint: Checkpoint, **further: Any) -> str:
+        """Return text that two exports share when the same weights and options go in, by the same version."""
+        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
+        return json_text(
+            {
+                "files": files,
+                "options": self.options.identity(),
+                # Two calibrations need not agree to the last bit: what one made is not mixed with the other's.
+                "calibration": secrets.token_hex(8) if self.options.compression.calibrates() else None,
+                "versions": [producer_version(), torch.__version__],
+                **further,
+            }
+        )
+
+    def _note_of(self, entry: str, errors: Mapping[str, QuantizationError]) -> Any:
+        """Return what was learnt of a tensor while it was streamed; kept in the journal for an export that is continued."""
+        label = entry.removesuffix(_DAT)
+        overflow, error = self.casts.overflows.get(label), errors.get(label)
+        noted = {
+            "overflow": asdict(overflow) if overflow is not None else None,
+            "error": asdict(error) if error is not None else None,
+        }
+        return noted if any(noted.values()) else None
+
+    def _recall(self, entry: str, note: Any, errors: MutableMapping[str, QuantizationError]) -> None:
+        label = entry.removesuffix(_DAT)
+        if note and note["overflow"]:
+            self.casts.overflows[label] = OverflowCount(**note["overflow"])
+        if note and note["error"]:
+            errors[label] = QuantizationError(**note["error"])
+
+    def companions(self) -> list[Path]:
+        """Return what a runtime needs beside the archive: configs, tokenizer, chat template, how images become pixels."""
+        configs = [self.source.folder / name for name in _CONFIGS]
+        return [file for file in (*configs, *self.source.tokenizer_files()) if file.is_file()]
+
+    def copy_companions(self, staging: Path) -> None:
+        """Copy the companions into the folder."""
+        for file in self.companions():
+            shutil.copyfile(file, staging / file.name)
+
+    def complete(
+        self,
+        staging: Path,
+        archives: Mapping[str, WrittenArchive],
+        validation: ValidationReport | None,
+        unused: Sequence[str],
+        described: Manifest,
+    ) -> ExportResult:
+        """Record what is in the folder, and put it in place, or beside its place when the check failed.
+
+        Args:
+            staging: the folder, with everything but `export.json`.
+            archives: in it, by role.
+            validation: None without a check.
+            unused: checkpoint tensors that the model does not use.
+            described: what else `export.json` says.
+
+        Raises:
+            ValidationError: the check failed.
+        """
+        self.reporter.stage("Recording checksums")
+        paths = {role: archive.path for role, archive in archives.items()}
+        for path in paths.values():
+            for journal in journal_paths(path):
+                journal.unlink()
+        manifest = {
+            **described,
+            "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
+            "companions": [file.name for file in self.companions()],
+            "unused_tensors": list(unused),
+            "validation": validation.asdict() if validation is not None else None,
+            "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives.values()}
+            | file_digests(staging, *(path.name for path in paths.values())),
+        }
+        write_manifest(staging, manifest)
+        if validation is not None and not validation.passed:
+            failed = keep_beside(staging, self.target, "failed")
+            raise validation.failure(
+                self.source.name,
+                f"What was exported is kept in {failed}, with its report; for f16 try --f32-attention, --f32-norm or --dtype f32.",
+            )
+        put_in_place(staging, self.target, self.options.force)
+        placed = {role: self.target / path.name for role, path in paths.items()}
+        return ExportResult(self.target, placed, manifest, validation)
+
+    def warn_of_unused(self, unused: Sequence[str]) -> None:
+        """Tell which tensors of the checkpoint have no parameter."""
+        if unused:
+            more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+            self.reporter.warn(
+                f"the checkpoint holds tensors that the model does not use: {', '.join(unused[:3])}{more}."
+            )
+
+    def report_overflows(self) -> None:
+        """Tell which tensors had values beyond f16."""
+        for name, overflow in self.casts.overflows.items():
+            self.reporter.warn(
+                f"{name}: {overflow.count} values up to {overflow.max_abs:.3g} do not fit f16 and were set to its "
+                f"largest, 65504. Keep that tensor in f32: --keep-f32 {name}"
+            )

@@ -1,0 +1,80 @@
+"""What every task does between a config and a document: a network without weights, and its module captured and translated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from generic_export.capture import capture
+from generic_export.documents import producer_properties, translate_graph
+from generic_export.inference_target import TractNNEF
+from generic_export.nnef.graph import NnefGraph
+from generic_export.translate.translate import TranslationOptions
+from kvcache import fuse_rotary_embedding
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.source.empty_model import ModelKind, instantiate, widen
+
+
+def weightless_network(
+    kind: ModelKind, config: Any, options: GraphOptions, attention: str, experts: str, trust_remote_code: bool
+) -> Any:
+    """Return transformers' model of a config on the meta device, the parameters that stay in f32 widened.
+
+    Args:
+        kind: which of transformers' classes for the config.
+        config: a transformers config; it is not modified.
+        options: element type, and which parameters stay in f32.
+        attention, experts: names of implementations (see `kvcache.explicit_attention`, `explicit_experts`).
+        trust_remote_code: allow code that comes with the model.
+
+    Raises:
+        UnknownArchitectureError: transformers has no such class for the config.
+    """
+    network = instantiate(kind, config, options.torch_dtype, attention, experts, trust_remote_code)
+    for pattern in options.keep_f32:
+        widen(network, pattern, options.torch_dtype)
+    return network
+
+
+def document_of(
+    module: nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    output_names: Sequence[str],
+    target: TractNNEF,
+    *,
+    prefix: str,
+    graph_name: str,
+    source_name: str,
+) -> tuple[Mapping[str, torch.Tensor], NnefGraph]:
+    """Capture and translate a module.
+
+    Args:
+        module: on the meta device.
+        inputs: by name; the sizes are only hints and never reach the graph.
+        output_names: of the graph.
+        target: numerics, and which axes are symbols.
+        prefix: what the names of parameters begin with, inside a wrapper.
+        graph_name: of the document.
+        source_name: the model, recorded in the document.
+
+    Returns:
+        The values that the capture computed itself, by name, and the document.
+
+    Raises:
+        CaptureError, TranslationError: the module cannot be expressed; the message says where.
+    """
+    captured = capture(
+        module,
+        tuple(inputs.values()),
+        target,
+        tuple(inputs),
+        tuple(output_names),
+        fusions=(fuse_rotary_embedding,),
+        strip_prefix=prefix,
+    )
+    producer = tuple(producer_properties(source_model=source_name).items())
+    graph = translate_graph(captured, target, TranslationOptions(graph_name=graph_name, properties=producer))
+    return captured.constants, graph

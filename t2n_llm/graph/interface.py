@@ -1,0 +1,54 @@
+"""What `export.json` says of graphs: inputs, outputs, states, and the model they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from math import prod
+from typing import Any
+
+from generic_export.nnef.graph import NnefGraph, NnefVariable
+from kvcache.states import StateTensor
+
+
+def interface(graph: NnefGraph, states: Sequence[StateTensor], dtype: str) -> dict[str, Any]:
+    """Return what `export.json` says of a graph's inputs and outputs.
+
+    Args:
+        graph: as written.
+        states: which of them are states that are fed back.
+        dtype: of float inputs and outputs.
+    """
+    return {
+        "inputs": list(graph.inputs),
+        "outputs": list(graph.outputs),
+        "symbols": list(graph.symbols),
+        "states": [asdict(state) for state in states],
+        "dtype": dtype,
+    }
+
+
+def text_model(config: Any, variables: Iterable[NnefVariable]) -> dict[str, Any]:
+    """Return what `export.json` says of a language model, or of the text part of another one.
+
+    Args:
+        config: transformers config.
+        variables: everything that is stored.
+    """
+    text_config = config.get_text_config(decoder=True)
+    return {
+        "vocab_size": text_config.vocab_size,
+        "max_position_embeddings": getattr(text_config, "max_position_embeddings", None),
+        "sliding_window": getattr(text_config, "sliding_window", None),
+        "parameters": sum(prod(variable.shape) for variable in variables),
+    }
+
+
+def recorded_states(manifest: Mapping[str, Any]) -> tuple[StateTensor, ...]:
+    """Return the states of the graph that a manifest describes; older ones call them caches.
+
+    Raises:
+        ArchiveError: a record is not complete.
+    """
+    graph = manifest["graph"]
+    return tuple(StateTensor.from_record(record) for record in graph.get("states", graph.get("caches", ())))

@@ -1,0 +1,157 @@
+"""Images or sound, and text: three archives that `export.json` connects; the batch is 1, the last position's logits are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from generic_export.errors import OptionError
+from t2n_llm.check.agreement import ValidationReport
+from t2n_llm.compress.request import CompressionOptions
+from t2n_llm.graph.interface import interface, text_model
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
+from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.multimodal.check import check_multimodal, plan_prompts, run_multimodal_reference
+from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, family_of
+from t2n_llm.tasks.multimodal.model import DECODER, EMBED, build_parts
+from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
+from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
+
+_POSITIONS = (
+    "int64 [3, 1, S], time, row, column: text counts on from the position before in all three; an image that starts at p has "
+    "p, p + row, p + column, and the text after it goes on at p + side (side = sqrt(rows_per_image))"
+)
+_DEEPSTACK = (
+    "row i of all images' deepstack_embeds_n is at the i-th image_token_id of the decoder's deepstack_embeds_n [1, S, D], "
+    "which is zero everywhere else and in every call without images"
+)
+_FRAME_MASK = (
+    "int64 [N, frames]: 1 before the end of a recording, 0 after it; the first (n + 1) / 4 rows of n frames are used, "
+    "rounded down"
+)
+
+
+class MultimodalTask(Task):
+    """`input_ids -> embeddings`, `pixels | features -> embeddings`, and a decoder that takes embeddings."""
+
+    def refuse(
+        self, source: ModelSource, options: GraphOptions, compression: CompressionOptions, adapter: str | None
+    ) -> None:
+        """See `Task.refuse`."""
+        if adapter is not None:
+            raise OptionError(
+                f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
+            )
+        if compression.recipe() is not None:
+            raise OptionError(
+                f"--task {self.name} does not compress weights.",
+                "Leave --compress, --recipe and --target-size out.",
+            )
+        if options.batch or options.num_logits_to_keep != 1:
+            raise OptionError(
+                f"--task {self.name} exports a batch of 1 and the last position's logits.",
+                "Leave --batch and --num-logits-to-keep out.",
+            )
+        if source.is_quantized:
+            raise OptionError(
+                f"{source.name}: multimodal models are exported from plain checkpoints only.",
+                "Give the original bf16, f16 or f32 checkpoint.",
+            )
+        self._family(source, options)  # refuses what it does not know
+
+    def graphs(self, source: ModelSource, options: GraphOptions) -> tuple[TaskGraph, ...]:
+        """See `Task.graphs`."""
+        built = build_parts(
+            source.config,
+            self._family(source, options),
+            options,
+            name=source.public_name,
+            revision=source.revision,
+            trust_remote_code=source.trust_remote_code,
+        )
+        return tuple(TaskGraph(each.part, each.graph, role, each.part.states) for role, each in built.items())
+
+    def network(self, source: ModelSource) -> nn.Module:
+        """See `Task.network`."""
+        network: nn.Module = instantiate(
+            MULTIMODAL_MODEL, source.config, torch.float32, "eager", "eager", source.trust_remote_code
+        )
+        return network
+
+    def check(self, subject: CheckSubject) -> ValidationReport:
+        """Compare prompts with and without images; see `multimodal.check`."""
+        source, checking = subject.source, subject.checking
+        family = self._family(source, subject.options)
+        prompts = plan_prompts(source.config, family)
+        subject.reporter.stage("Running PyTorch in f32 for reference")
+        expected = run_multimodal_reference(
+            source, family, subject.network, subject.needed(), prompts, checking.placement
+        )
+        return check_multimodal(
+            subject.archives,
+            family,
+            source.config,
+            subject.states,
+            subject.options.dtype,
+            prompts,
+            expected,
+            engine=checking,
+            tolerance=subject.tolerance,
+            on_check=subject.announce,
+        )
+
+    def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
+        """See `Task.interface`."""
+        decoder = graphs[-1]
+        variables = {variable.label: variable for part in graphs for variable in part.graph.variables}
+        return {
+            "graph": interface(decoder.graph, decoder.states, options.dtype),
+            "multimodal": connection(source.config, self._family(source, options)),
+            "model": text_model(source.config, variables.values()),
+        }
+
+    def _family(self, source: ModelSource, options: GraphOptions) -> Family:
+        return family_of(source.config, options.image_size, self.name)
+
+
+class ImageTextToText(MultimodalTask):
+    """Vision-language models."""
+
+    name = IMAGE_TEXT_TO_TEXT
+
+
+class AudioTextToText(MultimodalTask):
+    """Speech models."""
+
+    name = AUDIO_TEXT_TO_TEXT
+
+
+def connection(config: Any, family: Family) -> dict[str, Any]:
+    """Return what `export.json` says of how the archives connect.
+
+    Args:
+        config: transformers config.
+        family: of the config.
+    """
+    stack = ["N"] if family.stacks_images else []
+    medium, further = family.medium, family.decoder_input
+    return {
+        "order": [EMBED, medium.role, DECODER],
+        medium.token_field: family.image_token_id(config),
+        f"rows_per_{medium.noun}": family.rows_per_image(config),
+        medium.input_name: {
+            "shape": [*stack, *family.pixel_shape(config)],
+            f"{medium.noun}s": "as the model's processor gives them, in order",
+        },
+        "scatter": f"row i of all {medium.output_name} replaces inputs_embeds at the i-th {medium.token_field}",
+        "deepstack": _DEEPSTACK if family.deepstack_layers(config) else None,
+        FRAME_MASK: _FRAME_MASK if family.masked else None,
+        "token_type_ids": "1 at rows of images, 0 elsewhere; an image is in one call"
+        if further == TOKEN_TYPES
+        else None,
+        "positions": _POSITIONS if further == POSITIONS else "counted by the decoder from its cache",
+    }

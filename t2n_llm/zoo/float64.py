@@ -1,0 +1,82 @@
+"""Where PyTorch's f32 and ours disagree, PyTorch's float64 decides: one pass over the whole text, without a cache between calls.
+
+In: a checkpoint that the zoo made, its export, and the tokens that the checks decoded. Out: the same checks against float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from generic_export.compat import TorchDispatchMode
+from kvcache.forms import state_form
+from t2n_llm.check.agreement import ValidationReport
+from t2n_llm.check.reference import ReferenceRun, plan_check, run_reference
+from t2n_llm.check.runner import open_runner
+from t2n_llm.check.turns import validate_archive
+from t2n_llm.export.folder import archive_in, read_manifest
+from t2n_llm.graph.interface import recorded_states
+from t2n_llm.weights.f32_model import load_f32
+
+
+def float64_report(checkpoint: Path, export: Path, decode_steps: int) -> ValidationReport:
+    """Run the four checks of an f32 export against PyTorch in float64.
+
+    Sums in another order are not the only way for f32 to be off: transformers' own step of a recurrence may differ from its
+    pass over a sequence (Zamba-2 and Nemotron-H clamp the step size in the latter alone). One pass is what both stand for.
+
+    Args:
+        checkpoint: folder of config and safetensors, small enough for memory.
+        export: folder that `export_llm` made of it in f32, or kept because its validation failed.
+        decode_steps: tokens that are decoded.
+
+    Raises:
+        Exception: whatever PyTorch raises, for instance for an operator that float64 does not have.
+    """
+    model = load_f32(checkpoint)
+    reference = run_reference(checkpoint, plan_check(model.config, None, decode_steps))
+    manifest = read_manifest(export)
+    with open_runner(archive_in(export, manifest), recorded_states(manifest), "f32") as runner:
+        return validate_archive(runner, _in_float64(model, reference), "f32")
+
+
+def _in_float64(model: Any, reference: ReferenceRun) -> ReferenceRun:
+    """Return the run with its logits computed again, for the same tokens."""
+    plan = reference.plan
+    # The grouped product of experts has no float64 form.
+    implement: Callable[[str], None] | None = getattr(model, "set_experts_implementation", None)
+    if implement is not None:
+        implement("eager")
+    model.double()
+    decoded = _one_pass(model, [*plan.text_ids[: plan.prompt_length], *reference.greedy_ids[:-1]])
+    return replace(
+        reference,
+        text_logits=_one_pass(model, plan.text_ids),
+        greedy_logits=decoded[plan.prompt_length - 1 :],
+    )
+
+
+def _one_pass(model: Any, ids: Sequence[int]) -> np.ndarray:
+    """Return the logits [S, vocab] of tokens that are given all at once."""
+    with torch.no_grad(), _Doubled():
+        conversation = state_form(model).conversation(model, windowed=False)
+        logits: np.ndarray = conversation.answer(torch.tensor([list(ids)]))[0].numpy()
+    return logits
+
+
+class _Doubled(TorchDispatchMode):
+    """Makes float64 of what a model asks to have in f32 (norms, softmax, routers, recurrences)."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+__all__ = ["float64_report"]
