@@ -34,10 +34,10 @@ def outcome(**changes: Any) -> Any:
             2.0,
             peak,
             (
-                bench.Stage("Capturing the graph", seconds / 2, seconds / 4, peak),
-                bench.Stage("Translating the graph", 1.0, 0.5, peak),
-                bench.Stage("Writing model.nnef.tar", seconds / 10, seconds / 5, peak),
-                bench.Stage("Flushing to the disk", 0.5, 0.25, peak),
+                bench.TimedStage("Capturing the graph", seconds / 2, seconds / 4, peak),
+                bench.TimedStage("Translating the graph", 1.0, 0.5, peak),
+                bench.TimedStage("Writing model.nnef.tar", seconds / 10, seconds / 5, peak),
+                bench.TimedStage("Flushing to the disk", 0.5, 0.25, peak),
             ),
         )
         for seconds, peak in ((10.0, 900.0), (20.0, 1100.0))
