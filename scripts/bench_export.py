@@ -113,7 +113,7 @@ def _child(order: Mapping[str, Any]) -> None:
     import transformers  # noqa: F401
 
     from t2n_llm.export.pipeline import export_llm
-    from t2n_llm.graph import document as graph
+    from t2n_llm.graph import capture as graph
 
     clock = StageClock(order["started"])
     translate = graph.translate_graph

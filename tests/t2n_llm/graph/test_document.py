@@ -173,9 +173,9 @@ SKELETON = """
     import resource, sys
     import torch, transformers
     from transformers import LlamaConfig
-    from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.document import build_graph
     from generic_export.nnef.text import graph_text
+    from t2n_llm.graph.document import build_graph
+    from t2n_llm.graph.options import GraphOptions
     def peak():
         return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) // 1024
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
