@@ -29,7 +29,8 @@ class NotesSources:
 
 
 _TORCH_ROOT = os.path.dirname(torch.__file__)
-_OWN_ROOTS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.path.dirname(__file__)), "torchscript"))
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_OWN_ROOTS = tuple(os.path.join(_PACKAGE, name) for name in ("torch_graph", "torchscript", "compat.py"))
 
 # facts/tract.md §2.2: such identifiers break tract's expression parser.
 _RESERVED_PREFIXES = ("true", "false", "inf")
