@@ -26,7 +26,7 @@ session = Session()
 
 
 def open_sink(as_json: bool, quiet: bool = False) -> Sink:
-    """Return the sink of a command, and keep the notices of other libraries out of it."""
+    """Return the sink of a command, and note how errors are to be told."""
     session.mode = OutputMode.JSON if as_json else OutputMode.QUIET if quiet else OutputMode.HUMAN
     return Sink(session.mode)
 
