@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
     from generic_export.inference_target.tract.evidence.through_onnx import debug_dumper_pytorch_to_onnx_to_nnef
     from generic_export.inference_target.tract.releases.downloader import TractBinaryDownloader
+    from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
     from generic_export.write.weights_only import (
         export_tensors_from_disk_to_nnef,
         export_tensors_to_nnef,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "DEFAULT_VARNAME_SCHEME": "generic_export.torch_graph.naming",
     "InferenceTarget": "generic_export.inference_target",
     "KhronosNNEF": "generic_export.inference_target",
     "SemanticVersion": "generic_export.inference_target",
@@ -42,6 +44,7 @@ _HOMES = {
     "TractCheckTolerance": "generic_export.inference_target",
     "TractFeature": "generic_export.inference_target",
     "TractNNEF": "generic_export.inference_target",
+    "VariableNamingScheme": "generic_export.torch_graph.naming",
     "assert_io": "generic_export.checking",
     "assert_io_and_debug_bundle": "generic_export.checking",
     "assert_io_cmd_str": "generic_export.inference_target.tract.engines.asking",
@@ -53,6 +56,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "DEFAULT_VARNAME_SCHEME",
     "InferenceTarget",
     "KhronosNNEF",
     "SemanticVersion",
@@ -62,6 +66,7 @@ __all__ = [
     "TractCheckTolerance",
     "TractFeature",
     "TractNNEF",
+    "VariableNamingScheme",
     "assert_io",
     "assert_io_and_debug_bundle",
     "assert_io_cmd_str",
@@ -80,6 +85,8 @@ keep_importable(
         "generic_export.ops.modules": "generic_export.translate.modules",
         "generic_export.ops.registry": "generic_export.translate.registry",
         "generic_export.torch_graph.harden": "generic_export.torchscript.harden",
+        "generic_export.torch_graph.jit_inline": "generic_export.torchscript.harden",
+        "generic_export.torch_graph.jit_passes": "generic_export.torchscript.harden",
         "generic_export.weights.disk": "generic_export.write.weights_only",
     }
 )

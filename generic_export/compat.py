@@ -32,7 +32,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 # Tensors of shapes and dtypes alone: in an exported program, or in a file that is opened without its values.
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as fx_config
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, ShapeEnv
 
 # The trees that torch.export flattens arguments with.
 from torch.utils import _pytree as pytree
@@ -141,6 +141,15 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
+def forward_hooks_of(module: nn.Module) -> dict[str, Any]:
+    """Return the tables of hooks that run around a module's forward, by attribute; empty when there is no such hook."""
+    tables = ("_forward_pre_hooks", "_forward_hooks")
+    if not any(getattr(module, name, None) for name in tables):
+        return {}
+    flags = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+    return {name: getattr(module, name) for name in (*tables, *flags)}
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Say whether a module is what `torch.compile` makes of one."""
     from torch._dynamo.eval_frame import OptimizedModule
@@ -198,6 +207,22 @@ def oblivious_to_sizes(oblivious: bool) -> AbstractContextManager[None]:
     return patch
 
 
+def is_over_values(error: BaseException) -> bool:
+    """Say whether a capture failed because a decision, or a size, depends on the values of a tensor."""
+    return isinstance(error, GuardOnDataDependentSymNode)
+
+
+def is_over_sizes(error: BaseException) -> bool:
+    """Say whether a capture failed over what a dynamic size may be."""
+    from torch._dynamo.exc import UserError, UserErrorType
+
+    if isinstance(error, UserError):
+        return error.error_type is UserErrorType.CONSTRAINT_VIOLATION
+    # The last check, of ranges (torch/_export/non_strict_utils.py), is the one that raises a plain ValueError.
+    ranges = isinstance(error, ValueError) and "conflicts between user-specified ranges" in str(error)
+    return ranges or isinstance(error, ConstraintViolationError)
+
+
 def list_device_constructors() -> None:
     """Let PyTorch list what `with torch.device(...)` acts on, which it does once, at its first use."""
     _device_constructors()
@@ -246,8 +271,11 @@ __all__ = [
     "detect_fake_mode",
     "fixed_sizes_seen",
     "forget_operators",
+    "forward_hooks_of",
     "inline_calls",
     "is_compiled",
+    "is_over_sizes",
+    "is_over_values",
     "kernels_replaced",
     "list_device_constructors",
     "oblivious_to_sizes",

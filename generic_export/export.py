@@ -16,6 +16,7 @@ from torch import nn
 from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
 from generic_export.documents import producer_properties, translate_graph, with_tensors
 from generic_export.errors import CaptureError, EngineError, EngineMissingError, MismatchError, OptionError, T2NError
+from generic_export.extensions import held, parse_extensions
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleRun, call_example
 from generic_export.inference_target.tract.evidence.bisect import Provenance
@@ -24,9 +25,11 @@ from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
 from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.nested import named_outputs
+from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
 from generic_export.translate.translate import TranslationOptions
 from generic_export.write.document import write_document
+from generic_export.write.journal import delete
+from generic_export.write.output_path import archive_format_of, check_target, failed_path, level_for, put_in_place
 
 logger = logging.getLogger("generic_export")
 
@@ -38,17 +41,17 @@ def export_model_to_nnef(
     inference_target: InferenceTarget,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
-    *,
     compression_level: int | None = 0,
-    nnef_variable_naming_scheme: str = "natural_verbose",
-    custom_extensions: Sequence[str] = (),
+    log_level: int | str | None = logging.INFO,
+    nnef_variable_naming_scheme: VariableNamingScheme | str = DEFAULT_VARNAME_SCHEME,
+    check_io_names_qte_match: bool = True,
+    debug_bundle_path: str | os.PathLike[str] | None = None,
+    custom_extensions: Sequence[str] | str | None = None,
+    allow_same_io_names: bool = False,
+    auto_harden_jit: bool = True,
+    *,
     overwrite: bool = True,
     kwargs: Mapping[str, Any] | None = None,
-    check_io_names_qte_match: bool = True,
-    allow_same_io_names: bool = False,
-    log_level: int | str | None = None,
-    debug_bundle_path: str | os.PathLike[str] | None = None,
-    auto_harden_jit: bool = True,
 ) -> Path:
     """Export a module to an NNEF archive and prove it in the target's engine.
 
@@ -56,44 +59,51 @@ def export_model_to_nnef(
         model: the module; it is captured in eval mode and handed back as it was.
         args: example inputs of the forward (a lone tensor stands for a tuple of one); dicts, dataclasses, tuples and lists
             of tensors become one input per tensor.
-        file_path_export: where to write; the suffix follows `compression_level`, see `nnef.archive`.
+        file_path_export: where to write. A suffix `.tar`, `.tgz` or `.tar.gz` says in which form; any other name gets the
+            suffix of `compression_level`.
         inference_target: `TractNNEF` or `KhronosNNEF`; carries the dynamic axes and the check.
         input_names: a name per input tensor; None takes the forward's parameter names (`batch.ids.0` for nested ones).
         output_names: a name per output tensor; None gives `output`, or `output_0`, `output_1`, ..., or the names that a
             dict or dataclass has for them.
-        compression_level: None for a directory, 0 for `.tar`, 1-9 for `.tgz`.
-        nnef_variable_naming_scheme: `natural_verbose`, `natural_verbose_camel`, `raw` or `numeric`.
-        custom_extensions: relations between sizes that tract may rely on, such as `S >= 1`.
-        overwrite: replace an archive that is there already.
-        kwargs: keyword arguments of the forward.
+        compression_level: None for a directory, 0 for `.tar`, 1-9 for `.tgz`; with the suffix `.tgz`, 0 leaves the level open.
+        log_level: level of the `generic_export` logger during the call; None leaves it as it is.
+        nnef_variable_naming_scheme: a `VariableNamingScheme`, or its text: `natural_verbose`, `natural_verbose_camel`, `raw`
+            or `numeric`.
         check_io_names_qte_match: refuse names that are not as many as the tensors; False ignores surplus names and gives
             tensors without a name their own.
-        allow_same_io_names: let an output bear the name of an input; it is written as `<name>_output` then.
-        log_level: level of the `generic_export` logger during the call, such as "INFO"; None leaves it as it is.
         debug_bundle_path: `.tgz` that is written when the check fails: the case in one file, see `assert_io_and_debug_bundle`.
+        custom_extensions: relations between sizes that tract may rely on, such as `S >= 1` or a whole line
+            `extension tract_assert S >= 1`; they must hold at the example.
+        allow_same_io_names: let an output bear the name of an input; it is written as `<name>_output` then.
         auto_harden_jit: specialise ScriptModules (`model`, or modules in it) for the example inputs, on a copy, see
             `harden_jit_for_export`; nothing is decided by a size when axes are dynamic. False keeps every decision.
+        overwrite: replace an archive that is there already; an export that fails leaves it as it is.
+        kwargs: keyword arguments of the forward.
 
     Returns:
         The path of the archive.
 
     Raises:
-        OptionError: names or dynamic axes do not fit the module.
+        OptionError: names, dynamic axes or extensions do not fit the module.
         CaptureError: PyTorch cannot capture the module, or a dynamic axis is frozen by it.
         TranslationError: an operator has no NNEF form.
         ArchiveError: the archive cannot be written.
-        EngineError: the engine refuses or cannot run the archive.
-        MismatchError: the engine's outputs differ from PyTorch's.
+        EngineError: the engine refuses or cannot run the archive, which is kept as `<name>.failed.<suffix>`.
+        MismatchError: the engine's outputs differ from PyTorch's; the archive is kept likewise.
     """
+    assertions = parse_extensions(custom_extensions)
+    level = level_for(file_path_export, compression_level)
+    target_path, _ = archive_format_of(file_path_export, level)
+    check_target(target_path, overwrite)
     if debug_bundle_path is not None and not (isinstance(inference_target, TractNNEF) and inference_target.check_io):
         raise OptionError("debug_bundle_path needs a check that can fail.", "Use TractNNEF with check_io=True.")
     arguments = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(kwargs or {})
     with logging_at(log_level, logger.name), evaluation_mode(model):
         if not check_io_names_qte_match:
-            call, result = call_example(model, arguments, keywords)
-            input_names = _completed(input_names, call.names)
-            output_names = _completed(output_names, named_outputs(result)[0])
+            answered = call_example(model, arguments, keywords)
+            input_names = _completed(input_names, answered.call.names)
+            output_names = _completed(output_names, answered.output_names)
         prepared = prepare(
             model,
             arguments,
@@ -106,31 +116,51 @@ def export_model_to_nnef(
         )
         graph, kind = prepared.graph, class_name(model)
         logger.info("captured %s: %d operators", kind, len(graph.ops))
+        relations = held(assertions, prepared)
         example = _example_run(model, arguments, keywords, graph) if inference_target.check_io else None
         document = translate_graph(
             graph,
             inference_target,
             TranslationOptions(
                 naming_scheme=nnef_variable_naming_scheme,
-                assertions=tuple(custom_extensions),
+                assertions=relations,
                 properties=tuple(producer_properties(source_model=kind).items()),
             ),
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
         document, stored = with_tensors(document, prepared.sources)
-        archive = write_document(
-            Path(file_path_export), document, stored, compression_level=compression_level, overwrite=overwrite
-        ).path
-        logger.info("wrote %s", archive)
-        if example is not None:
+        if example is None:
+            write_document(target_path, document, stored, compression_level=level, overwrite=overwrite)
+            logger.info("wrote %s", target_path)
+            return target_path
+        with _proven(target_path) as archive:
+            write_document(archive, document, stored, compression_level=level, overwrite=True)
+            logger.info("wrote %s", archive)
             write = None
             if debug_bundle_path is not None and isinstance(inference_target, TractNNEF):
                 bundle = Path(debug_bundle_path)
                 write = partial(write_failing_case, bundle, archive, example, prepared, document, inference_target)
             with bundled_failure(write):
                 inference_target.post_export(archive, example)
-            logger.info("checked %s in the engine", archive)
-    return archive
+        logger.info("checked %s in the engine", target_path)
+    return target_path
+
+
+@contextmanager
+def _proven(target: Path) -> Iterator[Path]:
+    """Yield the name under which an archive waits for its check; it takes the target's name when the block ends well.
+
+    One that fails its check keeps the name, for who looks for the reason; after anything else it is deleted.
+    """
+    waiting = failed_path(target)
+    try:
+        yield waiting
+    except T2NError:
+        raise
+    except BaseException:
+        delete(waiting)
+        raise
+    put_in_place(waiting, target)
 
 
 @contextmanager
@@ -166,11 +196,12 @@ def write_failing_case(
 def _example_run(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], graph: TorchModuleIRGraph
 ) -> ExampleRun:
-    call, result = call_example(model, args, kwargs)
-    _, outputs = named_outputs(result)
-    if len(outputs) != len(graph.outputs):
-        raise CaptureError(f"{type(model).__name__} returned {len(outputs)} tensors, its graph {len(graph.outputs)}.")
-    return ExampleRun.from_tensors(call.tensors, outputs, graph.output_names)
+    answered = call_example(model, args, kwargs)
+    if len(answered.outputs) != len(graph.outputs):
+        raise CaptureError(
+            f"{type(model).__name__} returned {len(answered.outputs)} tensors, its graph {len(graph.outputs)}."
+        )
+    return ExampleRun.from_tensors(answered.call.tensors, answered.outputs, graph.output_names)
 
 
 def _completed(given: Sequence[str] | None, own: Sequence[str]) -> Sequence[str] | None:

@@ -37,6 +37,7 @@ ORDER = {
         remodel
         checking
         export
+        extensions
         coverage capture documents
         inference_target/tract/evidence
         inference_target

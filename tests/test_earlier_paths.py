@@ -14,6 +14,7 @@ import pytest
         ("generic_export.ops.registry", "generic_export.translate.registry", "translates"),
         ("generic_export.ops.modules", "generic_export.translate.modules", "translates_module"),
         ("generic_export.torch_graph.harden", "generic_export.torchscript.harden", "harden_jit_for_export"),
+        ("generic_export.torch_graph.jit_passes", "generic_export.torchscript.harden", "strip_prim_data"),
         (
             "generic_export.inference_target.tract.wheel",
             "generic_export.inference_target.tract.engines.wheel",

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torch_graph.state import state_kept
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,36 @@ class ExampleRun:
             OptionError: the forward does not take such arguments.
             CaptureError: it returns something else than tensors.
         """
-        call, result = call_example(model, args, kwargs or {})
-        names, outputs = named_outputs(result)
-        return ExampleRun.from_tensors(call.tensors, outputs, names)
+        answered = call_example(model, args, kwargs or {})
+        return ExampleRun.from_tensors(answered.call.tensors, answered.outputs, answered.output_names)
 
 
-def call_example(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[FlatCall, Any]:
-    """Run the module on copies of its arguments, which a forward may write to."""
+@dataclass(frozen=True)
+class ExampleCall:
+    """What a module was given, and what it answered.
+
+    Attributes:
+        call: the arguments.
+        output_names, outputs: the tensors of the result, which share no memory with the module.
+    """
+
+    call: FlatCall
+    output_names: tuple[str, ...]
+    outputs: tuple[torch.Tensor, ...]
+
+
+def call_example(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExampleCall:
+    """Run the module on copies of its arguments, which a forward may write to; the module is left as it was.
+
+    Raises:
+        OptionError: the forward does not take such arguments.
+        CaptureError: it returns something else than tensors.
+    """
     call = FlatCall.of(model, args, kwargs)
     copied_args, copied_kwargs = call.arguments([tensor.clone() for tensor in call.tensors])
-    with torch.no_grad():
-        return call, model(*copied_args, **copied_kwargs)
+    with torch.no_grad(), state_kept(model):
+        names, outputs = named_outputs(model(*copied_args, **copied_kwargs))
+        return ExampleCall(call, names, tuple(output.clone() for output in outputs))
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
@@ -65,4 +85,4 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     return (plain.float() if plain.dtype is torch.bfloat16 else plain).contiguous().numpy()
 
 
-__all__ = ["ExampleRun", "as_array", "call_example"]
+__all__ = ["ExampleCall", "ExampleRun", "as_array", "call_example"]

@@ -16,7 +16,7 @@ from generic_export.capture import evaluation_mode
 from generic_export.errors import OptionError
 from generic_export.inference_target.example import call_example
 from generic_export.remodel.plan import AxisName
-from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.request import DynamicAxes, symbol_name
 
 
@@ -85,10 +85,10 @@ class Signature:
             CaptureError: it returns something else than tensors.
         """
         with evaluation_mode(subgraph.module):
-            call, result = call_example(subgraph.module, subgraph.args, subgraph.kwargs)
-        own_outputs, outputs = named_outputs(result)
+            answered = call_example(subgraph.module, subgraph.args, subgraph.kwargs)
+        call = answered.call
         names = _names(subgraph, "input", subgraph.input_names, call.names)
-        output_names = _names(subgraph, "output", subgraph.output_names, own_outputs)
+        output_names = _names(subgraph, "output", subgraph.output_names, answered.output_names)
         unknown = next((name for name in subgraph.dynamic_axes if name not in names), None)
         if unknown is not None:
             raise OptionError(
@@ -100,7 +100,8 @@ class Signature:
             for name, value in zip(names, call.tensors, strict=True)
         ]
         results = [
-            NamedTensor(name, value, tuple(value.shape)) for name, value in zip(output_names, outputs, strict=True)
+            NamedTensor(name, value, tuple(value.shape))
+            for name, value in zip(output_names, answered.outputs, strict=True)
         ]
         return Signature(call, tuple(inputs), tuple(results), _bounds(subgraph.dynamic_axes))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import operator
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import sympy
@@ -29,8 +29,6 @@ from generic_export.torch_graph.ir import (
 from generic_export.torch_graph.loops import SCAN
 from generic_export.torch_graph.naming import module_frame, node_source
 from generic_export.torch_graph.request import CaptureRequest, symbol_name
-
-logger = logging.getLogger(__name__)
 
 # Calls that only check or annotate: they make no value that the graph needs.
 _IGNORED_OVERLOAD_PACKETS = frozenset(
@@ -274,12 +272,7 @@ class Conversion:
         specs = self.program.graph_signature.output_specs
         for leaf, spec in zip(pytree.tree_leaves(node.args[0]), specs, strict=True):
             if spec.kind is not OutputKind.USER_OUTPUT:
-                # The engine remembers nothing between runs: a state that matters has to be an input and an output.
-                logger.warning(
-                    "%s: the forward writes into %s, which the archive does not keep; return it to have it as an output.",
-                    type(self.request.module).__name__,
-                    spec.target or "an argument",
-                )
+                self._warn_of_write(str(spec.target or "an argument"), leaf)
                 continue
             value = self._argument(leaf)
             if isinstance(value, TensorVariable):
@@ -287,6 +280,16 @@ class Conversion:
             elif value is not None:
                 raise CaptureError(f"output {value!r} is not a tensor.", "Return tensors only.")
         return outputs
+
+    def _warn_of_write(self, target: str, value: object) -> None:
+        """The engine remembers nothing between runs: a state that matters has to be an input and an output."""
+        source = node_source(value) if isinstance(value, Node) else ""
+        where = f" at {source}" if source else ""
+        warnings.warn(
+            f"{type(self.request.module).__name__}: the forward writes into {target}{where}, which the archive does not keep; "
+            "return it to have it as an output.",
+            stacklevel=2,
+        )
 
     def _symbol_ranges(self) -> tuple[SymbolRange, ...]:
         ranges = []

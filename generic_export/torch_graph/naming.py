@@ -6,6 +6,7 @@ bears that very path, an inner step of a module bears the path and the operator 
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -153,14 +154,25 @@ def _camel(dotted: str) -> str:
     return "".join(word if index == 0 else word[:1].upper() + word[1:] for index, word in enumerate(words))
 
 
+class VariableNamingScheme(str, enum.Enum):
+    """How the values of a graph are called; a member equals its text."""
+
+    RAW = "raw"
+    NATURAL_VERBOSE = "natural_verbose"
+    NATURAL_VERBOSE_CAMEL = "natural_verbose_camel"
+    NUMERIC = "numeric"
+
+
+DEFAULT_VARNAME_SCHEME = VariableNamingScheme.NATURAL_VERBOSE
+
 _SCHEMES: dict[str, Callable[[str, int], str]] = {
-    "natural_verbose": lambda dotted, _: identifier(dotted),
-    "natural_verbose_camel": lambda dotted, _: identifier(_camel(dotted)),
-    "raw": lambda dotted, _: identifier(dotted.rsplit(".", 1)[-1]),
-    "numeric": lambda _, index: f"v{index}",
+    VariableNamingScheme.NATURAL_VERBOSE: lambda dotted, _: identifier(dotted),
+    VariableNamingScheme.NATURAL_VERBOSE_CAMEL: lambda dotted, _: identifier(_camel(dotted)),
+    VariableNamingScheme.RAW: lambda dotted, _: identifier(dotted.rsplit(".", 1)[-1]),
+    VariableNamingScheme.NUMERIC: lambda _, index: f"v{index}",
 }
 
-NAMING_SCHEMES: Sequence[str] = tuple(_SCHEMES)
+NAMING_SCHEMES: Sequence[str] = tuple(scheme.value for scheme in VariableNamingScheme)
 
 
 class IdentifierAllocator:

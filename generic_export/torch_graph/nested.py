@@ -10,13 +10,15 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
-from generic_export.compat import pytree
+from generic_export.compat import forward_hooks_of, pytree
 from generic_export.errors import CaptureError, OptionError
 
 _Rebuild = Callable[[Iterator[torch.Tensor]], Any]
@@ -83,6 +85,28 @@ def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...
     if len(tensors) == 1 and tensors[0][0] == "output_0":
         tensors = [("output", tensors[0][1])]
     return tuple(name for name, _ in tensors), tuple(tensor for _, tensor in tensors)
+
+
+@contextmanager
+def flat_forward(module: nn.Module, call: FlatCall) -> Iterator[list[str]]:
+    """Let a module take and return flat tensors for the length of a block; yields the list its outputs' names go to.
+
+    Hooks on the module itself see its own arguments and its own result, as ever.
+    """
+    forward, hooks = module.forward, forward_hooks_of(module)
+    output_names: list[str] = []
+
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        with mock.patch.multiple(module, forward=forward, **hooks):
+            return module(*args, **kwargs)
+
+    def flat(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = call.arguments(leaves)
+        output_names[:], tensors = named_outputs((whole if hooks else forward)(*args, **kwargs))
+        return tensors
+
+    with mock.patch.multiple(module, forward=flat, **{name: type(table)() for name, table in hooks.items()}):
+        yield output_names
 
 
 def taken_apart(value: Any) -> tuple[list[Any], _Rebuild]:
@@ -185,4 +209,4 @@ def _dataclass_like(original: Any, names: Sequence[str], items: list[Any]) -> An
     return made
 
 
-__all__ = ["FlatCall", "forward_signature", "named_outputs", "signature_of", "taken_apart"]
+__all__ = ["FlatCall", "flat_forward", "forward_signature", "named_outputs", "signature_of", "taken_apart"]

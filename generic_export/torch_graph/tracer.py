@@ -23,14 +23,14 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
 
-from generic_export.compat import fixed_sizes_seen, oblivious_to_sizes
+from generic_export.compat import fixed_sizes_seen, is_over_sizes, is_over_values, oblivious_to_sizes
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.torch_graph.conversion import Conversion, check_symbolic
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import NotesSources, current_source, user_source
-from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torch_graph.nested import FlatCall, flat_forward
 from generic_export.torch_graph.patches import capture_patches
 from generic_export.torch_graph.request import CaptureRequest, symbol_name
 from generic_export.torch_graph.units import kept_whole
@@ -77,7 +77,7 @@ class TorchModuleTracer(CaptureRequest):
         call = FlatCall.of(self.module, self.args, self.kwargs)
         names = self._checked_names(call)
         whole = kept_whole(self.module, self.whole)
-        with capture_patches(), whole, _flat_forward(self.module, call) as result_names, _recorded_freezes() as freezes:
+        with capture_patches(), whole, flat_forward(self.module, call) as result_names, _recorded_freezes() as freezes:
             program = functional(self._export(call, names, freezes))
             if self.keep is not None:
                 program = decomposed(program, self.keep)
@@ -95,7 +95,7 @@ class TorchModuleTracer(CaptureRequest):
         call = FlatCall.of(self.module, self.args, self.kwargs)
         names = self._checked_names(call)
         whole = kept_whole(self.module, self.whole)
-        with capture_patches(), whole, _flat_forward(self.module, call), _recorded_freezes() as freezes:
+        with capture_patches(), whole, flat_forward(self.module, call), _recorded_freezes() as freezes:
             return functional(self._export(call, names, freezes))
 
     def _checked_names(self, call: FlatCall) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class TorchModuleTracer(CaptureRequest):
                 raise
             except Exception as error:  # torch.export raises many unrelated classes, none of them documented
                 first_error = first_error or error
-                if not any(marker in str(error) for marker in _ABOUT_SIZES) and not isinstance(error, AssertionError):
+                if not is_over_sizes(error) and not isinstance(error, AssertionError):  # another strategy may do better
                     break
                 # A table of 512 positions bounds the length: that is no reason to refuse, it becomes an assertion.
                 suggested |= _suggested_bounds(error)
@@ -146,6 +146,7 @@ class TorchModuleTracer(CaptureRequest):
         noted = fx_traceback.preserve_node_meta(any(isinstance(m, NotesSources) for m in self.module.modules()))
         with torch.no_grad(), oblivious, noted, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own pytree code
+            warnings.filterwarnings("ignore", ".*_flat_weights")  # and of what its own LSTM and GRU assign
             return torch.export.export(
                 self.module,
                 call.tensors,
@@ -173,21 +174,6 @@ class TorchModuleTracer(CaptureRequest):
             {axis: dims[symbol_name(symbol)] for axis, symbol in self.dynamic_axes.get(name, {}).items()}
             for name in names
         )
-
-
-@contextmanager
-def _flat_forward(module: nn.Module, call: FlatCall) -> Iterator[list[str]]:
-    """Let a module take and return flat tensors for the length of a block; yields the list its outputs' names go to."""
-    forward = module.forward
-    output_names: list[str] = []
-
-    def flat(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        args, kwargs = call.arguments(leaves)
-        output_names[:], tensors = named_outputs(forward(*args, **kwargs))
-        return tensors
-
-    with mock.patch.object(module, "forward", flat):
-        yield output_names
 
 
 @contextmanager
@@ -225,10 +211,6 @@ def _suggested_bounds(error: Exception) -> dict[str, dict[str, int]]:
     }
 
 
-# How PyTorch says that it failed over what a size may be: another strategy may do better.
-_ABOUT_SIZES = ("Constraints violated", "conflicts between user-specified ranges")
-
-
 def _accepted(suggested: Mapping[str, Mapping[str, int]], strategy: _Strategy) -> dict[str, dict[str, int]]:
     """Return those of the suggested bounds that a strategy takes: upper ones always."""
     keys = ("min", "max") if strategy.bounded_below else ("max",)
@@ -236,6 +218,7 @@ def _accepted(suggested: Mapping[str, Mapping[str, int]], strategy: _Strategy) -
     return {symbol: bounds for symbol, bounds in chosen.items() if bounds}
 
 
+_FROZEN = re.compile(r"(was inferred to be a constant|specialized|[Nn]ot all values of .* satisfy)[^\n]*")
 _LEAF_SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 
 
@@ -244,7 +227,7 @@ def _capture_error(module: nn.Module, error: Exception, names: Sequence[str], fr
     text = _LEAF_SIZE.sub(lambda match: f"{names[int(match[1])]}.shape[{match[2]}]", str(error).strip())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
-    specialised = re.search(r"(was inferred to be a constant|specialized|[Nn]ot all values of .* satisfy)[^\n]*", text)
+    specialised = None if is_over_values(error) else _FROZEN.search(text)
     noted = getattr(error, "t2n_source", "")
     source = noted or user_source(text) or (freezes[0] if specialised and freezes else "")
     where = f" at {source}" if source else ""

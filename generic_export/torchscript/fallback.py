@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 
 from generic_export.compat import TracerWarning
 from generic_export.errors import CaptureError, SpecializedAxisError
-from generic_export.torch_graph.nested import FlatCall, named_outputs
+from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs
 from generic_export.torch_graph.request import DynamicAxes, symbol_name
+from generic_export.torch_graph.state import state_kept
 from generic_export.torchscript.module import interpreted
 
 _Resized = Callable[[int], int]
@@ -76,7 +76,7 @@ def stands(
     call = FlatCall.of(model, args, kwargs)
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers(), *call.tensors)):
         return  # without values there is nothing to compare a trace with
-    with torch.no_grad():
+    with torch.no_grad(), state_kept(model):
         positional, keywords = call.arguments([tensor.clone() for tensor in call.tensors])
         try:
             names, _ = named_outputs(model(*positional, **keywords))
@@ -106,14 +106,8 @@ def script_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 def _traced(model: nn.Module, call: FlatCall) -> tuple[torch.jit.ScriptModule | None, list[str]]:
     """Trace a module with flat tensors; returns None when that fails, and the lines that the tracer warns of."""
-    forward = model.forward
-
-    def flat(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        args, kwargs = call.arguments(leaves)
-        return named_outputs(forward(*args, **kwargs))[1]
-
     copies = tuple(tensor.clone() for tensor in call.tensors)
-    with _recorded_warnings() as told, torch.no_grad(), mock.patch.object(model, "forward", flat):
+    with _recorded_warnings() as told, torch.no_grad(), state_kept(model), flat_forward(model, call):
         try:
             traced = torch.jit.trace(model, copies, check_trace=False)
         except Exception:  # user code again
@@ -183,8 +177,8 @@ def _at_sizes(tensor: torch.Tensor, axes: Mapping[int, object], resized: _Resize
 
 def _results(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...] | None:
     try:
-        with torch.no_grad():
-            return named_outputs(module(*args, **kwargs))[1]
+        with torch.no_grad(), state_kept(module):
+            return tuple(output.clone() for output in named_outputs(module(*args, **kwargs))[1])
     except CaptureError:
         raise
     except Exception:  # whatever the module raises at a size that it does not take

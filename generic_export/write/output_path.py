@@ -57,6 +57,20 @@ def archive_format_of(path: str | os.PathLike[str], compression_level: int | Non
     return path.with_name(f"{path.name}.{level_format.value}"), level_format
 
 
+def level_for(path: str | os.PathLike[str], compression_level: int | None) -> int | None:
+    """Return a compression level that goes with a path's suffix: 0, the level of who gave none, lets `.tgz` have its own."""
+    compressed = Path(path).name.endswith((".tgz", ".tar.gz"))
+    return None if compression_level == 0 and compressed else compression_level
+
+
+def failed_path(path: Path) -> Path:
+    """Return the name of an archive whose check has failed, or not been passed yet: `model.nnef.failed.tgz`."""
+    for suffix, _ in _SUFFIXES:
+        if path.name.endswith(suffix):
+            return path.with_name(f"{path.name.removesuffix(suffix)}.failed{suffix}")
+    return path.with_name(f"{path.name}.failed")
+
+
 def check_free_space(path: str | os.PathLike[str], needed_bytes: int) -> None:
     """Refuse early what cannot fit.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from generic_export.errors import ArchiveError, DiskFullError, OptionError, Outp
 from generic_export.files import is_disk_full
 from generic_export.nnef.dat import dat_size, header_bytes
 from generic_export.weights.checkpoint import open_checkpoint
+from generic_export.weights.offload import OffloadStore
 from generic_export.weights.safetensors_index import UnreadableTensor
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
 from generic_export.weights.values import read_tensor, values_of
@@ -26,8 +27,9 @@ from generic_export.write.output_path import check_free_space
 
 StorePath = str | os.PathLike[str]
 NameFilter = Callable[[str], bool]
-NamesCheck = Callable[[Collection[str]], bool | None]
+TensorsCheck = Callable[[dict[str, torch.Tensor]], bool | None]
 
+_KEPT_BYTES = 1 << 26  # of tensors that were returned and are used
 _BFLOAT16_FORMS = (torch.float32, torch.float16, None)
 
 
@@ -61,42 +63,46 @@ def export_tensors_from_disk_to_nnef(
     store_filepath: StorePath,
     output_dir: StorePath,
     filter_key: NameFilter | None = None,
-    fn_check_found_tensors: NamesCheck | None = None,
+    fn_check_found_tensors: TensorsCheck | None = None,
     map_location: str | torch.device = "cpu",
     *,
     bfloat16_as: torch.dtype | None = None,
-    overwrite: bool = False,
-) -> dict[str, Path]:
+    overwrite: bool = True,
+) -> dict[str, torch.Tensor]:
     """Write tensors of a checkpoint as `.dat` files, streaming: the size of a tensor does not matter.
 
     Args:
         store_filepath: a file or folder, as `open_checkpoint` takes it.
         output_dir: folder for the files, made when it is not there (its parent must be).
         filter_key: which names to write; None writes all.
-        fn_check_found_tensors: called with the names that `filter_key` kept, before anything is written; it stops the
-            export by returning False, or by raising.
+        fn_check_found_tensors: called with what will be returned, before anything is written; it stops the export by
+            returning False, or by raising.
         map_location: device that computes the conversion of bf16; the rest never leaves the CPU.
         bfloat16_as: what bf16, which tract does not have, becomes: `torch.float32` (exact), `torch.float16` (refused
             when a value does not fit), or None to refuse it.
         overwrite: replace `.dat` files that are there already.
 
     Returns:
-        The file of each tensor by name, in the checkpoint's order: `output_dir/NAME.dat`.
+        The tensors by name, in the checkpoint's order, as the checkpoint has them: their values stay on the disk until they
+        are used. Each one's file is `output_dir/NAME.dat`.
 
     Raises:
         WeightError: as `iter_torch_tensors_from_disk`; `fn_check_found_tensors` said no; or a bf16 value is beyond f16.
         TensorFormatError: a tensor has no `.dat` form: its dtype, rank, or 4 GiB or more.
-        OutputExistsError: a file is there already. Nothing was written.
+        OutputExistsError: a file is there already, and `overwrite` is off. Nothing was written.
         ArchiveError: a name is no path inside the folder, or the disk refuses. Nothing was left behind.
     """
     device = _device(map_location)
     tensors = _selected(open_checkpoint(Path(store_filepath)).tensors, filter_key)
-    if fn_check_found_tensors is not None and fn_check_found_tensors(tuple(tensors)) is False:
+    store = OffloadStore(_KEPT_BYTES)
+    found: dict[str, torch.Tensor] = {name: store.tensor(source) for name, source in tensors.items()}
+    if fn_check_found_tensors is not None and fn_check_found_tensors(found) is False:
         raise WeightError(
             f"{store_filepath}: the check of the tensors found there refused them ({len(tensors)} found).",
             "See fn_check_found_tensors.",
         )
-    return _write_all(tensors, Path(output_dir), bfloat16_as, device, overwrite)
+    _write_all(tensors, Path(output_dir), bfloat16_as, device, overwrite)
+    return found
 
 
 def export_tensors_to_nnef(
@@ -104,8 +110,8 @@ def export_tensors_to_nnef(
     output_dir: StorePath,
     *,
     bfloat16_as: torch.dtype | None = None,
-    overwrite: bool = False,
-) -> dict[str, Path]:
+    overwrite: bool = True,
+) -> dict[str, torch.Tensor]:
     """Write tensors in memory as `.dat` files.
 
     Args:
@@ -113,14 +119,20 @@ def export_tensors_to_nnef(
         output_dir, bfloat16_as, overwrite: as `export_tensors_from_disk_to_nnef`.
 
     Returns:
-        The file of each tensor by name, in the mapping's order: `output_dir/NAME.dat`.
+        The same tensors by name. Each one's file is `output_dir/NAME.dat`.
 
     Raises:
-        WeightError: a tensor has no values (meta, sparse), or a bf16 value is beyond f16.
+        WeightError: something is no tensor, or has no values (meta, sparse), or a bf16 value is beyond f16.
         TensorFormatError, OutputExistsError, ArchiveError: as `export_tensors_from_disk_to_nnef`.
     """
+    for name, tensor in name_to_torch_tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise WeightError(
+                f"tensor {name}: is a {type(tensor).__name__}.", "Give a torch.Tensor, see torch.as_tensor."
+            )
     tensors = {name: InMemoryTensor(name, tensor) for name, tensor in name_to_torch_tensors.items()}
-    return _write_all(tensors, Path(output_dir), bfloat16_as, torch.device("cpu"), overwrite)
+    _write_all(tensors, Path(output_dir), bfloat16_as, torch.device("cpu"), overwrite)
+    return dict(name_to_torch_tensors)
 
 
 def _selected(tensors: Mapping[str, TensorSource], filter_key: NameFilter | None) -> dict[str, TensorSource]:
@@ -163,7 +175,7 @@ def _write_all(
     bfloat16_as: torch.dtype | None,
     device: torch.device,
     overwrite: bool,
-) -> dict[str, Path]:
+) -> None:
     """Write every tensor into a folder beside the target, then move the files; whatever fails, nothing stays."""
     dtypes = {name: _dat_dtype(source, bfloat16_as) for name, source in tensors.items()}
     sizes = {name: dat_size(source.shape, dtypes[name], name=f"tensor {name}") for name, source in tensors.items()}
@@ -194,7 +206,6 @@ def _write_all(
     finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
-    return targets
 
 
 def _staging_folder(output_dir: Path) -> Path:

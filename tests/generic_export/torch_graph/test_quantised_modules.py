@@ -87,7 +87,14 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("backend", ["x86", "qnnpack"])
+# The observers of "qnnpack" use all 8 bits; products of such numbers saturate in PyTorch's kernels for older processors.
+ALL_BITS = pytest.param(
+    "qnnpack",
+    marks=pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="PyTorch's kernels saturate here: no VNNI"),
+)
+
+
+@pytest.mark.parametrize("backend", ["x86", ALL_BITS])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_converted_model_gives_pytorchs_quantised_result(name: str, backend: str) -> None:
     torch.manual_seed(0)

@@ -49,22 +49,22 @@ def store(request, tmp_path) -> Path:
     return saved(tmp_path / request.param)
 
 
-def check_same(files: dict[str, Path], tensors: dict[str, torch.Tensor]) -> None:
-    assert files.keys() == tensors.keys()
-    for name, path in files.items():
-        found = read_dat(path)
-        assert (found.dtype, found.shape) == (tensors[name].dtype, tensors[name].shape)
-        assert torch.equal(found, tensors[name]), name
+def check_same(written: dict[str, torch.Tensor], folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Compare what an export says it wrote, and the files, with the tensors."""
+    assert written.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        for found in (read_dat(folder / f"{name}.dat"), written[name]):
+            assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+            assert torch.equal(found, tensor), name
 
 
 # --- what comes out ---------------------------------------------------------------------------
 
 
 def test_every_tensor_of_a_checkpoint_becomes_a_file(store, tmp_path):
-    files = export_tensors_from_disk_to_nnef(store, tmp_path / "out")
-    assert files == {name: tmp_path / "out" / f"{name}.dat" for name in files}
+    written = export_tensors_from_disk_to_nnef(store, tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == sorted(f"{name}.dat" for name in WEIGHTS)
-    check_same(files, WEIGHTS)
+    check_same(written, tmp_path / "out", WEIGHTS)
 
 
 def test_every_tensor_of_a_checkpoint_is_read(store):
@@ -85,7 +85,8 @@ def test_what_is_read_is_the_callers_own(store):
 
 def test_tensors_in_memory(tmp_path):
     tensors = {**WEIGHTS, "transposed": torch.arange(6.0).reshape(2, 3).t(), "p": torch.nn.Parameter(torch.ones(2))}
-    check_same(export_tensors_to_nnef(tensors, tmp_path / "out"), {n: t.detach() for n, t in tensors.items()})
+    plain = {name: tensor.detach() for name, tensor in tensors.items()}
+    check_same(export_tensors_to_nnef(tensors, tmp_path / "out"), tmp_path / "out", plain)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
@@ -93,22 +94,22 @@ def test_tensors_in_memory(tmp_path):
 def test_every_dtype_of_the_format(tmp_path, dtype, suffix):
     tensors = {"w": torch.tensor([[1, 0], [3, 100]]).to(dtype)}
     store = saved(tmp_path / f"m.{suffix}", tensors)
-    check_same(export_tensors_from_disk_to_nnef(store, tmp_path / "disk"), tensors)
-    check_same(export_tensors_to_nnef(tensors, tmp_path / "memory"), tensors)
+    check_same(export_tensors_from_disk_to_nnef(store, tmp_path / "disk"), tmp_path / "disk", tensors)
+    check_same(export_tensors_to_nnef(tensors, tmp_path / "memory"), tmp_path / "memory", tensors)
 
 
 def test_names_with_slashes_are_folders(tmp_path):
     tensors = {"a/b/w": torch.ones(2), "a/v": torch.ones(1)}
-    check_same(export_tensors_to_nnef(tensors, tmp_path / "out"), tensors)
+    check_same(export_tensors_to_nnef(tensors, tmp_path / "out"), tmp_path / "out", tensors)
     assert (tmp_path / "out" / "a" / "b" / "w.dat").is_file()
 
 
 def test_a_folder_and_the_order_of_its_checkpoint(tmp_path):
     (tmp_path / "store").mkdir()
     saved(tmp_path / "store" / "model.safetensors")
-    files = export_tensors_from_disk_to_nnef(tmp_path / "store", tmp_path / "out")
-    assert list(files) == [name for name, _ in iter_torch_tensors_from_disk(tmp_path / "store")]
-    check_same(files, WEIGHTS)
+    written = export_tensors_from_disk_to_nnef(tmp_path / "store", tmp_path / "out")
+    assert list(written) == [name for name, _ in iter_torch_tensors_from_disk(tmp_path / "store")]
+    check_same(written, tmp_path / "out", WEIGHTS)
 
 
 def test_dtypes_that_nnef_lacks_can_still_be_read(tmp_path):
@@ -124,17 +125,19 @@ def test_dtypes_that_nnef_lacks_can_still_be_read(tmp_path):
 
 
 def test_a_filter_selects_by_name(store, tmp_path):
-    files = export_tensors_from_disk_to_nnef(store, tmp_path / "out", filter_key=lambda name: "layers" in name)
-    assert list(files) == ["model.layers.0.weight", "model.layers.0.bias"] or store.suffix == ".safetensors"
-    check_same(files, {name: tensor for name, tensor in WEIGHTS.items() if "layers" in name})
+    written = export_tensors_from_disk_to_nnef(store, tmp_path / "out", filter_key=lambda name: "layers" in name)
+    assert list(written) == ["model.layers.0.weight", "model.layers.0.bias"] or store.suffix == ".safetensors"
+    layers = {name: tensor for name, tensor in WEIGHTS.items() if "layers" in name}
+    check_same(written, tmp_path / "out", layers)
     assert [name for name, _ in iter_torch_tensors_from_disk(store, lambda name: name == "ids")] == ["ids"]
 
 
-def test_the_check_sees_the_names_before_anything_is_written(store, tmp_path):
+def test_the_check_sees_the_tensors_before_anything_is_written(store, tmp_path):
     seen = []
 
-    def check(names):
-        seen.extend(names)
+    def check(tensors):
+        seen.extend(tensors)
+        assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in tensors.items())
         return not (tmp_path / "out").exists()
 
     export_tensors_from_disk_to_nnef(store, tmp_path / "out", lambda name: name != "ids", check)
@@ -157,6 +160,13 @@ def test_a_check_may_raise_an_error_of_its_own(store, tmp_path):
 
     with pytest.raises(LookupError, match="no head"):
         export_tensors_from_disk_to_nnef(store, tmp_path / "out", fn_check_found_tensors=check)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", [3, [1.0], None])
+def test_what_is_no_tensor_is_named(tmp_path, value):
+    with pytest.raises(WeightError, match="tensor w: is a"):
+        export_tensors_to_nnef({"w": value}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -183,11 +193,13 @@ def test_bf16_becomes_what_is_asked(tmp_path_factory, suffix, wanted, values):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_module, "CHUNK_BYTES", 6)
         if suffix == "memory":
-            files = export_tensors_to_nnef(tensors, folder / "out", bfloat16_as=wanted)
+            written = export_tensors_to_nnef(tensors, folder / "out", bfloat16_as=wanted)
         else:
             store = saved(folder / f"m.{suffix}", tensors)
-            files = export_tensors_from_disk_to_nnef(store, folder / "out", bfloat16_as=wanted)
-    check_same(files, {"w": tensors["w"].to(wanted), "ids": tensors["ids"]})
+            written = export_tensors_from_disk_to_nnef(store, folder / "out", bfloat16_as=wanted)
+    assert all(torch.equal(written[name], tensor) for name, tensor in tensors.items())
+    converted = {**tensors, "w": tensors["w"].to(wanted)}
+    check_same(converted, folder / "out", converted)
 
 
 def test_bf16_that_nobody_asked_to_convert_is_refused_by_name(tmp_path):
@@ -206,8 +218,8 @@ def test_bf16_beyond_f16_is_refused_by_name_and_leaves_nothing(tmp_path):
 
 def test_infinities_of_bf16_stay(tmp_path):
     tensors = {"w": torch.tensor([float("inf"), float("-inf"), float("nan")]).bfloat16()}
-    file = export_tensors_to_nnef(tensors, tmp_path / "out", bfloat16_as=torch.float16)["w"]
-    assert str(read_dat(file).tolist()) == "[inf, -inf, nan]"
+    export_tensors_to_nnef(tensors, tmp_path / "out", bfloat16_as=torch.float16)
+    assert str(read_dat(tmp_path / "out" / "w.dat").tolist()) == "[inf, -inf, nan]"
 
 
 def test_another_form_of_bf16_does_not_exist(tmp_path):
@@ -248,9 +260,8 @@ def test_a_sparse_tensor_in_a_file_is_refused_by_name(tmp_path):
     with pytest.raises(WeightError, match=r"tensor w in .* sparse_coo"):
         export_tensors_from_disk_to_nnef(store, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    check_same(
-        export_tensors_from_disk_to_nnef(store, tmp_path / "out", lambda name: name == "v"), {"v": torch.ones(1)}
-    )
+    written = export_tensors_from_disk_to_nnef(store, tmp_path / "out", lambda name: name == "v")
+    check_same(written, tmp_path / "out", {"v": torch.ones(1)})
 
 
 def test_4_gib_is_too_much(tmp_path):
@@ -275,18 +286,18 @@ def test_a_name_longer_than_the_disk_allows(tmp_path):
 # --- targets ----------------------------------------------------------------------------------
 
 
-def test_files_that_are_there_are_not_touched(tmp_path):
+def test_files_that_are_there_are_not_touched_when_so_asked(tmp_path):
     export_tensors_to_nnef({"b": torch.zeros(1)}, tmp_path / "out")
     with pytest.raises(OutputExistsError, match=r"b\.dat: there already"):
-        export_tensors_to_nnef({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "out")
+        export_tensors_to_nnef({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "out", overwrite=False)
     assert os.listdir(tmp_path / "out") == ["b.dat"]
     assert read_dat(tmp_path / "out" / "b.dat") == 0
 
 
-def test_an_existing_folder_gets_more_files_and_replaces_when_asked(tmp_path):
+def test_an_existing_folder_gets_more_files_and_others_replaced(tmp_path):
     export_tensors_to_nnef({"b": torch.zeros(1)}, tmp_path / "out")
     export_tensors_to_nnef({"a": torch.ones(1)}, tmp_path / "out")
-    export_tensors_to_nnef({"b": torch.ones(1)}, tmp_path / "out", overwrite=True)
+    export_tensors_to_nnef({"b": torch.ones(1)}, tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == ["a.dat", "b.dat"]
     assert read_dat(tmp_path / "out" / "b.dat") == 1
 
@@ -300,7 +311,7 @@ def test_a_failure_leaves_an_existing_folder_as_it_was(tmp_path):
         store.write_bytes(store.read_bytes()[:-100])
 
     with pytest.raises(CorruptCheckpointError, match="tensor b"):
-        pending(store, tmp_path / "out", None, cut, overwrite=True)
+        pending(store, tmp_path / "out", None, cut)
     assert os.listdir(tmp_path / "out") == ["b.dat"]
     assert read_dat(tmp_path / "out" / "b.dat") == 0
 

@@ -1,0 +1,114 @@
+"""Relations between sizes that a user adds to an archive: read, and held against what was captured before anything is written.
+
+In: `custom_extensions`, and a captured module with its example. Out: relations as tract reads them.
+The language is that of `tract_assert`, as the engine reads it; a label (`decode: S == 1`) makes a relation a scenario, of which
+one must hold at each run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from generic_export.capture import Prepared
+from generic_export.errors import OptionError
+from generic_export.torch_graph.nested import FlatCall
+from generic_export.torch_graph.relations import Relation
+
+_LINE = re.compile(r"(?:extension\s+)?(?:(?P<word>tract_\w+)\s+)?(?P<rest>.*?)\s*;?\s*", re.DOTALL)
+_LABELLED = re.compile(r"(?P<label>[A-Za-z_]\w*)\s*:\s*(?P<relation>.+)", re.DOTALL)
+_FORMS = "Write `extension tract_assert S >= 1`, or only `S >= 1`; symbols are declared with dynamic_axes."
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """One relation, and the scenario that it describes ("" for one that always holds)."""
+
+    relation: Relation
+    label: str = ""
+
+    @property
+    def text(self) -> str:
+        """As tract reads it."""
+        return f"{self.label}: {self.relation.text}" if self.label else self.relation.text
+
+
+def parse_extensions(given: Sequence[str] | str | None) -> tuple[Assertion, ...]:
+    """Read `custom_extensions`: whole `extension tract_assert ...` lines, or relations alone; one text stands for a list of one.
+
+    Raises:
+        OptionError: one is no relation between sizes that tract can read.
+    """
+    texts = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    return tuple(_parsed(text) for text in texts)
+
+
+def _parsed(text: object) -> Assertion:
+    found = _LINE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if found is None or found["word"] not in (None, "tract_assert"):
+        raise OptionError(f"custom_extensions: {text!r} is no relation between sizes.", _FORMS)
+    labelled = _LABELLED.fullmatch(found["rest"])
+    relation = Relation.parse(labelled["relation"] if labelled else found["rest"])
+    if relation.divided_and_whole:
+        symbol = relation.divided_and_whole[0]
+        raise OptionError(
+            f"custom_extensions: {text!r} holds {symbol} both divided and whole.",
+            f"Beside a range of {symbol}, tract never ends loading it: leave it out.",
+        )
+    return Assertion(relation, labelled["label"] if labelled else "")
+
+
+def held(assertions: Sequence[Assertion], prepared: Prepared) -> tuple[str, ...]:
+    """Return relations as tract reads them, when they hold at the example that a module was captured with.
+
+    Raises:
+        OptionError: a symbol is none of the module's, the example contradicts a relation, or it is in none of the scenarios.
+    """
+    sizes = _example_sizes(prepared)
+    for assertion in assertions:
+        _require_known(assertion, sizes)
+        if not assertion.label and not assertion.relation.holds(sizes):
+            raise OptionError(
+                f"custom_extensions: {assertion.text!r} does not hold for the example, where {_told(sizes)}.",
+                "Correct it, or give an example in which it holds.",
+            )
+    scenarios = [assertion for assertion in assertions if assertion.label]
+    if scenarios and not any(scenario.relation.holds(sizes) for scenario in scenarios):
+        raise OptionError(
+            f"custom_extensions: the example, where {_told(sizes)}, is in none of the scenarios "
+            f"{', '.join(scenario.text for scenario in scenarios)}.",
+            "tract runs an archive with scenarios only within one of them: add one, or change the example.",
+        )
+    return tuple(assertion.text for assertion in assertions)
+
+
+def _example_sizes(prepared: Prepared) -> Mapping[str, int]:
+    """Return the size of each symbol at the example."""
+    tensors = FlatCall.of(prepared.model, prepared.args, prepared.kwargs).tensors
+    return {
+        dim.name: int(size)
+        for variable, tensor in zip(prepared.graph.inputs, tensors, strict=True)
+        for dim, size in zip(variable.shape, tensor.shape, strict=True)
+        if isinstance(dim, sympy.Symbol)
+    }
+
+
+def _require_known(assertion: Assertion, sizes: Mapping[str, int]) -> None:
+    unknown = next((symbol for symbol in assertion.relation.symbols if symbol not in sizes), None)
+    if unknown is not None:
+        known = (
+            f"The symbols are {', '.join(sizes)}." if sizes else "No axis is dynamic: declare some with dynamic_axes."
+        )
+        raise OptionError(
+            f"custom_extensions: {assertion.text!r} speaks of {unknown}, which no input's axis is.", known
+        )
+
+
+def _told(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items()) or "no size is dynamic"
+
+
+__all__ = ["Assertion", "held", "parse_extensions"]

@@ -1,0 +1,165 @@
+"""A module that runs and is none the worse for it: what its forward writes into it is undone when the block ends.
+
+In: a module. Out: the same module, bit for bit. Memory is copied only where it is written to, so weights cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from generic_export.compat import MODULE_STATE, TorchDispatchMode, pytree, schema_of, without_modes
+
+_CONTAINERS = (list, dict, set)
+_Undo = Callable[[], None]
+
+
+@contextmanager
+def state_kept(module: nn.Module) -> Iterator[None]:
+    """Give a module back as it was: parameters, buffers, attributes, and lists, dicts and sets that are attributes.
+
+    What a forward writes in place is copied before the write. Tensors of a class of their own (on disk, in blocks) are left alone.
+    """
+    tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if type(tensor) in _PLAIN]
+    memory = _Memory(tensors)
+    shapes = [_shape_undone(tensor) for tensor in tensors]
+    with attributes_kept(module):
+        try:
+            with memory:
+                yield
+        finally:
+            for undo in (*shapes, *memory.undos):
+                undo()
+
+
+@contextmanager
+def attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Give a module and those in it their attributes back when the block ends; what tensors hold is not looked at."""
+    undos = [undo for inner in module.modules() for undo in _attributes_undone(inner)]
+    try:
+        yield
+    finally:
+        for undo in undos:
+            undo()
+
+
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+class _Memory(TorchDispatchMode):
+    """Copies the memory of some tensors before an operator writes to it."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._owned = {tensor.untyped_storage().data_ptr() for tensor in tensors} - {0}  # 0: no memory, or none at all
+        self._writes: dict[Any, bool] = {}
+        self.undos: list[_Undo] = []
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        keywords = kwargs or {}
+        if self._writing(operator):
+            for value in _written(operator, args, keywords):
+                self._copy(value)
+        return operator(*args, **keywords)
+
+    def _writing(self, operator: Any) -> bool:
+        if operator not in self._writes:
+            self._writes[operator] = schema_of(operator).is_mutable
+        return self._writes[operator]
+
+    def _copy(self, tensor: torch.Tensor) -> None:
+        if type(tensor) not in _PLAIN:
+            return
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in self._owned:
+            self._owned.remove(storage.data_ptr())
+            with without_modes():
+                copy = storage.clone()
+            self.undos.append(lambda: _restored(storage, copy))
+
+
+def _restored(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
+    storage.resize_(copy.nbytes())
+    storage.copy_(copy)
+
+
+def _written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an operator writes to."""
+    for position, argument in enumerate(schema_of(operator).arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _shape_undone(tensor: torch.Tensor) -> _Undo:
+    """Return what gives a tensor the memory, sizes and strides back that it has now."""
+    alias = tensor.detach()
+
+    def undo() -> None:
+        same = alias.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        if not same or (alias.shape, alias.stride()) != (tensor.shape, tensor.stride()):
+            tensor.data = alias
+
+    return undo
+
+
+# --- attributes -------------------------------------------------------------------------------------
+
+
+def _attributes_undone(module: nn.Module) -> Iterator[_Undo]:
+    if isinstance(module, torch.jit.ScriptModule):
+        yield from _script_undone(module)
+        return
+    own = vars(module)
+    tables = [own, *(own[name] for name in MODULE_STATE if name in own)]
+    containers = [value for value in own.values() if type(value) in _CONTAINERS]
+    for table in (*tables, *containers):
+        yield _container_undone(table)
+
+
+def _container_undone(container: Any) -> _Undo:
+    before = container.copy()
+
+    def undo() -> None:
+        if not _same(before, container):
+            container.clear()
+            container.extend(before) if isinstance(container, list) else container.update(before)
+
+    return undo
+
+
+def _same(before: Any, now: Any) -> bool:
+    """Say whether two containers hold the same objects in the same order."""
+    if len(before) != len(now):
+        return False
+    if isinstance(before, dict):
+        return all(a == b and before[a] is now[b] for a, b in zip(before, now, strict=True))
+    return before == now if isinstance(before, set) else all(map(_is, before, now))
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def _script_undone(module: torch.jit.ScriptModule) -> Iterator[_Undo]:
+    """A script's tensors are no entries of a dict: reading one makes a new object each time."""
+    for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        yield _script_tensor_undone(module, name, tensor)
+
+
+def _script_tensor_undone(module: torch.jit.ScriptModule, name: str, tensor: torch.Tensor) -> _Undo:
+    def undo() -> None:
+        if getattr(module, name).untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+            setattr(module, name, tensor)
+
+    return undo
+
+
+__all__ = ["attributes_kept", "state_kept"]

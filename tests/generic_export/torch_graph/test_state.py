@@ -1,0 +1,178 @@
+"""A module that ran is the module it was; what its forward writes reaches neither the archive nor the caller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.torch_graph.state import state_kept
+
+
+class Counting(nn.Module):
+    """Writes into itself in every way there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("in_place", torch.zeros(3))
+        self.register_buffer("assigned", torch.zeros(1))
+        self.register_buffer("by_view", torch.zeros(2, 3))
+        self.register_buffer("resized", torch.zeros(2))
+        self.weight = nn.Parameter(torch.ones(3))
+        self.calls, self.log, self.seen = 0, [1], {"x": 1}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.in_place += 1
+        self.assigned = self.assigned + 2
+        self.by_view[0, 1:].fill_(7)
+        self.weight.data.mul_(3)
+        return x + self.in_place + self.assigned + self.by_view[0] + self.weight
+
+
+class Messy(Counting):
+    """Also leaves what torch.export does not know."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.log.append(2)
+        self.seen["y"] = 2
+        self.last = x
+        self.resized.resize_(100).fill_(1)
+        self.weight.data = torch.zeros(5)
+        self.child = nn.Linear(1, 1)
+        return x
+
+
+def state_of(module: nn.Module) -> dict[str, tuple[int, torch.Tensor]]:
+    return {name: (id(tensor), tensor.clone()) for name, tensor in module.state_dict(keep_vars=True).items()}
+
+
+def assert_untouched(module: nn.Module, before: dict[str, tuple[int, torch.Tensor]]) -> None:
+    after = state_of(module)
+    assert after.keys() == before.keys()
+    for name, (identity, value) in before.items():
+        assert after[name][0] == identity, name
+        assert torch.equal(after[name][1], value), name
+
+
+@pytest.mark.parametrize("kind", [Counting, Messy])
+def test_everything_is_as_it_was(kind: type[Counting]) -> None:
+    module = kind()
+    before, attributes = state_of(module), set(vars(module))
+    with torch.no_grad(), state_kept(module):
+        module(torch.zeros(3))
+        assert module.calls == (1 if kind is Messy else 0)
+    assert_untouched(module, before)
+    assert (module.calls, module.log, module.seen) == (0, [1], {"x": 1})
+    assert set(vars(module)) == attributes
+    assert not list(module.children())
+
+
+def test_a_script_is_as_it_was() -> None:
+    class Script(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(2))
+            self.register_buffer("m", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += 1
+            self.m = self.m + x
+            return x
+
+    script = torch.jit.script(Script())
+    with torch.no_grad(), state_kept(script):
+        script(torch.ones(2))
+    assert not script.n.any() and not script.m.any()
+
+
+def test_a_module_that_fails_is_as_it_was() -> None:
+    module = Counting()
+    before = state_of(module)
+    with pytest.raises(RuntimeError), torch.no_grad(), state_kept(module):
+        module(torch.zeros(2))
+    assert_untouched(module, before)
+
+
+def test_only_what_is_written_is_copied() -> None:
+    big = nn.Linear(64, 64)
+    with torch.no_grad(), state_kept(big):
+        pointer = big.weight.data_ptr()
+        big(torch.zeros(1, 64))
+    assert big.weight.data_ptr() == pointer
+
+
+def test_the_archive_holds_the_state_that_the_first_call_saw(tmp_path: Path) -> None:
+    module = Counting().eval()
+    before = state_of(module)
+    with pytest.warns(
+        UserWarning, match=r"writes into in_place at .*test_state.py:\d+, which the archive does not keep"
+    ):
+        export_model_to_nnef(
+            module, (torch.rand(2, 3),), tmp_path / "counting", TractNNEF(dynamic_axes={"x": {0: "B"}})
+        )
+    assert_untouched(module, before)
+
+
+def test_an_output_that_is_the_state_itself(tmp_path: Path) -> None:
+    class Total(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total += x
+            return self.total
+
+    with pytest.warns(UserWarning, match="writes into total"):
+        export_model_to_nnef(Total(), (torch.rand(3),), tmp_path / "total", TractNNEF())
+
+
+def test_a_trace_leaves_the_module_alone(tmp_path: Path) -> None:
+    class Undecided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x + self.calls if {"sum": x.sum()}["sum"] > 0 else x
+
+    module = Undecided()
+    with pytest.warns(UserWarning, match="captured through"):
+        export_model_to_nnef(module, (torch.rand(3),), tmp_path / "undecided", TractNNEF())
+    assert not module.calls.any()
+
+
+class Hooked(nn.Module):
+    """Returns a dict, to which its hooks add."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, {"shift": kwargs["shift"] + 1}), with_kwargs=True
+        )
+        self.register_forward_hook(lambda module, args, result: {**result, "twice": result["once"] * 2})
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"once": self.linear(x) + shift}
+
+
+def test_hooks_on_the_module_itself_are_exported(tmp_path: Path) -> None:
+    module = Hooked()
+    hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
+    archive = export_model_to_nnef(
+        module,
+        (torch.rand(2, 3),),
+        tmp_path / "hooked",
+        TractNNEF(dynamic_axes={"x": {0: "B"}}),
+        kwargs={"shift": torch.rand(3)},
+        compression_level=None,
+    )
+    text = (archive / "graph.nnef").read_text()
+    assert "-> (\n  once,\n  twice\n)" in text and "# linear: Linear" in text
+    assert (len(module._forward_hooks), len(module._forward_pre_hooks)) == hooks
