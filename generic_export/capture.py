@@ -113,9 +113,9 @@ def _captured_otherwise(
     try:
         for stand in found:
             inputs, outputs = refused.input_names or stand.input_names, refused.output_names or stand.output_names
-            other = ModuleCall(stand.module, stand.args, {}, inputs, outputs, refused.strip_prefix)
+            other = ModuleCall(stand.module, stand.args, stand.kwargs, inputs, outputs, refused.strip_prefix)
             try:
-                with unread_parameters(other.model):
+                with unread_parameters(other.model), stand.during():
                     result = read(other.tracer(target))
             except CaptureError as refusal:
                 logger.info("%s: %s does not help: %s", class_name(refused.model), stand.how, refusal.message)

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Node
 
 from generic_export.compat import HigherOrderOperator, OpOverload, pytree, schema_of
-from generic_export.errors import CaptureError, OptionError, SpecializedAxisError
+from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError
 from generic_export.torch_graph.dims import Dim, dim_symbol, plain_size, simplify_dim
 from generic_export.torch_graph.ir import (
     Argument,
@@ -255,7 +255,7 @@ class Conversion:
         renamed = plain_size(expr).subs(self.symbols) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
         unknown = renamed.free_symbols - set(self.symbols.values())
         if unknown:
-            raise CaptureError(
+            raise NotCapturableError(
                 f"size {renamed} depends on {sorted(map(str, unknown))}, which is not a declared dynamic axis.",
                 "Sizes that depend on the data have no NNEF form; declare the axis dynamic when it is an input's.",
             )

@@ -14,6 +14,7 @@ from torch import nn
 
 from generic_export.compat import MODULE_STATE, TorchDispatchMode, pytree, schema_of, without_modes
 
+_aten = torch.ops.aten
 _CONTAINERS = (list, dict, set)
 _Undo = Callable[[], None]
 
@@ -64,6 +65,8 @@ class _Memory(TorchDispatchMode):
     ) -> Any:
         del types
         keywords = kwargs or {}
+        if operator is _aten._local_scalar_dense.default and not isinstance(args[0], torch.Tensor):
+            return args[0]  # a script's constant, which arrives as a number already
         if self._writing(operator):
             for value in _written(operator, args, keywords):
                 self._copy(value)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 
 from generic_export.compat import TracerWarning
 from generic_export.errors import CaptureError, SpecializedAxisError
+from generic_export.torch_graph.example_numbers import example_numbers
 from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs
 from generic_export.torch_graph.request import DynamicAxes, symbol_name
 from generic_export.torch_graph.state import state_kept
@@ -33,18 +34,21 @@ class Stand:
 
     Attributes:
         how: `torch.jit.script` or `torch.jit.trace`.
-        module: takes the tensors of the call, in order, and returns those of the result.
-        args: the tensors.
+        module: takes the tensors of the call, in order, and returns those of the result; or the module itself.
+        args, kwargs: what it takes.
         input_names, output_names: what the module calls them.
         caution: what is different from capturing the module itself ("" for nothing).
+        during: entered while it is captured.
     """
 
     how: str
     module: nn.Module
-    args: tuple[torch.Tensor, ...]
+    args: tuple[Any, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     caution: str = ""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    during: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class Around(nn.Module):
@@ -86,9 +90,18 @@ def stands(
     if scripted is not None:
         yield Stand("torch.jit.script", scripted, call.tensors, call.names, names)
     traced, lines = _traced(model, call)
-    if traced is not None:
-        _check_other_sizes(model, traced, call, dynamic_axes, tuple(input_names or call.names))
-        yield Stand("torch.jit.trace", interpreted(traced), call.tensors, call.names, names, _caution(lines))
+    if traced is None:
+        return
+    inputs = tuple(input_names or call.names)
+    try:
+        _check_other_sizes(model, traced, call, dynamic_axes, inputs)
+    except SpecializedAxisError as frozen:
+        numbers = example_numbers(model, call, inputs, dynamic_axes, _at_sizes)
+        if numbers is not None:
+            how = "torch.export with numbers that it reads from tensors taken from the example"
+            yield Stand(how, model, tuple(args), call.names, names, numbers.caution, kwargs, numbers.given)
+        raise frozen
+    yield Stand("torch.jit.trace", interpreted(traced), call.tensors, call.names, names, _caution(lines))
 
 
 def script_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> nn.Module | None:

@@ -174,5 +174,5 @@ def test_hooks_on_the_module_itself_are_exported(tmp_path: Path) -> None:
         compression_level=None,
     )
     text = (archive / "graph.nnef").read_text()
-    assert "-> (\n  once,\n  twice\n)" in text and "# linear: Linear" in text
+    assert "once = add(" in text and "twice = mul(once, 2.0)" in text and "# linear: Linear" in text
     assert (len(module._forward_hooks), len(module._forward_pre_hooks)) == hooks

@@ -1,0 +1,269 @@
+"""Numbers that a forward reads from tensors, such as `int(lengths.max())`: torch.export does not know them, the example does.
+
+In: a module, its example, its dynamic axes. Out: what each number always is, the size of a dynamic axis or the example's own; and a
+block in which a capture is told so. The module is run at other sizes to tell the two apart.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from generic_export.errors import SpecializedAxisError
+from generic_export.torch_graph.naming import current_source, user_source
+from generic_export.torch_graph.nested import FlatCall, taken_apart
+from generic_export.torch_graph.request import DynamicAxes, symbol_name
+from generic_export.torch_graph.state import state_kept
+
+_Tensor = torch.Tensor
+_READERS: frozenset[Callable[..., Any]] = frozenset(
+    {_Tensor.item, _Tensor.tolist, _Tensor.__int__, _Tensor.__float__, _Tensor.__bool__, _Tensor.__index__}
+)
+
+
+@dataclass(frozen=True)
+class ReadNumber:
+    """A number that a forward reads.
+
+    Attributes:
+        source: the line.
+        value: at the example.
+        symbol: the dynamic size that it always is; None when it is always the example's value.
+    """
+
+    source: str
+    value: Any
+    symbol: str | None = None
+
+    def told(self) -> str:
+        """What a user has to know of it."""
+        taken = f"{self.symbol}, the size of a dynamic axis" if self.symbol else f"{self.value}, as in the example"
+        return f"At {self.source}, a number that is read from a tensor is taken to be {taken}."
+
+
+@dataclass(frozen=True)
+class ExampleNumbers:
+    """The numbers that one forward reads, in order.
+
+    Attributes:
+        model: the module.
+        reads: the numbers.
+        axes: for each symbol, an input tensor of the call and an axis that have its size.
+    """
+
+    model: nn.Module
+    reads: tuple[ReadNumber, ...]
+    axes: Mapping[str, tuple[int, int]]
+
+    @property
+    def caution(self) -> str:
+        """What a user has to know of all of them."""
+        return " ".join(dict.fromkeys(read.told() for read in self.reads))
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Let the forward read these numbers, for the length of the block."""
+        forward = self.model.forward
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            leaves = [leaf for leaf in taken_apart((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+            sizes = {symbol: leaves[number].shape[axis] for symbol, (number, axis) in self.axes.items()}
+            with _Told(self.reads, sizes):
+                return forward(*args, **kwargs)
+
+        with ExitStack() as stack:
+            for names in _globals_of(self.model):
+                stack.enter_context(mock.patch.dict(names, {"int": _SymbolicInt}))
+            stack.enter_context(mock.patch.object(self.model, "forward", told))
+            yield
+
+
+def example_numbers(
+    model: nn.Module,
+    call: FlatCall,
+    names: Sequence[str],
+    dynamic_axes: DynamicAxes,
+    resized: Callable[[torch.Tensor, Mapping[int, object], Callable[[int], int]], torch.Tensor],
+) -> ExampleNumbers | None:
+    """Find out what the numbers are that a forward reads; None when it reads none.
+
+    Args:
+        model: a module, in eval mode.
+        call: its example.
+        names: of the input tensors.
+        dynamic_axes: axes that must not be frozen.
+        resized: makes a tensor of other sizes along some axes.
+
+    Raises:
+        SpecializedAxisError: a number changes with a dynamic size, and is not that size.
+    """
+    axes = _first_axes(names, dynamic_axes)
+    sizes = {symbol: int(call.tensors[number].shape[axis]) for symbol, (number, axis) in axes.items()}
+    first = _reads(model, call, call.tensors)
+    if not first:
+        return None
+    others = []
+    for symbol, size in sizes.items():
+        for change in (2 * size, size + 1):
+            tensors = [
+                resized(tensor, _axes_of(dynamic_axes.get(name, {}), symbol), partial(_changed, to=change))
+                for name, tensor in zip(names, call.tensors, strict=True)
+            ]
+            others.append(_Rerun({**sizes, symbol: change}, symbol, _reads(model, call, tensors)))
+    reads = tuple(_judged(index, read, sizes, others) for index, read in enumerate(first))
+    return ExampleNumbers(model, reads, axes)
+
+
+def _changed(size: int, to: int) -> int:
+    del size
+    return to
+
+
+@dataclass(frozen=True)
+class _Rerun:
+    """What a forward read when one symbol had another size; `reads` is None when it takes no such arguments."""
+
+    sizes: Mapping[str, int]
+    symbol: str
+    reads: Sequence[ReadNumber] | None
+
+
+def _judged(index: int, read: ReadNumber, sizes: Mapping[str, int], others: Sequence[_Rerun]) -> ReadNumber:
+    """Return what a number always is, as far as the other runs tell."""
+    symbols = [symbol for symbol, size in sizes.items() if type(read.value) is int and read.value == size]
+    constant, tried = True, set()
+    for other in others:
+        if other.reads is None:
+            continue
+        if index >= len(other.reads) or other.reads[index].source != read.source:
+            raise _frozen(read, other.symbol, "other numbers are read")
+        tried.add(other.symbol)
+        now = other.reads[index].value
+        constant = constant and now == read.value
+        symbols = [symbol for symbol in symbols if now == other.sizes[symbol]]
+    # At no other size of it does the module run with these values: so they speak of that size.
+    bound = [symbol for symbol in symbols if symbol not in tried or not constant]
+    if len(bound) == 1:
+        return ReadNumber(read.source, read.value, bound[0])
+    if bound:
+        raise _frozen(read, " and ".join(bound), "it may be any of them, for they are equal in the example")
+    if not constant:
+        raise _frozen(read, ", ".join(sizes), "it is none of the sizes, and changes with them")
+    return read
+
+
+def _frozen(read: ReadNumber, symbols: str, reason: str) -> SpecializedAxisError:
+    return SpecializedAxisError(
+        f"{read.source}: a number is read from a tensor ({read.value} in the example), with {symbols} dynamic: {reason}.",
+        "Take it from the shape of an input instead, or give an example in which all sizes differ.",
+    )
+
+
+def _first_axes(names: Sequence[str], dynamic_axes: DynamicAxes) -> dict[str, tuple[int, int]]:
+    axes: dict[str, tuple[int, int]] = {}
+    for number, name in enumerate(names):
+        for axis, symbol in dynamic_axes.get(name, {}).items():
+            axes.setdefault(symbol_name(symbol), (number, axis))
+    return axes
+
+
+def _axes_of(axes: Mapping[int, Any], symbol: str) -> dict[int, object]:
+    return {axis: given for axis, given in axes.items() if symbol_name(given) == symbol}
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def _reads(model: nn.Module, call: FlatCall, tensors: Sequence[torch.Tensor]) -> list[ReadNumber] | None:
+    """Run a module and return the numbers that it reads; None when it fails."""
+    args, kwargs = call.arguments([tensor.clone() for tensor in tensors])
+    with torch.no_grad(), state_kept(model), _Seen() as seen:
+        try:
+            model(*args, **kwargs)
+        except Exception:  # whatever the module raises at a size that it does not take
+            return None
+    return seen.reads
+
+
+def _line() -> str:
+    return current_source() or user_source("".join(traceback.format_stack())) or "a line of PyTorch"
+
+
+class _Seen(TorchFunctionMode):
+    """Notes the numbers that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[ReadNumber] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _READERS:
+            self.reads.append(ReadNumber(_line(), result))
+        return result
+
+
+class _Told(TorchFunctionMode):
+    """Answers with numbers that are known, in the order in which they were read."""
+
+    def __init__(self, reads: Sequence[ReadNumber], sizes: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._reads, self._sizes = iter(reads), sizes
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _READERS:
+            return func(*args, **(kwargs or {}))
+        read = next(self._reads, None)
+        if read is None or read.source != _line():
+            return func(*args, **(kwargs or {}))  # not the way that the example took: the capture fails by itself
+        return read.value if read.symbol is None else self._sizes[read.symbol]
+
+
+# --- int() of a size --------------------------------------------------------------------------------
+
+
+class _IntMeta(type):
+    """`int` asks a symbolic size for its value, which freezes it; this one leaves it symbolic."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs:
+            return int(*args, **kwargs)
+        given = args[0].item() if isinstance(args[0], torch.Tensor) else args[0]
+        return torch.sym_int(given) if isinstance(given, (torch.SymInt, torch.SymFloat)) else int(given)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, int)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, int)
+
+
+class _SymbolicInt(int, metaclass=_IntMeta):
+    """Stands for `int` in the files of a model while it is captured."""
+
+
+def _globals_of(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the global names of the files that a model's classes are written in, PyTorch's own left out."""
+    found = {
+        id(names): names
+        for module in model.modules()
+        if not type(module).__module__.startswith("torch.")
+        and (names := getattr(type(module).forward, "__globals__", None)) is not None
+    }
+    return list(found.values())
+
+
+__all__ = ["ExampleNumbers", "ReadNumber", "example_numbers"]
