@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
     from generic_export.inference_target.tract.evidence.through_onnx import debug_dumper_pytorch_to_onnx_to_nnef
     from generic_export.inference_target.tract.releases.downloader import TractBinaryDownloader
+    from generic_export.torch_graph.methods import as_forward
     from generic_export.write.weights_only import (
         export_tensors_from_disk_to_nnef,
         export_tensors_to_nnef,
@@ -42,6 +43,7 @@ _HOMES = {
     "TractCheckTolerance": "generic_export.inference_target",
     "TractFeature": "generic_export.inference_target",
     "TractNNEF": "generic_export.inference_target",
+    "as_forward": "generic_export.torch_graph.methods",
     "assert_io": "generic_export.checking",
     "assert_io_and_debug_bundle": "generic_export.checking",
     "assert_io_cmd_str": "generic_export.inference_target.tract.engines.asking",
@@ -62,6 +64,7 @@ __all__ = [
     "TractCheckTolerance",
     "TractFeature",
     "TractNNEF",
+    "as_forward",
     "assert_io",
     "assert_io_and_debug_bundle",
     "assert_io_cmd_str",
@@ -75,6 +78,7 @@ __all__ = [
 
 keep_importable(
     {
+        "generic_export.exceptions": "generic_export.errors",
         "generic_export.inference_target.tract.wheel": "generic_export.inference_target.tract.engines.wheel",
         "generic_export.ops.builder": "generic_export.translate.builder",
         "generic_export.ops.modules": "generic_export.translate.modules",
