@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TractNNEF,
     )
     from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
+    from generic_export.inference_target.tract.engines.streaming import Streaming, open_stream
     from generic_export.inference_target.tract.evidence.through_onnx import debug_dumper_pytorch_to_onnx_to_nnef
     from generic_export.inference_target.tract.releases.downloader import TractBinaryDownloader
     from generic_export.torch_graph.methods import as_forward
@@ -37,6 +38,7 @@ _HOMES = {
     "InferenceTarget": "generic_export.inference_target",
     "KhronosNNEF": "generic_export.inference_target",
     "SemanticVersion": "generic_export.inference_target",
+    "Streaming": "generic_export.inference_target.tract.engines.streaming",
     "T2NError": "generic_export.errors",
     "ToleranceLimits": "generic_export.inference_target",
     "TractBinaryDownloader": "generic_export.inference_target.tract.releases.downloader",
@@ -51,6 +53,7 @@ _HOMES = {
     "export_model_to_nnef": "generic_export.export",
     "export_tensors_from_disk_to_nnef": "generic_export.write.weights_only",
     "export_tensors_to_nnef": "generic_export.write.weights_only",
+    "open_stream": "generic_export.inference_target.tract.engines.streaming",
     "iter_torch_tensors_from_disk": "generic_export.write.weights_only",
 }
 
@@ -58,6 +61,7 @@ __all__ = [
     "InferenceTarget",
     "KhronosNNEF",
     "SemanticVersion",
+    "Streaming",
     "T2NError",
     "ToleranceLimits",
     "TractBinaryDownloader",
@@ -73,6 +77,7 @@ __all__ = [
     "export_tensors_from_disk_to_nnef",
     "export_tensors_to_nnef",
     "iter_torch_tensors_from_disk",
+    "open_stream",
 ]
 
 
