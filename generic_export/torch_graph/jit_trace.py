@@ -15,6 +15,7 @@ from torch import nn
 
 from generic_export.compat import JitGraph
 from generic_export.errors import JitTraceError, OptionError, described
+from generic_export.torch_graph.quantised_modules import takes_quantised
 
 
 def trace_of(
@@ -29,7 +30,7 @@ def trace_of(
         return module
     what = f"{type(module).__name__}.{fn_name}"
     try:
-        given = _positional(getattr(module, fn_name), args, kwargs)
+        given = _positional(getattr(module, fn_name), _as_taken(module, args), kwargs)
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of what Python decides: torch.export is asked for what is exported
             traced: torch.jit.ScriptModule = torch.jit.trace_module(module, {fn_name: given}, check_trace=False)
@@ -64,6 +65,18 @@ def checked_trace(traced: torch.jit.ScriptModule, fn_name: str) -> torch.jit.Scr
             "Trace it with torch.jit.trace_module, which takes methods.",
         )
     return traced
+
+
+def _as_taken(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return floats as the quantised tensors that an int8 module takes, on the grid of their own range."""
+    if not takes_quantised(module):
+        return args
+    return tuple(
+        torch.quantize_per_tensor_dynamic(value, torch.quint8, reduce_range=False)
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not value.is_quantized
+        else value
+        for value in args
+    )
 
 
 def _positional(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

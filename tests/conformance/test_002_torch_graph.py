@@ -251,6 +251,13 @@ def test_a_quantised_model_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(graph.outputs[0].value, converted(X), rtol=0, atol=0.02)
 
 
+def test_floats_are_quantised_for_a_module_that_takes_no_others() -> None:
+    layer = torch.ao.nn.quantized.Linear(4, 3)
+    traced = TorchModuleTracer(layer, args=(X,)).traced_module
+    quantised = torch.quantize_per_tensor(X, 0.01, 100, torch.quint8)
+    assert torch.equal(traced(quantised).int_repr(), layer(quantised).int_repr())
+
+
 # --- TorchOp and TensorVariable -----------------------------------------------------------------------
 
 
