@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -296,6 +299,30 @@ def test_torchaudios_own_transforms(name: str, tmp_path: Path) -> None:
     )
     target = TractNNEF(dynamic_axes={"waveform": {1: "T"}})
     export_model_to_nnef(model, (torch.randn(1, 1600),), tmp_path / name, target)
+
+
+# --- WebAssembly --------------------------------------------------------------------------------------
+
+WASM = Path(__file__).parents[2] / "examples" / "wasm"
+PROGRAM = Path(os.environ.get("CARGO_TARGET_DIR", WASM / "target")) / "wasm32-wasip1" / "release" / "run-archive.wasm"
+
+
+@pytest.mark.skipif(
+    not PROGRAM.exists() or shutil.which("node") is None, reason="examples/wasm is not built, or no node"
+)
+def test_an_archive_runs_in_webassembly(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(), nn.Linear(128, 4))
+    target = TractNNEF(dynamic_axes={"image": {0: "B"}})
+    archive = export_model_to_nnef(
+        model, (torch.randn(1, 3, 4, 4),), tmp_path / "m", target, ["image"], compression_level=1
+    )
+    for batch in (1, 3):
+        image = torch.randn(batch, 3, 4, 4)
+        command = ["node", "--no-warnings", WASM / "run.mjs", PROGRAM, archive, f"{batch},3,4,4"]
+        answer = subprocess.run(command, input=image.numpy().tobytes(), capture_output=True, check=True).stdout
+        with torch.no_grad():
+            expected = model.eval()(image).numpy()
+        np.testing.assert_allclose(np.frombuffer(answer, np.float32).reshape(batch, 4), expected, rtol=1e-4, atol=1e-5)
 
 
 # --- looking into what the engine made of it ----------------------------------------------------------
