@@ -24,8 +24,10 @@ if TYPE_CHECKING:
         TractNNEF,
     )
     from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
+    from generic_export.inference_target.tract.engines.streaming import Streaming, open_stream
     from generic_export.inference_target.tract.evidence.through_onnx import debug_dumper_pytorch_to_onnx_to_nnef
     from generic_export.inference_target.tract.releases.downloader import TractBinaryDownloader
+    from generic_export.torch_graph.methods import as_forward
     from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
     from generic_export.write.weights_only import (
         export_tensors_from_disk_to_nnef,
@@ -38,6 +40,7 @@ _HOMES = {
     "InferenceTarget": "generic_export.inference_target",
     "KhronosNNEF": "generic_export.inference_target",
     "SemanticVersion": "generic_export.inference_target",
+    "Streaming": "generic_export.inference_target.tract.engines.streaming",
     "T2NError": "generic_export.errors",
     "ToleranceLimits": "generic_export.inference_target",
     "TractBinaryDownloader": "generic_export.inference_target.tract.releases.downloader",
@@ -45,6 +48,7 @@ _HOMES = {
     "TractFeature": "generic_export.inference_target",
     "TractNNEF": "generic_export.inference_target",
     "VariableNamingScheme": "generic_export.torch_graph.naming",
+    "as_forward": "generic_export.torch_graph.methods",
     "assert_io": "generic_export.checking",
     "assert_io_and_debug_bundle": "generic_export.checking",
     "assert_io_cmd_str": "generic_export.inference_target.tract.engines.asking",
@@ -52,6 +56,7 @@ _HOMES = {
     "export_model_to_nnef": "generic_export.export",
     "export_tensors_from_disk_to_nnef": "generic_export.write.weights_only",
     "export_tensors_to_nnef": "generic_export.write.weights_only",
+    "open_stream": "generic_export.inference_target.tract.engines.streaming",
     "iter_torch_tensors_from_disk": "generic_export.write.weights_only",
 }
 
@@ -60,6 +65,7 @@ __all__ = [
     "InferenceTarget",
     "KhronosNNEF",
     "SemanticVersion",
+    "Streaming",
     "T2NError",
     "ToleranceLimits",
     "TractBinaryDownloader",
@@ -67,6 +73,7 @@ __all__ = [
     "TractFeature",
     "TractNNEF",
     "VariableNamingScheme",
+    "as_forward",
     "assert_io",
     "assert_io_and_debug_bundle",
     "assert_io_cmd_str",
@@ -75,11 +82,13 @@ __all__ = [
     "export_tensors_from_disk_to_nnef",
     "export_tensors_to_nnef",
     "iter_torch_tensors_from_disk",
+    "open_stream",
 ]
 
 
 keep_importable(
     {
+        "generic_export.exceptions": "generic_export.errors",
         "generic_export.inference_target.tract.wheel": "generic_export.inference_target.tract.engines.wheel",
         "generic_export.ops.builder": "generic_export.translate.builder",
         "generic_export.ops.modules": "generic_export.translate.modules",

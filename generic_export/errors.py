@@ -59,6 +59,13 @@ class NotCapturableError(CaptureError):
     """torch.export does not take the module's own code; another way of capturing may."""
 
 
+class JitTraceError(CaptureError):
+    """torch.jit.trace failed."""
+
+
+T2NErrorTorchJitTraceFailed = JitTraceError  # the name that documents have for it
+
+
 class SpecializedAxisError(CaptureError):
     """An axis declared dynamic was frozen to one size by the model's own code."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefFragment, TupleLiteral
 from generic_export.nnef.text import fragment_text
 from generic_export.torch_graph.dims import Dim, Shape
@@ -62,14 +63,33 @@ def scan(b: NnefBuilder, name: str, loop: Loop, step: Step) -> tuple[Values, Val
         "full": rows(body.constant_names, [b.materialised(value) for value in loop.constants]),
         "state": ArrayLiteral(tuple(TupleLiteral((name, b.materialised(init), after)) for name, init, after in states)),  # type: ignore[arg-type]
         "output": ArrayLiteral((*full, *last)),
-        # facts/tract.md §3.2: otherwise the states of one run are the initial states of the next.
-        "reset_every_turn": 1,
+        # facts/tract.md §3.2: with 0 the states of one turn are the initial states of the next.
+        "reset_every_turn": 0 if _goes_on(b, loop) else 1,
     }
     steps = loop.sequences[0].shape[loop.axis]
     facts = [(_with_axis(value.shape, loop.axis, steps), value.dtype) for value in body.results]
     facts += [(state.shape, state.dtype) for state in loop.states]
     outputs = b.emit_many("tract_core_scan", [], facts, attributes=attributes)
     return outputs[: len(body.results)], outputs[len(body.results) :]
+
+
+def _goes_on(b: NnefBuilder, loop: Loop) -> bool:
+    """Say whether a loop is along an axis that comes in pieces, so that each piece begins where the last one ended.
+
+    Raises:
+        TranslationError: it begins at the end of that axis.
+    """
+    symbol, steps = b.spelling.streamed, loop.sequences[0].shape[loop.axis]
+    if not symbol or symbol not in {str(name) for name in getattr(steps, "free_symbols", ())}:
+        return False
+    if loop.reverse:
+        raise TranslationError(
+            f"a loop from the last step to the first cannot be run on pieces of {symbol}.",
+            "Export without `streaming`, or without the backward direction.",
+        )
+    # A state that is an input is the caller's to carry on.
+    made_of = reachable(b.emissions, loop.states, set())
+    return not any(emission.operator == "tract_core_external" for emission in made_of)
 
 
 def _with_axis(shape: Shape, axis: int, size: Dim) -> Shape:

@@ -10,20 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.compat import MODULE_STATE
 from generic_export.errors import OptionError
 from generic_export.remodel.boundary import Boundary
+from generic_export.torch_graph.methods import SharedState, inner_of
 from generic_export.torch_graph.nested import named_outputs
 
-_INNER = "_t2n_inner"
 _BOUNDARY = "_t2n_boundary"
 
 
-class BoundaryAdapter(nn.Module):
+class BoundaryAdapter(SharedState):
     """A module with another boundary.
-
-    Its parameters, buffers and children *are* the inner module's, under their names: what an export reads from one it reads from
-    the other, and no tensor is copied.
 
     Args:
         inner: the module; it is called as it is, hooks included, and not modified.
@@ -39,24 +35,8 @@ class BoundaryAdapter(nn.Module):
                 f"sub-graph {boundary.name!r} is a ScriptModule, whose boundary cannot be changed from outside.",
                 "Wrap it in an nn.Module that calls it.",
             )
-        super().__init__()
-        # Past nn.Module, which would make the module a child with a prefix; under names that no child has.
-        object.__setattr__(self, _INNER, inner)
-        object.__setattr__(self, _BOUNDARY, boundary)
-        for name in MODULE_STATE:  # shared with the inner module, so that every name stays
-            object.__setattr__(self, name, getattr(inner, name))
-
-    @property
-    def training(self) -> bool:  # type: ignore[override]
-        """The inner module's mode: there is one mode for the two."""
-        inner = self.__dict__.get(_INNER)
-        return True if inner is None else inner.training
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        inner = self.__dict__.get(_INNER)
-        if inner is not None:
-            inner.training = mode
+        super().__init__(inner)
+        object.__setattr__(self, _BOUNDARY, boundary)  # past nn.Module; under a name that no child has
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Call the inner module.
@@ -68,18 +48,14 @@ class BoundaryAdapter(nn.Module):
         """
         boundary: Boundary = self.__dict__[_BOUNDARY]
         args, kwargs = full_arguments(boundary, *inputs)
-        outputs = named_outputs(self.__dict__[_INNER](*args, **kwargs))[1]
+        outputs = named_outputs(inner_of(self)(*args, **kwargs))[1]
         axes = [boundary.outputs[position].collapsed for position in boundary.kept]
         kept = [outputs[position] for position in boundary.kept]
         return tuple(tensor.squeeze(gone) if gone else tensor for tensor, gone in zip(kept, axes, strict=True))
 
-    def extra_repr(self) -> str:
-        """Return the inner module's class."""
-        return type(self.__dict__[_INNER]).__name__
-
     def with_boundary(self, boundary: Boundary) -> BoundaryAdapter:
         """Return another adapter of the same module."""
-        return BoundaryAdapter(self.__dict__[_INNER], boundary)
+        return BoundaryAdapter(inner_of(self), boundary)
 
 
 def full_arguments(boundary: Boundary, *inputs: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:

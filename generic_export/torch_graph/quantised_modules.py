@@ -228,6 +228,11 @@ def _is_quantised(module: nn.Module) -> bool:
     return type(module).__module__.startswith(_NAMESPACES)
 
 
+def takes_quantised(module: nn.Module) -> bool:
+    """Say whether a module is one of those that take quantised tensors and no floats."""
+    return _is_quantised(module) and not isinstance(module, (eager.Quantize, *_AS_THEY_ARE))
+
+
 @contextmanager
 def spelled_out(model: nn.Module) -> Iterator[None]:
     """Put every quantised module's spelled-out form in its place for the length of the block.
@@ -277,4 +282,4 @@ def without_zero_offsets(graph: TorchModuleIRGraph, tensor_of: Callable[[str], T
     return without_dead_ops(replace(graph, ops=tuple(simplified(op) for op in graph.ops)))
 
 
-__all__ = ["spelled_out", "without_zero_offsets"]
+__all__ = ["spelled_out", "takes_quantised", "without_zero_offsets"]

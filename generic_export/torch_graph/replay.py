@@ -46,7 +46,7 @@ def replay(
         raise CaptureError(f"the captured graph takes {len(graph.inputs)} tensors, got {len(inputs)}.")
     known = {variable.name: tensor.detach().cpu() for variable, tensor in zip(graph.inputs, inputs, strict=True)}
     with torch.no_grad():
-        return _run(graph, known, _sizes(graph, inputs), stored, frozenset(wanted))
+        return _run(graph, known, sizes_of(graph, inputs), stored, frozenset(wanted))
 
 
 def _run(
@@ -69,7 +69,7 @@ def _run(
     return {name: known[name] for name in wanted if name in known}
 
 
-def _sizes(graph: TorchModuleIRGraph, inputs: Sequence[torch.Tensor]) -> dict[sympy.Symbol, int]:
+def sizes_of(graph: TorchModuleIRGraph, inputs: Sequence[torch.Tensor]) -> dict[sympy.Symbol, int]:
     """Return what each symbol stands for: an axis declared dynamic is a bare symbol in the input's shape."""
     return {
         dim: int(size)
@@ -77,6 +77,14 @@ def _sizes(graph: TorchModuleIRGraph, inputs: Sequence[torch.Tensor]) -> dict[sy
         for dim, size in zip(variable.shape, tensor.shape, strict=True)
         if isinstance(dim, sympy.Symbol)
     }
+
+
+def number_of(expression: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool | int | float:
+    """Return what an expression of sizes is when each symbol stands for a number."""
+    value = expression.subs(sizes)  # type: ignore[no-untyped-call]
+    if isinstance(value, (sympy.logic.boolalg.BooleanTrue, sympy.logic.boolalg.BooleanFalse)):
+        return bool(value)
+    return int(value) if value.is_integer else float(value)
 
 
 class _UnknownValueError(Exception):
@@ -98,10 +106,7 @@ class _Arguments:
         if isinstance(argument, (FixedTensorList, tuple)):
             return [self.real(element) for element in argument]
         if isinstance(argument, sympy.Basic):
-            value = argument.subs(self.sizes)  # type: ignore[no-untyped-call]
-            if isinstance(value, (sympy.logic.boolalg.BooleanTrue, sympy.logic.boolalg.BooleanFalse)):
-                return bool(value)
-            return int(value) if value.is_integer else float(value)
+            return number_of(argument, self.sizes)
         return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
     def _tensor(self, name: str) -> torch.Tensor:
@@ -168,4 +173,4 @@ def _scan(op: TorchOp, arguments: _Arguments) -> list[torch.Tensor | None]:
     return [*states, *stacked]
 
 
-__all__ = ["Stored", "replay"]
+__all__ = ["Stored", "number_of", "replay", "sizes_of"]

@@ -10,9 +10,10 @@ import re
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 from unittest import mock
 
@@ -23,16 +24,25 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
 
-from generic_export.compat import fixed_sizes_seen, is_over_sizes, is_over_values, oblivious_to_sizes
+from generic_export.compat import (
+    JitGraph,
+    OpOverload,
+    fixed_sizes_seen,
+    is_over_sizes,
+    is_over_values,
+    oblivious_to_sizes,
+)
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.torch_graph.conversion import Conversion, check_symbolic
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
+from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
+from generic_export.torch_graph.methods import as_forward
 from generic_export.torch_graph.naming import NotesSources, current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, flat_forward
 from generic_export.torch_graph.patches import capture_patches
-from generic_export.torch_graph.request import CaptureRequest, symbol_name
+from generic_export.torch_graph.request import CaptureRequest, DynamicAxes, symbol_name
 from generic_export.torch_graph.units import kept_whole
 
 
@@ -62,9 +72,72 @@ _STRATEGIES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class TorchModuleTracer(CaptureRequest):
-    """Captures a module with `torch.export`, as it was asked for."""
+    """Captures a module with `torch.export`, as it was asked for; `traced_module` is what `torch.jit.trace` makes of it.
+
+    Args:
+        module, args, kwargs, input_names, output_names, dynamic_axes, strip_prefix, keep, whole: see `CaptureRequest`.
+        traced_module: a trace of the module that there is already; None traces it when `traced_module` is read.
+        fn_name: the method that is captured; other ones than `forward` become the forward of `self.module`.
+
+    Attributes:
+        mod: the module as it was given.
+
+    Raises:
+        OptionError: there is no such method, or the trace is none.
+    """
+
+    mod: nn.Module = field(init=False, repr=False)
+    fn_name: str = field(init=False)
+
+    def __init__(
+        self,
+        module: nn.Module,
+        traced_module: torch.jit.ScriptModule | None = None,
+        fn_name: str = "forward",
+        args: tuple[Any, ...] | torch.Tensor | None = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+        dynamic_axes: DynamicAxes | None = None,
+        strip_prefix: str = "",
+        keep: Callable[[OpOverload], bool] | None = None,
+        whole: Collection[type[nn.Module]] = (),
+    ) -> None:
+        super().__init__(
+            module=as_forward(module, fn_name),
+            args=(args,) if isinstance(args, torch.Tensor) else tuple(args or ()),
+            kwargs=dict(kwargs or {}),
+            input_names=input_names,
+            output_names=output_names,
+            dynamic_axes=dynamic_axes or {},
+            strip_prefix=strip_prefix,
+            keep=keep,
+            whole=whole,
+        )
+        vars(self).update(mod=module, fn_name=fn_name)
+        if traced_module is not None:
+            vars(self)["traced_module"] = checked_trace(traced_module, fn_name)
+
+    @cached_property
+    def traced_module(self) -> torch.jit.ScriptModule:
+        """The module as `torch.jit.trace` sees it on the example arguments; traced once, when it is first read.
+
+        Raises:
+            JitTraceError: it cannot be traced.
+        """
+        return trace_of(self.mod, self.fn_name, self.args, self.kwargs)
+
+    @property
+    def torch_graph(self) -> JitGraph:
+        """PyTorch's own graph of that trace: of `fn_name`, which need not be the forward.
+
+        Raises:
+            JitTraceError: it cannot be traced.
+        """
+        return graph_of(self.traced_module, self.fn_name)
 
     def trace(self) -> TorchModuleIRGraph:
         """Run torch.export and convert its graph.
@@ -149,7 +222,7 @@ class TorchModuleTracer(CaptureRequest):
             warnings.filterwarnings("ignore", ".*_flat_weights")  # and of what its own LSTM and GRU assign
             return torch.export.export(
                 self.module,
-                call.tensors,
+                _apart(call.tensors),
                 dynamic_shapes=(dynamic_shapes,),
                 strict=False,
             )
@@ -174,6 +247,14 @@ class TorchModuleTracer(CaptureRequest):
             {axis: dims[symbol_name(symbol)] for axis, symbol in self.dynamic_axes.get(name, {}).items()}
             for name in names
         )
+
+
+def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return the tensors, no two of them one object: torch.export would take `attention(x, x, x)` for one input."""
+    first = {id(tensor): index for index, tensor in reversed(list(enumerate(tensors)))}
+    return tuple(
+        tensor if first[id(tensor)] == index else tensor.view_as(tensor) for index, tensor in enumerate(tensors)
+    )
 
 
 @contextmanager

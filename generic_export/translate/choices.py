@@ -28,10 +28,12 @@ class Spelling:
     """Which of two ways to say the same thing is written.
 
     Attributes:
+        streamed: the symbol of an axis that comes in pieces: loops along it go on where they ended; "" for none.
         attention_operator: attention is one operator of the engine; otherwise products, softmax and masks.
         debox_upsampling: nearest upsampling by whole factors is `debox`; otherwise `tract_core_resize`.
     """
 
+    streamed: str = ""
     attention_operator: bool = True
     debox_upsampling: bool = False
 

@@ -32,7 +32,7 @@ class _Outer(nn.Module):
 
 
 def _coverage(module: nn.Module, *args: torch.Tensor) -> dict[str, OperatorCoverage]:
-    found = captured_coverage(TorchModuleTracer(module.eval(), args))
+    found = captured_coverage(TorchModuleTracer(module.eval(), args=args))
     assert found.problems == ()
     return {row.operator: row for row in found.operators}
 
@@ -63,7 +63,7 @@ def test_a_call_that_its_translation_refuses_counts_as_missing() -> None:
 
 def test_the_weight_of_a_module_multiplies_its_calls() -> None:
     found = captured_coverage(
-        TorchModuleTracer(_Outer().eval(), (torch.rand(2, 4),)), weigh=lambda path: 5 if path else 1
+        TorchModuleTracer(_Outer().eval(), args=(torch.rand(2, 4),)), weigh=lambda path: 5 if path else 1
     )
     rows = {row.operator: row for row in found.operators}
     assert rows["aten.special_zeta.default"].count == 10 == rows["aten.special_zeta.default"].refused
@@ -76,7 +76,7 @@ def test_what_cannot_be_captured_is_an_error_with_its_line() -> None:
             return x if x.sum() > 0 else -x
 
     with pytest.raises(CaptureError, match=FILE):
-        captured_coverage(TorchModuleTracer(Branch(), (torch.rand(3),)))
+        captured_coverage(TorchModuleTracer(Branch(), args=(torch.rand(3),)))
 
 
 def test_coverages_are_added_up_and_the_worse_verdict_wins() -> None:

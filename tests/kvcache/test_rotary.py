@@ -24,7 +24,7 @@ def args(steps: int = 5) -> tuple[torch.Tensor, ...]:
 
 
 def targets_after_fusion(function) -> set[str]:
-    graph = TorchModuleTracer(Function(function), args()).trace()
+    graph = TorchModuleTracer(Function(function), args=args()).trace()
     return {str(op.target) for op in apply_fusions(graph, [fuse_rotary_embedding]).ops}
 
 

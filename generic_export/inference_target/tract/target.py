@@ -23,6 +23,12 @@ from generic_export.inference_target.tract.engines.features import (
     features_of,
     registry_names,
 )
+from generic_export.inference_target.tract.engines.streaming import (
+    FIRST_RELEASE,
+    Streaming,
+    known_by_then,
+    open_stream,
+)
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.inference_target.tract.releases.dialect import (
     RELEASES,
@@ -36,6 +42,7 @@ from generic_export.inference_target.tract.releases.wheels import wheel_python
 from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefFragment, NnefGraph
 from generic_export.nnef.registries import with_fragments
+from generic_export.torch_graph.request import symbol_name
 from generic_export.translate.choices import Numerics, Spelling
 
 LATEST_VERSION = RELEASES[-1]
@@ -62,6 +69,8 @@ class TractNNEF(InferenceTarget):
         force_norm_in_f32: widen a norm's input, scale and shift, and round once at its end.
         reify_sdpa_operator: write attention as tract's operator (release 0.22.0, registry tract_transformers) or spell it
             out; None writes the operator unless the registry is not among `feature_flags`.
+        streaming: the archive is for an input that comes in pieces (docs/streaming.md): loops along that axis remember, what
+            cannot is refused, and the check runs it in pieces too; the wheel can from release 0.23.0.
         upsample_with_debox: write nearest upsampling of floats by whole factors as `debox` (release 0.23.0).
 
     Raises:
@@ -79,6 +88,7 @@ class TractNNEF(InferenceTarget):
     force_norm_in_f32: bool = False
     reify_sdpa_operator: bool | None = None
     upsample_with_debox: bool = False
+    streaming: Streaming | None = None
 
     def __post_init__(self) -> None:
         if self.release < SemanticVersion.parse(RELEASES[0]):
@@ -95,6 +105,7 @@ class TractNNEF(InferenceTarget):
                 )
         if self.upsample_with_debox:
             self._require("upsample_with_debox", "debox")
+        self._check_streaming()
         if not isinstance(self.check_io_tolerance, (TractCheckTolerance, ToleranceLimits)):
             raise OptionError(
                 f"check_io_tolerance is {self.check_io_tolerance!r}.", "Give a TractCheckTolerance or ToleranceLimits."
@@ -105,6 +116,22 @@ class TractNNEF(InferenceTarget):
             raise OptionError(
                 f"{option} writes {operator}, which tract {self.version} does not have.",
                 f"Leave it out, or export for tract {SINCE[operator]} or later.",
+            )
+
+    def _check_streaming(self) -> None:
+        if self.streaming is None:
+            return
+        symbols = {symbol_name(symbol) for axes in self.dynamic_axes.values() for symbol in axes.values()}
+        if self.streaming.symbol not in symbols:
+            raise OptionError(
+                f"streaming is along {self.streaming.symbol!r}, which no dynamic axis has.",
+                f"Symbols of dynamic_axes: {', '.join(sorted(symbols)) or 'none'}.",
+            )
+        wheel = self.specific_tract_binary_path is None and self.release >= SemanticVersion.parse(FIRST_RELEASE)
+        if self.check_io and not wheel:
+            raise OptionError(
+                f"streaming is checked in the wheel of tract {FIRST_RELEASE} or later.",
+                "Use that, or check_io=False and check it in your own runtime.",
             )
 
     @classmethod
@@ -135,7 +162,8 @@ class TractNNEF(InferenceTarget):
         reified = self.reify_sdpa_operator
         if reified is None:
             reified = TractFeature.TRANSFORMERS.value in self.registries
-        return Spelling(attention_operator=reified, debox_upsampling=self.upsample_with_debox)
+        streamed = self.streaming.symbol if self.streaming is not None else ""
+        return Spelling(streamed=streamed, attention_operator=reified, debox_upsampling=self.upsample_with_debox)
 
     @property
     def properties(self) -> Mapping[str, str | float]:
@@ -175,8 +203,24 @@ class TractNNEF(InferenceTarget):
         return fragments
 
     def post_export(self, archive: Path, example: ExampleRun) -> None:
-        """Run the archive on the example inputs, in the engine of the release that it is for, and compare every output."""
+        """Run the archive on the example inputs, in the engine of the release that it is for, and compare every output.
+
+        One that is for streams is run in pieces too, and compared as far as its outputs are known by the end.
+        """
         self.require_close(archive, example, self.ask(archive, example.inputs))
+        if self.streaming is not None:
+            self._require_streams(archive, example, self.streaming)
+
+    def _require_streams(self, archive: Path, example: ExampleRun, streaming: Streaming) -> None:
+        with open_stream(archive, streaming, self._wheel(), self.registries) as stream:
+            streamed = stream.run(example.inputs)
+        try:
+            self.require_close(archive, known_by_then(example, streamed), [output.values for output in streamed])
+        except MismatchError as error:
+            raise MismatchError(
+                f"run in {streaming}: {error.message}",
+                "Whole, it agrees: something in the model needs more of the stream than has come. See docs/streaming.md.",
+            ) from error
 
     # --- the engine -----------------------------------------------------------------------------
 

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from generic_export.errors import CaptureError, OptionError, SpecializedAxisError
-from generic_export.torch_graph import FixedTensorList, TensorKind, TorchModuleTracer
+from generic_export.torch_graph import TensorKind, TorchModuleTracer
 from generic_export.torch_graph.dims import dim_text
+from generic_export.torch_graph.ir import FixedTensorList
 from generic_export.torch_graph.naming import IdentifierAllocator, identifier, name_results
+from tests.engine_check import check
 
 
 class Block(nn.Module):
@@ -39,7 +41,7 @@ def trace_net(**changes: object):
         "input_names": ["x", "past"],
         "dynamic_axes": {"x": {1: "S"}, "past": {1: "P"}},
     } | changes
-    return TorchModuleTracer(Net(), (torch.zeros(1, 3, 4), torch.zeros(1, 5, 4)), **options).trace()
+    return TorchModuleTracer(Net(), args=(torch.zeros(1, 3, 4), torch.zeros(1, 5, 4)), **options).trace()
 
 
 def test_sizes_stay_symbolic_with_the_users_names() -> None:
@@ -69,7 +71,7 @@ def test_parameters_have_their_qualified_names_and_no_value_is_needed() -> None:
     with torch.device("meta"):
         net = Net()
         args = (torch.zeros(1, 3, 4), torch.zeros(1, 5, 4))
-    graph = TorchModuleTracer(net, args).trace()
+    graph = TorchModuleTracer(net, args=args).trace()
     assert {parameter.name for parameter in graph.parameters} == {name for name, _ in net.named_parameters()} | {
         "blocks.0.scale",
         "blocks.1.scale",
@@ -95,7 +97,7 @@ def test_tied_parameters_are_one() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.second(self.first(x))
 
-    graph = TorchModuleTracer(Tied(), (torch.zeros(2, 4),)).trace()
+    graph = TorchModuleTracer(Tied(), args=(torch.zeros(2, 4),)).trace()
     assert [parameter.name for parameter in graph.parameters] == ["first.weight"]
 
 
@@ -104,7 +106,7 @@ def test_an_axis_frozen_by_the_model_is_an_error_that_names_it() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + torch.ones(3)
 
-    tracer = TorchModuleTracer(Frozen(), (torch.zeros(3),), input_names=["x"], dynamic_axes={"x": {0: "N"}})
+    tracer = TorchModuleTracer(Frozen(), args=(torch.zeros(3),), input_names=["x"], dynamic_axes={"x": {0: "N"}})
     with pytest.raises(SpecializedAxisError, match="Frozen"):
         tracer.trace()
 
@@ -115,7 +117,7 @@ def test_two_symbols_for_one_size_are_refused() -> None:
             return x + y
 
     axes = {"x": {0: "N"}, "y": {0: "M"}}
-    tracer = TorchModuleTracer(Sum(), (torch.zeros(4), torch.zeros(4)), input_names=["x", "y"], dynamic_axes=axes)
+    tracer = TorchModuleTracer(Sum(), args=(torch.zeros(4), torch.zeros(4)), input_names=["x", "y"], dynamic_axes=axes)
     with pytest.raises((OptionError, CaptureError)):
         tracer.trace()
 
@@ -127,7 +129,7 @@ def test_one_symbol_on_two_inputs_is_one_size() -> None:
 
     axes = {"x": {0: "N"}, "y": {0: "N"}}
     graph = TorchModuleTracer(
-        Sum(), (torch.zeros(4), torch.zeros(4)), input_names=["x", "y"], dynamic_axes=axes
+        Sum(), args=(torch.zeros(4), torch.zeros(4)), input_names=["x", "y"], dynamic_axes=axes
     ).trace()
     assert [symbol.name for symbol in graph.symbols] == ["N"]
 
@@ -138,7 +140,7 @@ def test_data_dependent_control_flow_names_the_users_line() -> None:
             return x if x.sum() > 0 else -x
 
     with pytest.raises(CaptureError, match=r"Branch at test_tracer\.py:\d+"):
-        TorchModuleTracer(Branch(), (torch.zeros(3),)).trace()
+        TorchModuleTracer(Branch(), args=(torch.zeros(3),)).trace()
 
 
 def test_dynamic_axes_of_an_unknown_input_are_refused() -> None:
@@ -179,7 +181,7 @@ def test_an_unknown_naming_scheme_is_refused() -> None:
         IdentifierAllocator("pretty", [])
 
 
-def test_a_buffer_that_the_forward_writes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_buffer_that_the_forward_writes_is_told() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -189,7 +191,13 @@ def test_a_buffer_that_the_forward_writes_is_told(caplog: pytest.LogCaptureFixtu
             self.seen += 1
             return x + self.seen
 
-    with caplog.at_level("WARNING", logger="generic_export"):
-        graph = TorchModuleTracer(Counter(), (torch.randn(2),)).trace()
+    with pytest.warns(UserWarning, match=r"Counter: the forward writes into seen at test_tracer\.py:\d+"):
+        graph = TorchModuleTracer(Counter(), args=(torch.randn(2),)).trace()
     assert len(graph.outputs) == 1
-    assert "Counter: the forward writes into seen" in caplog.text
+
+
+@pytest.mark.parametrize("axes", [None, {"input_0": {0: "N"}, "input_1": {0: "N"}, "input_2": {0: "N"}}])
+def test_one_example_tensor_given_several_times_is_several_inputs(axes: dict[str, dict[int, str]] | None) -> None:
+    x = torch.linspace(-1, 1, 3)
+    others = tuple(torch.randn(3) for _ in range(3))
+    check(lambda q, k, v: q * 2 - k * 3 + v * 5, (x, x, x), others, dynamic_axes=axes)

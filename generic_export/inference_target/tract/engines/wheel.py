@@ -268,6 +268,11 @@ class WheelModel:
         seconds: list[float] = self._worker.request("time_turns", [conform_inputs(self.inputs, turn) for turn in turns])
         return seconds
 
+    def properties(self) -> dict[str, Array]:
+        """Return the model's properties that are numbers, by name; those of the document, and those that transforms add."""
+        found: dict[str, Array] = self._worker.request("properties")
+        return found
+
     def load_times(self) -> LoadTimes:
         """Return how long the load took, by step."""
         return LoadTimes(**self._worker.request("timings"))

@@ -156,6 +156,16 @@ class EngineWorker:
             seconds.append(time.perf_counter() - start)
         return seconds
 
+    def properties(self) -> dict[str, Any]:
+        """Return the properties that are numbers, as arrays: what the archive says, and what transforms noted (`pulse.delay`)."""
+        found = {}
+        for key in self._runnable.property_keys():
+            try:
+                found[key] = array_of(self._tract, self._runnable.property(key))
+            except self._tract.TractError:  # text has no array form
+                continue
+        return found
+
     def timings(self) -> dict[str, float]:
         """Return the seconds that the steps of the load took."""
         return self._timings
