@@ -195,6 +195,12 @@ def become(module: torch.jit.ScriptModule, other: torch.jit.ScriptModule) -> Non
 CAPTURE_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx")
 """Where PyTorch reports what it does while it captures."""
 
+
+def without_printed_graphs() -> AbstractContextManager[Any]:
+    """Let torch.export not print the graph of a capture that failed, for the length of the block; older releases do not."""
+    return mock.patch("torch.export._trace.print", lambda *args, **options: None, create=True)
+
+
 # math.sqrt(size) asks a symbolic size for its value; these do not. torch.export accepts no others of their kind in a graph.
 SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
     name: getattr(torch, f"_sym_{name}") for name in ("sqrt", "sin", "cos", "tanh")
@@ -290,6 +296,7 @@ __all__ = [
     "torch_sympy",
     "without_causal_hint",
     "without_modes",
+    "without_printed_graphs",
     "wrapped_script",
     "wrapper_tensor",
     "writes_to",

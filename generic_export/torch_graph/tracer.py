@@ -6,6 +6,7 @@ Runs on fake tensors with symbolic sizes, so meta modules work and no weight is 
 
 from __future__ import annotations
 
+import logging
 import re
 import traceback
 import warnings
@@ -25,14 +26,17 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
 
 from generic_export.compat import (
+    CAPTURE_LOGGERS,
     JitGraph,
     OpOverload,
     fixed_sizes_seen,
     is_over_sizes,
     is_over_values,
     oblivious_to_sizes,
+    without_printed_graphs,
 )
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
+from generic_export.logs import logging_at
 from generic_export.torch_graph.conversion import Conversion, check_symbolic
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
@@ -217,7 +221,8 @@ class TorchModuleTracer(CaptureRequest):
         oblivious = oblivious_to_sizes(strategy.oblivious)
         # Interpreted scripts note their own source lines; other modules' are in the stack of Python.
         noted = fx_traceback.preserve_node_meta(any(isinstance(m, NotesSources) for m in self.module.modules()))
-        with torch.no_grad(), oblivious, noted, warnings.catch_warnings():
+        quiet = logging_at(logging.CRITICAL, *CAPTURE_LOGGERS)  # the error that is raised carries what they would say
+        with torch.no_grad(), oblivious, noted, quiet, without_printed_graphs(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own pytree code
             warnings.filterwarnings("ignore", ".*_flat_weights")  # and of what its own LSTM and GRU assign
             return torch.export.export(
