@@ -32,6 +32,7 @@ ORDER = {
         diagnose/piece_by_piece diagnose/report
         diagnose/attempt
         diagnose/record
+        diagnose/diagnosis
         diagnose/records
         diagnose/plain_data
         remodel

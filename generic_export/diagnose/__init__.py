@@ -1,6 +1,7 @@
 """Which part of a model does not export, or exports and is wrong: recorded, tried piece by piece, told with file and line."""
 
 from generic_export.diagnose.attempt.worker import Limits
+from generic_export.diagnose.diagnosis import Culprit, Diagnosis, DiagnosisError
 from generic_export.diagnose.record.axes import infer_axes
 from generic_export.diagnose.record.observe import observe, record
 from generic_export.diagnose.record.recording import Call, ObservationError, Recording
@@ -13,9 +14,6 @@ from generic_export.diagnose.record.state import (
 from generic_export.diagnose.records import (
     Axis,
     AxisReport,
-    Culprit,
-    Diagnosis,
-    DiagnosisError,
     ErrorRecord,
     Leaf,
     LeafKind,

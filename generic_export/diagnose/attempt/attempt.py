@@ -323,9 +323,8 @@ class Attempt:
         for (call, example), answer in zip(examples, answers, strict=True):
             for metrics in compared(self.options.judge, module, call, example, answer):
                 self.metrics.append(metrics)
-                badness = metrics.max_abs / metrics.allowed if metrics.allowed else float("inf")
                 if not metrics.passed:
-                    wrong.append((badness, example, metrics))
+                    wrong.append((metrics.badness, example, metrics))
         if wrong:
             _, example, worst = max(wrong, key=lambda item: item[0])
             self._blame(archive, provenance, example, worst)
