@@ -38,7 +38,8 @@ ORDER = {
         remodel
         checking
         export
-        coverage capture documents
+        coverage
+        capture documents
         inference_target/tract/evidence
         inference_target
         inference_target/tract

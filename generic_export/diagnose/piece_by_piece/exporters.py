@@ -1,7 +1,8 @@
 """The exporters that a node can be tried with, each answering with a `StatusExport`.
 
 In: a `Case`. `nnef` is this package's own, checked in tract by a worker process; `fx` is `torch.export`; `onnx_dynamo` and
-`torch_script` write ONNX, which tract reads for the check. All run on every recorded call.
+`torch_script` write ONNX, which tract reads for the check. All run on every recorded call. What the user says counts more than
+what we would: `exporter_kwargs` are laid over our own.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from torch.export import Dim
 from generic_export.capture import evaluation_mode
 from generic_export.diagnose.attempt.attempt import Attempt, AttemptOptions
 from generic_export.diagnose.attempt.judging import Judge
-from generic_export.diagnose.attempt.piece_module import PieceModule, piece_module
+from generic_export.diagnose.attempt.piece_module import PieceModule, calls_for, piece_module
 from generic_export.diagnose.attempt.worker import Limits, Worker, wait_for_news
 from generic_export.diagnose.piece_by_piece.status import StatusExport, StatusExportCode
 from generic_export.diagnose.record.pieces import Case
+from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.diagnose.records import Outcome, Stage, Verdict
 from generic_export.errors import MissingExtraError, OptionError, T2NError
 from generic_export.inference_target.example import as_array
@@ -64,20 +66,37 @@ class ExportRequest:
 Exporter = Callable[[Case, ExportRequest], StatusExport]
 
 
-def exporter_named(name: str) -> Exporter:
+@dataclass(frozen=True)
+class _Entry:
+    """An exporter, the arguments that it is given here and nowhere else, and the packages that it needs."""
+
+    export: Exporter
+    taken: frozenset[str] = frozenset()
+    needs: tuple[str, ...] = ()
+
+
+def exporter_named(name: str, keywords: Mapping[str, Any]) -> Exporter:
     """Return an exporter.
 
+    Args:
+        name: of `EXPORTERS`.
+        keywords: what it is going to be called with.
+
     Raises:
-        OptionError: there is none of that name.
+        OptionError: there is none of that name, or a keyword is given to it here already.
         MissingExtraError: it needs a package that is not installed.
     """
     if name not in EXPORTERS:
         raise OptionError(f"unknown exporter {name!r}.", f"Use one of {', '.join(EXPORTERS)}.")
-    exporter, needed = EXPORTERS[name]
-    for package in needed:
+    entry = EXPORTERS[name]
+    for keyword in entry.taken & set(keywords):
+        raise OptionError(
+            f"exporter_kwargs has {keyword!r}, which the recorded calls say.", f"Leave it out of {name!r}'s."
+        )
+    for package in entry.needs:
         if find_spec(package) is None:
             raise MissingExtraError(f"exporter {name!r} needs the package {package}.", "pip install 't2n-llm[debug]'")
-    return exporter
+    return entry.export
 
 
 # --- nnef -------------------------------------------------------------------------------------------
@@ -95,6 +114,7 @@ def export_nnef(case: Case, request: ExportRequest) -> StatusExport:
             fusions=tuple(keywords.pop("fusions", ())),
             judge=judge if request.discrepancies else Judge(float("inf"), 0.0),
             isolated=request.isolated,
+            dynamic=bool(request.dynamic),
         )
         if keywords:
             raise OptionError(
@@ -136,19 +156,19 @@ def _status_of(verdict: Verdict, request: ExportRequest) -> StatusExport:
 class _Node:
     """A node ready for an exporter of PyTorch's."""
 
-    case: Case
+    calls: Sequence[RecordedCall]
     module: PieceModule
     examples: tuple[torch.Tensor, ...]
     shapes: tuple[dict[int, Any], ...]
 
     @staticmethod
     def of(case: Case, request: ExportRequest) -> _Node:
-        module = piece_module(case, case.calls[0])
-        dynamic = module.feed.dynamic_axes() if request.dynamic else {}
-        given = module.feed.inputs(module.leaves(case.calls[0]))
-        examples = module.examples() if request.dynamic else tuple(given.values())
-        shapes = tuple(dict.fromkeys(dynamic.get(part.name, {}), Dim.DYNAMIC) for part in module.feed.parts)
-        return _Node(case, module, examples, shapes)
+        dynamic = bool(request.dynamic)
+        calls = calls_for(case, dynamic=dynamic)
+        module = piece_module(case, calls[0])
+        axes = module.dynamic_axes(dynamic=dynamic)
+        shapes = tuple(dict.fromkeys(axes.get(part.name, {}), Dim.DYNAMIC) for part in module.feed.parts)
+        return _Node(calls, module, module.examples(dynamic=dynamic), shapes)
 
 
 def export_fx(case: Case, request: ExportRequest) -> StatusExport:
@@ -156,9 +176,8 @@ def export_fx(case: Case, request: ExportRequest) -> StatusExport:
     with evaluation_mode(case.module), torch.no_grad():
         try:
             node = _Node.of(case, request)
-            program = torch.export.export(
-                node.module, node.examples, dynamic_shapes=(node.shapes,), strict=False, **request.keywords
-            )
+            options = {"dynamic_shapes": (node.shapes,), "strict": False, **request.keywords}
+            program = torch.export.export(node.module, node.examples, **options)
         except Exception as error:  # torch.export raises many unrelated classes
             return _failed("EXPORT", error, request)
         run = program.module()
@@ -200,11 +219,12 @@ def _export_onnx(case: Case, request: ExportRequest, *, dynamo: bool) -> StatusE
 
 def _write_onnx(node: _Node, path: Path, request: ExportRequest, *, dynamo: bool) -> None:
     names = [part.name for part in node.module.feed.parts]
-    options: dict[str, Any] = {"dynamo": dynamo, "input_names": names, **request.keywords}
+    options: dict[str, Any] = {"dynamo": dynamo, "input_names": names}
     if dynamo:
         options |= {"dynamic_shapes": (node.shapes,), "external_data": False, "verbose": False}
     elif request.dynamic:
         options["dynamic_axes"] = {n: list(axes) for n, axes in zip(names, node.shapes, strict=True) if axes}
+    options |= request.keywords
     silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with silence[0], silence[1], warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -224,8 +244,7 @@ def _checked(
     """Run what was exported on every recorded call and compare; all calls are looked at, the worst is told."""
     flags, judge = request.flags, Judge(request.atol, request.rtol)
     reasons: list[tuple[float, str]] = []
-    calls = node.case.calls if request.dynamic else node.case.calls[:1]
-    for recorded in calls if request.discrepancies else ():
+    for recorded in node.calls if request.discrepancies else ():
         leaves = {name: tensor.clone() for name, tensor in node.module.leaves(recorded).items()}
         if set(node.module.feed.trees) - set(leaves):
             continue
@@ -249,14 +268,16 @@ def _failed(step: str, error: BaseException, request: ExportRequest) -> StatusEx
     flags = request.flags
     reason = "".join(traceback.format_exception(error))
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return StatusExport(StatusExportCode.FAIL | flags, step, f"{type(error).__name__}: {first}\n{reason}")
+    return StatusExport(StatusExportCode.FAIL | flags, step, f"{type(error).__name__}: {first}\n{reason}", error=error)
 
 
-EXPORTERS: Mapping[str, tuple[Exporter, tuple[str, ...]]] = {
-    "nnef": (export_nnef, ()),
-    "fx": (export_fx, ()),
-    "onnx_dynamo": (export_onnx_dynamo, ("onnx", "onnxscript")),
-    "torch_script": (export_torch_script, ("onnx",)),
+_ONNX = frozenset({"model", "args", "f", "kwargs"})
+EXPORTERS: Mapping[str, _Entry] = {
+    "nnef": _Entry(export_nnef),
+    "fx": _Entry(export_fx, frozenset({"mod", "args", "kwargs"})),
+    "onnx_dynamo": _Entry(export_onnx_dynamo, _ONNX, ("onnx", "onnxscript")),
+    "torch_script": _Entry(export_torch_script, _ONNX, ("onnx",)),
+    "to_onnx": _Entry(export_onnx_dynamo, _ONNX, ("onnx", "onnxscript")),  # whichever way PyTorch has to ONNX today
 }
 
 
