@@ -2,6 +2,14 @@
 
 from generic_export.diagnose.attempt.worker import Limits
 from generic_export.diagnose.diagnosis import Culprit, Diagnosis, DiagnosisError
+from generic_export.diagnose.piece_by_piece import (
+    CustomOpStrategy,
+    ModelDiagnoseOutput,
+    StatusExport,
+    StatusExportCode,
+    trace_execution_piece_by_piece,
+    trace_forward_execution,
+)
 from generic_export.diagnose.record.axes import infer_axes
 from generic_export.diagnose.record.observe import observe, record
 from generic_export.diagnose.record.recording import Call, ObservationError, Recording
@@ -31,6 +39,7 @@ __all__ = [
     "AxisReport",
     "Call",
     "Culprit",
+    "CustomOpStrategy",
     "Diagnosis",
     "DiagnosisError",
     "ErrorRecord",
@@ -38,6 +47,7 @@ __all__ = [
     "LeafKind",
     "Limits",
     "Metrics",
+    "ModelDiagnoseOutput",
     "ObservationError",
     "Outcome",
     "Piece",
@@ -45,6 +55,8 @@ __all__ = [
     "Recording",
     "Stage",
     "StateAdapter",
+    "StatusExport",
+    "StatusExportCode",
     "UnknownStateError",
     "Verdict",
     "diagnose",
@@ -54,4 +66,6 @@ __all__ = [
     "record",
     "register_state_adapter",
     "state_adapters",
+    "trace_execution_piece_by_piece",
+    "trace_forward_execution",
 ]

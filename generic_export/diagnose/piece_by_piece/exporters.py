@@ -168,7 +168,44 @@ class _Node:
         module = piece_module(case, calls[0])
         axes = module.dynamic_axes(dynamic=dynamic)
         shapes = tuple(dict.fromkeys(axes.get(part.name, {}), Dim.DYNAMIC) for part in module.feed.parts)
+        if "dynamic_shapes" in request.keywords:
+            shapes = _shapes_given(request.keywords["dynamic_shapes"], module)
         return _Node(calls, module, module.examples(dynamic=dynamic), shapes)
+
+
+def _shapes_given(given: Any, module: PieceModule) -> tuple[dict[int, Any], ...]:
+    """Return the dynamic axes that the user gives, per input of the graph.
+
+    Args:
+        given: as `torch.export.export` takes them for the module itself, or as `guess_dynamic_shapes` returns them.
+        module: whose graph takes flat tensors.
+
+    Raises:
+        OptionError: the size of an input is put together from others.
+    """
+    names = list(dict.fromkeys(part.name.split(".")[0] for part in module.feed.parts))
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping):
+        by_name = {**dict(zip(names, given[0], strict=False)), **given[1]}
+    else:
+        by_name = dict(given) if isinstance(given, Mapping) else dict(zip(names, given or (), strict=False))
+    composed = next((part.name for part in module.feed.parts if part.name not in module.feed.trees), None)
+    if composed is not None:
+        raise OptionError(f"dynamic_shapes cannot be given: the sizes of {composed} follow from other inputs.")
+    return tuple(_inside(by_name, part.name.split(".")) or {} for part in module.feed.parts)
+
+
+def _inside(nest: Any, steps: Sequence[str]) -> Any:
+    """Return what is at a dotted path of a nest; None where it ends before."""
+    for step in steps:
+        if isinstance(nest, Mapping):
+            nest = nest.get(step)
+        else:
+            nest = (
+                nest[int(step)]
+                if isinstance(nest, (list, tuple)) and step.isdigit() and int(step) < len(nest)
+                else None
+            )
+    return nest
 
 
 def export_fx(case: Case, request: ExportRequest) -> StatusExport:
@@ -176,7 +213,7 @@ def export_fx(case: Case, request: ExportRequest) -> StatusExport:
     with evaluation_mode(case.module), torch.no_grad():
         try:
             node = _Node.of(case, request)
-            options = {"dynamic_shapes": (node.shapes,), "strict": False, **request.keywords}
+            options = {"strict": False, **request.keywords, "dynamic_shapes": (node.shapes,)}
             program = torch.export.export(node.module, node.examples, **options)
         except Exception as error:  # torch.export raises many unrelated classes
             return _failed("EXPORT", error, request)
@@ -224,7 +261,7 @@ def _write_onnx(node: _Node, path: Path, request: ExportRequest, *, dynamo: bool
         options |= {"dynamic_shapes": (node.shapes,), "external_data": False, "verbose": False}
     elif request.dynamic:
         options["dynamic_axes"] = {n: list(axes) for n, axes in zip(names, node.shapes, strict=True) if axes}
-    options |= request.keywords
+    options |= {name: value for name, value in request.keywords.items() if name != "dynamic_shapes"}
     silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with silence[0], silence[1], warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -122,9 +122,9 @@ class StatusExportCode(enum.IntFlag):
     FAIL_DISC = FAIL | DISC
     FAIL_NOINPUT = FAIL | NOINPUT
 
-    def remove(self, flags: StatusExportCode) -> StatusExportCode:
+    def remove(self, a: StatusExportCode) -> StatusExportCode:
         """Return these flags without some others."""
-        return StatusExportCode(self & ~flags)
+        return StatusExportCode(self & ~a)
 
     def __str__(self) -> str:
         names = [flag.name for flag in _SINGLE if flag in self and flag.name]

@@ -1,4 +1,4 @@
-"""An export, `try_export`, a diagnosis and a coverage report capture with one function: they never disagree on what can be exported."""
+"""An export, `try_export`, a diagnosis and a coverage report capture with one function: they never disagree."""
 
 from __future__ import annotations
 
