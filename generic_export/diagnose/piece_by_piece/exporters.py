@@ -255,7 +255,7 @@ def _export_onnx(case: Case, request: ExportRequest, *, dynamo: bool) -> StatusE
 
 
 def _write_onnx(node: _Node, path: Path, request: ExportRequest, *, dynamo: bool) -> None:
-    names = [part.name for part in node.module.feed.parts]
+    names = request.keywords.get("input_names") or [part.name for part in node.module.feed.parts]
     options: dict[str, Any] = {"dynamo": dynamo, "input_names": names}
     if dynamo:
         options |= {"dynamic_shapes": (node.shapes,), "external_data": False, "verbose": False}
