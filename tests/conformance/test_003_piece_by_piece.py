@@ -573,3 +573,22 @@ def test_what_cannot_be_done_is_told_by_our_own_errors() -> None:
     for options in ({"exporter": "coreml"}, {"replace_by_custom_op": "NEVER"}, {"replace_by_custom_op": {"Gate": 1}}):
         with pytest.raises(OptionError):
             root.try_export(**options)  # type: ignore[arg-type]
+
+
+def test_calls_that_differ_in_rank_are_refused_where_one_operator_is_wanted() -> None:
+    class TwoRanks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.linear(x)[0])
+
+    root = traced(TwoRanks(), [(torch.randn(n, 4),) for n in (3, 5)])
+    with pytest.raises(CaptureError, match="other ranks"):
+        at(root, "linear").put_custom_op_inplace()
+    assert root.try_export(replace_by_custom_op=True).is_ok()
+    with pytest.raises(CaptureError, match="other ranks"):
+        root.determine_shape_fct(0, [[torch.zeros(2)], [torch.zeros(2, 2)]], [[torch.zeros(2)], [torch.zeros(2)]])
+    with pytest.raises(CaptureError, match="another rank"):
+        root.determine_shape_fct(0, [[torch.zeros(2)]] * 2, [[torch.zeros(2)], [torch.zeros(2, 2)]])

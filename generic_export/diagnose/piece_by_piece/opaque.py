@@ -105,8 +105,12 @@ class OpaqueModule:
         """What makes tensors like the outputs, one each."""
         first = self.calls[0]
         inputs = [[held.shape for held in recorded.held.values()] for recorded in self.calls]
-        learnt = Shapes(inputs, [None if held.tensor is None else held.tensor.dtype for held in first.held.values()])
-        columns = zip(*(recorded.result_shapes() for recorded in self.calls), strict=True)
+        dtypes = [None if held.tensor is None else held.tensor.dtype for held in first.held.values()]
+        learnt = Shapes(inputs, dtypes, self.name)
+        results = [list(recorded.result_shapes()) for recorded in self.calls]
+        if len(set(map(len, results))) != 1:
+            raise CaptureError(f"{self.name} gives more tensors in some calls.")
+        columns = zip(*results, strict=True)
         return [
             learnt_maker(learnt, index, [shape for _, shape in column], tensor.dtype, f"{self.name} {column[0][0]}", self._given)
             for index, (column, tensor) in enumerate(zip(columns, first.outputs().values(), strict=True))

@@ -121,9 +121,17 @@ class Shapes:
     Args:
         inputs: the inputs' shapes, call by call.
         dtypes: their element types.
+        name: of the module, for errors.
+
+    Raises:
+        CaptureError: the inputs of some calls are more, or of other ranks, than those of others.
     """
 
-    def __init__(self, inputs: Sequence[Sequence[tuple[int, ...]]], dtypes: Sequence[torch.dtype | None]) -> None:
+    def __init__(
+        self, inputs: Sequence[Sequence[tuple[int, ...]]], dtypes: Sequence[torch.dtype | None], name: str
+    ) -> None:
+        if len({tuple(map(len, shapes)) for shapes in inputs}) != 1:
+            raise CaptureError(f"{name} is called with more tensors, or ones of other ranks, in some calls.")
         self._inputs, self._dtypes = inputs, dtypes
         self._symbols = Symbols(names=[])
         self._origins: dict[str, tuple[int, int]] = {}
@@ -139,6 +147,8 @@ class Shapes:
         Raises:
             CaptureError: a size follows from no input; a shape function has to be given.
         """
+        if len(set(map(len, shapes))) != 1:
+            raise CaptureError(f"{name}: an output has another rank in some calls.")
         forms = []
         for axis in range(len(shapes[0])):
             form = self._symbols.form([(call, shape[axis]) for call, shape in enumerate(shapes)])

@@ -5,7 +5,6 @@ In: a recording. Out: `ModelDiagnoseOutput`, a view that follows `named_modules(
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from generic_export.diagnose.piece_by_piece.status import CustomOpStrategy, Stat
 from generic_export.diagnose.piece_by_piece.watching import watch_of, watching
 from generic_export.diagnose.record.axes import Symbols, infer_axes
 from generic_export.diagnose.record.buffers import buffers_put_back
-from generic_export.diagnose.record.leaves import take_apart
+from generic_export.diagnose.record.leaves import call_layout, take_apart
 from generic_export.diagnose.record.pieces import Case, cases_of, with_children
 from generic_export.diagnose.record.recording import RecordedCall, Recording
 from generic_export.errors import CaptureError, OptionError
@@ -178,7 +177,9 @@ class ModelDiagnoseOutput:
 
     def add_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Add a call, of which a copy is kept; the module is run on it when its results are first needed."""
-        self.inputs.append(copy.deepcopy((tuple(args), dict(kwargs))))
+        layout = call_layout(self.forward, args, kwargs)
+        copies = {name: tensor.detach().clone() for name, tensor in layout.tensors.items()}
+        self.inputs.append(layout.rebuilt(copies.__getitem__))
 
     def _fill(self, recording: Recording, cases: Sequence[Case]) -> None:
         """Take over the calls of this module out of a recording."""
@@ -199,11 +200,10 @@ class ModelDiagnoseOutput:
         """Run the module on the calls that were added by hand, once."""
         if len(self.inputs) <= len(self._calls):
             return
-        calls = copy.deepcopy(self.inputs)
         watch = watch_of(self.model, {type(self.model): self.method_name})
         run = self.model if self.method_name == "forward" else self.forward
         with watching(watch), evaluation_mode(self.model), buffers_put_back(self.model), torch.no_grad():
-            for args, kwargs in calls:
+            for args, kwargs in self.inputs:
                 run(*args, **kwargs)
         fill([self, *(inner for inner in self if not inner.inputs)], watch.recording)
 
@@ -281,7 +281,8 @@ class ModelDiagnoseOutput:
             shape_functions: `{class or operator name: function}`; see `ShapeFunction`.
 
         Raises:
-            CaptureError: a size follows from no input; where a function is given, once that gives None.
+            CaptureError: a size follows from no input (where a function is given: once that gives None), or calls have other
+                tensors.
             OptionError: inputs and outputs are not of the same calls, or there is no such output.
         """
         if not flattened_inputs or len(flattened_inputs) != len(flattened_outputs):
@@ -289,7 +290,8 @@ class ModelDiagnoseOutput:
         if not all(0 <= output_index < len(tensors) for tensors in flattened_outputs):
             raise OptionError(f"there is no output {output_index}.", f"A call has {len(flattened_outputs[0])}.")
         calls = [list(_tensors(call)) for call in flattened_inputs]
-        learnt = Shapes([[tuple(t.shape) for t in call] for call in calls], [tensor.dtype for tensor in calls[0]])
+        dtypes = [tensor.dtype for tensor in calls[0]]
+        learnt = Shapes([[tuple(t.shape) for t in call] for call in calls], dtypes, self.full_name)
         outputs = [tensors[output_index] for tensors in flattened_outputs]
         shapes, given = [tuple(tensor.shape) for tensor in outputs], self._given_shape_function(shape_functions)
         maker = learnt_maker(learnt, output_index, shapes, outputs[0].dtype, self.full_name, given)
@@ -506,7 +508,7 @@ def _with_method(case: Case, method: str) -> Case:
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of a nest, in order."""
-    yield from take_apart([("", value)], keep_states=False)[1].tensors.values()
+    yield from take_apart([("", value)], keep_states=False)[1].named_tensors().values()
 
 
 __all__ = ["ModelDiagnoseOutput", "fill"]

@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from generic_export.compat import buffers_of
-from generic_export.diagnose.record.store import version_of
 
 
 @contextmanager
 def buffers_put_back(model: nn.Module) -> Iterator[None]:
     """Let a block run a module; buffers that it wrote to or replaced are as before when it is left."""
     kept = [
-        (inner, name, buffer, version_of(buffer), buffer.clone())
+        (inner, name, buffer, buffer.clone())
         for inner in model.modules()
         for name, buffer in buffers_of(inner).items()
         if buffer is not None and not buffer.is_meta
@@ -28,8 +27,8 @@ def buffers_put_back(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for inner, name, buffer, version, values in kept:
-                if version_of(buffer) != version or version < 0:
+            for inner, name, buffer, values in kept:
+                if not torch.equal(buffer, values):  # not by its version: a norm's kernel writes without counting
                     buffer.copy_(values)
                 if not isinstance(inner, torch.jit.ScriptModule) and buffers_of(inner).get(name) is not buffer:
                     buffers_of(inner)[name] = buffer
