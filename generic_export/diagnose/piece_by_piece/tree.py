@@ -28,7 +28,7 @@ from generic_export.diagnose.piece_by_piece.shapes import (
     moving_axes,
 )
 from generic_export.diagnose.piece_by_piece.status import CustomOpStrategy, StatusExport, StatusExportCode, Strategies
-from generic_export.diagnose.piece_by_piece.watching import watch_of, watching
+from generic_export.diagnose.piece_by_piece.watching import watch_of, watching, with_method
 from generic_export.diagnose.record.axes import Symbols, infer_axes
 from generic_export.diagnose.record.buffers import buffers_put_back
 from generic_export.diagnose.record.leaves import call_layout, take_apart
@@ -185,7 +185,7 @@ class ModelDiagnoseOutput:
         """Take over the calls of this module out of a recording."""
         own = [case for case in cases if case.module is self.model]
         self._recording = recording
-        self._cases = [_with_method(case, self.method_name) for case in own]
+        self._cases = [with_method(case, self.method_name) for case in own]
         self._calls = sorted((r for case in own for r in case.calls), key=lambda recorded: recorded.call.index)
         self.inputs, self.outputs = [], []
         for recorded in self._calls:
@@ -491,19 +491,6 @@ def fill(nodes: Iterable[ModelDiagnoseOutput], recording: Recording) -> None:
     cases = cases_of(recording, symbols, every_member=True)
     for node in nodes:
         node._fill(recording, cases)
-
-
-class _Method(nn.Module):
-    """Another method of a module, as the forward of one."""
-
-    def __init__(self, module: nn.Module, method: str) -> None:
-        super().__init__()
-        self.module = module
-        self.forward = getattr(module, method)
-
-
-def _with_method(case: Case, method: str) -> Case:
-    return case if method == "forward" else replace(case, module=_Method(case.module, method))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 from torch import nn
 
 from generic_export.diagnose.record.functions import watched_functions
 from generic_export.diagnose.record.observe import visible_modules
+from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.record.recorder import Recorder
 from generic_export.diagnose.record.recording import Recording, all_paths
 from generic_export.diagnose.record.store import TensorStore
@@ -89,4 +90,18 @@ def watching(watch: Watch, functions: bool = False, leave_out: Collection[str] =
         yield
 
 
-__all__ = ["TracedMethod", "Watch", "method_of", "watch_of", "watching"]
+class _Method(nn.Module):
+    """Another method of a module, as the forward of one."""
+
+    def __init__(self, module: nn.Module, method: str) -> None:
+        super().__init__()
+        self.module = module
+        self.forward = getattr(module, method)
+
+
+def with_method(case: Case, method: str) -> Case:
+    """Return a case of which the method that was traced is the forward."""
+    return case if method == "forward" else replace(case, module=_Method(case.module, method))
+
+
+__all__ = ["TracedMethod", "Watch", "method_of", "watch_of", "watching", "with_method"]
