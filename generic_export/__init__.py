@@ -12,6 +12,14 @@ from generic_export.earlier_paths import keep_importable
 
 if TYPE_CHECKING:
     from generic_export.checking import assert_io, assert_io_and_debug_bundle
+    from generic_export.diagnose.piece_by_piece import (
+        CustomOpStrategy,
+        ModelDiagnoseOutput,
+        StatusExport,
+        StatusExportCode,
+        trace_execution_piece_by_piece,
+        trace_forward_execution,
+    )
     from generic_export.errors import T2NError
     from generic_export.export import export_model_to_nnef
     from generic_export.inference_target import (
@@ -37,10 +45,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DEFAULT_VARNAME_SCHEME": "generic_export.torch_graph.naming",
+    "CustomOpStrategy": "generic_export.diagnose.piece_by_piece",
     "InferenceTarget": "generic_export.inference_target",
     "KhronosNNEF": "generic_export.inference_target",
+    "ModelDiagnoseOutput": "generic_export.diagnose.piece_by_piece",
     "SemanticVersion": "generic_export.inference_target",
     "Streaming": "generic_export.inference_target.tract.engines.streaming",
+    "StatusExport": "generic_export.diagnose.piece_by_piece",
+    "StatusExportCode": "generic_export.diagnose.piece_by_piece",
     "T2NError": "generic_export.errors",
     "ToleranceLimits": "generic_export.inference_target",
     "TractBinaryDownloader": "generic_export.inference_target.tract.releases.downloader",
@@ -58,13 +70,19 @@ _HOMES = {
     "export_tensors_to_nnef": "generic_export.write.weights_only",
     "open_stream": "generic_export.inference_target.tract.engines.streaming",
     "iter_torch_tensors_from_disk": "generic_export.write.weights_only",
+    "trace_execution_piece_by_piece": "generic_export.diagnose.piece_by_piece",
+    "trace_forward_execution": "generic_export.diagnose.piece_by_piece",
 }
 
 __all__ = [
     "DEFAULT_VARNAME_SCHEME",
+    "CustomOpStrategy",
     "InferenceTarget",
     "KhronosNNEF",
+    "ModelDiagnoseOutput",
     "SemanticVersion",
+    "StatusExport",
+    "StatusExportCode",
     "Streaming",
     "T2NError",
     "ToleranceLimits",
@@ -83,6 +101,8 @@ __all__ = [
     "export_tensors_to_nnef",
     "iter_torch_tensors_from_disk",
     "open_stream",
+    "trace_execution_piece_by_piece",
+    "trace_forward_execution",
 ]
 
 

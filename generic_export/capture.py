@@ -136,6 +136,7 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     fusions: Sequence[Fusion] = (),
     strip_prefix: str = "",
+    torchscript: bool = True,
 ) -> TorchModuleIRGraph:
     """Capture a module, recognise what the engine has operators for, and name the results.
 
@@ -143,12 +144,13 @@ def capture(
         model, args, input_names, output_names, kwargs, strip_prefix: see `ModuleCall`.
         target: gives the dynamic axes and its own rewrites.
         fusions: recognisers beside the standard ones.
+        torchscript: see `captured`.
 
     Raises:
         CaptureError: see `captured`.
     """
     call = ModuleCall(model, args, dict(kwargs or {}), input_names, output_names, strip_prefix)
-    return _graph(call, target, fusions, torchscript=True)[0]
+    return _graph(call, target, fusions, torchscript=torchscript)[0]
 
 
 def _graph(
@@ -217,14 +219,27 @@ def prepare(
     `ModuleCall` and `captured`.
     """
     keywords = dict(kwargs or {})
-    keep_sizes = bool(target.dynamic_axes)
-    scripts = plain_modules(model, args, keywords, harden=auto_harden_jit, keep_sizes=keep_sizes)
-    with scripts as plain, spelled_out(plain):
+    with capturable(model, args, keywords, target, auto_harden_jit=auto_harden_jit) as plain:
         call = ModuleCall(plain, args, keywords, input_names, output_names, strip_prefix)
         graph, taken, detour = _graph(call, target, fusions, torchscript=torchscript)
         graph = _with_distinct_names(graph, allow_same=allow_same_io_names)
         found = Prepared(plain, args, keywords, graph, taken.tensors(), detour)
         return replace(found, graph=without_zero_offsets(graph, found.stored))
+
+
+@contextmanager
+def capturable(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    target: InferenceTarget,
+    *,
+    auto_harden_jit: bool,
+) -> Iterator[nn.Module]:
+    """Yield what is captured in a module's place: its ScriptModules interpreted, its quantised modules spelled out."""
+    keep_sizes = bool(target.dynamic_axes)
+    with plain_modules(model, args, kwargs, harden=auto_harden_jit, keep_sizes=keep_sizes) as plain, spelled_out(plain):
+        yield plain
 
 
 def class_name(model: nn.Module) -> str:
@@ -292,6 +307,7 @@ __all__ = [
     "ModuleCall",
     "Prepared",
     "as_stored",
+    "capturable",
     "capture",
     "captured",
     "class_name",

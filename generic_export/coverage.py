@@ -1,22 +1,27 @@
 """Which operators of a module have an NNEF form: translated, decomposed into others that are, or missing.
 
-In: a `TorchModuleTracer`, or operators that were seen while a module ran. Out: an `OperatorCoverage` per operator, with
-counts and the place of its first use. Nothing is written, and no weight is read.
+In: a module, captured as an export captures it, or operators that were seen while a module ran. Out: an `OperatorCoverage` per
+operator, with counts and the place of its first use. Nothing is written, and no weight is read.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 import generic_export.ops  # noqa: F401 - registers every translation
+from generic_export.capture import ModuleCall, capturable, captured, evaluation_mode
 from generic_export.compat import COMPOSITE, HigherOrderOperator, OpOverload
 from generic_export.errors import T2NError
+from generic_export.inference_target.base import InferenceTarget
 from generic_export.torch_graph.conversion import SCALAR_TYPES, Conversion, is_annotation
 from generic_export.torch_graph.decomposition import decomposed
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
@@ -97,10 +102,17 @@ class ModuleCoverage:
     Attributes:
         operators: in the order of their first use.
         problems: what keeps the whole from being translated although it was captured, one line each.
+        detour: how it was captured when torch.export refused it, as a sentence, or "".
     """
 
     operators: tuple[OperatorCoverage, ...]
     problems: tuple[str, ...] = ()
+    detour: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every operator can be written."""
+        return not self.problems and all(row.support is not Support.MISSING for row in self.operators)
 
 
 Weigh = Callable[[str], int]
@@ -109,6 +121,49 @@ Weigh = Callable[[str], int]
 
 def _once(_: str) -> int:
     return 1
+
+
+def module_coverage(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    target: InferenceTarget,
+    input_names: Sequence[str] | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    auto_harden_jit: bool = True,
+    fusions: Sequence[Fusion] = (),
+) -> ModuleCoverage:
+    """Say which operators of a module can be written, captured as `export_model_to_nnef` captures it.
+
+    Args:
+        model, args, target, input_names, kwargs, auto_harden_jit: see `export_model_to_nnef`.
+        fusions: recognisers beside the standard ones.
+
+    Raises:
+        CaptureError, OptionError: as an export.
+    """
+    keywords = dict(kwargs or {})
+    prepared = capturable(model, args, keywords, target, auto_harden_jit=auto_harden_jit)
+    with evaluation_mode(model), prepared as plain:
+        return covered(ModuleCall(plain, args, keywords, input_names), target, fusions)
+
+
+def covered(
+    call: ModuleCall,
+    target: InferenceTarget,
+    fusions: Sequence[Fusion] = (),
+    weigh: Weigh = _once,
+    *,
+    torchscript: bool = True,
+) -> ModuleCoverage:
+    """Say the same of a module without scripts in it; the arguments are those of `captured` and `captured_coverage`.
+
+    Raises:
+        CaptureError, OptionError: see `captured`.
+    """
+    read = partial(captured_coverage, fusions=fusions, weigh=weigh)
+    found, _, detour = captured(call, target, read, torchscript=torchscript)
+    return replace(found, detour=detour)
 
 
 def captured_coverage(
@@ -318,7 +373,9 @@ __all__ = [
     "OperatorUse",
     "Support",
     "captured_coverage",
+    "covered",
     "merged",
+    "module_coverage",
     "program_uses",
     "seen_coverage",
 ]

@@ -32,13 +32,15 @@ ORDER = {
         diagnose/piece_by_piece diagnose/report
         diagnose/attempt
         diagnose/record
+        diagnose/diagnosis
         diagnose/records
         diagnose/plain_data
         remodel
         checking
         export
         extensions
-        coverage capture documents
+        coverage
+        capture documents
         inference_target/tract/evidence
         inference_target
         inference_target/tract

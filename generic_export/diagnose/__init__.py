@@ -1,6 +1,15 @@
 """Which part of a model does not export, or exports and is wrong: recorded, tried piece by piece, told with file and line."""
 
 from generic_export.diagnose.attempt.worker import Limits
+from generic_export.diagnose.diagnosis import Culprit, Diagnosis, DiagnosisError
+from generic_export.diagnose.piece_by_piece import (
+    CustomOpStrategy,
+    ModelDiagnoseOutput,
+    StatusExport,
+    StatusExportCode,
+    trace_execution_piece_by_piece,
+    trace_forward_execution,
+)
 from generic_export.diagnose.record.axes import infer_axes
 from generic_export.diagnose.record.observe import observe, record
 from generic_export.diagnose.record.recording import Call, ObservationError, Recording
@@ -13,9 +22,6 @@ from generic_export.diagnose.record.state import (
 from generic_export.diagnose.records import (
     Axis,
     AxisReport,
-    Culprit,
-    Diagnosis,
-    DiagnosisError,
     ErrorRecord,
     Leaf,
     LeafKind,
@@ -33,6 +39,7 @@ __all__ = [
     "AxisReport",
     "Call",
     "Culprit",
+    "CustomOpStrategy",
     "Diagnosis",
     "DiagnosisError",
     "ErrorRecord",
@@ -40,6 +47,7 @@ __all__ = [
     "LeafKind",
     "Limits",
     "Metrics",
+    "ModelDiagnoseOutput",
     "ObservationError",
     "Outcome",
     "Piece",
@@ -47,6 +55,8 @@ __all__ = [
     "Recording",
     "Stage",
     "StateAdapter",
+    "StatusExport",
+    "StatusExportCode",
     "UnknownStateError",
     "Verdict",
     "diagnose",
@@ -56,4 +66,6 @@ __all__ = [
     "record",
     "register_state_adapter",
     "state_adapters",
+    "trace_execution_piece_by_piece",
+    "trace_forward_execution",
 ]

@@ -25,11 +25,12 @@ from generic_export.diagnose.attempt.interruption import kept_interrupts
 from generic_export.diagnose.attempt.judging import Judge
 from generic_export.diagnose.attempt.kept_verdicts import KeptVerdicts, fingerprint
 from generic_export.diagnose.attempt.worker import Limits, Worker, wait_for_news
+from generic_export.diagnose.diagnosis import Diagnosis
 from generic_export.diagnose.record.axes import Overrides, Symbols, infer_axes
 from generic_export.diagnose.record.observe import InputSet, completed, record
 from generic_export.diagnose.record.pieces import Case, cases_of, class_lines
 from generic_export.diagnose.record.recording import Recording
-from generic_export.diagnose.records import AxisReport, Diagnosis, ErrorRecord, Outcome, Piece, Stage, Verdict, reached
+from generic_export.diagnose.records import AxisReport, ErrorRecord, Outcome, Piece, Stage, Verdict, reached
 from generic_export.diagnose.report.repro import Context, write_reproductions
 from generic_export.documents import producer_version
 from generic_export.errors import OptionError

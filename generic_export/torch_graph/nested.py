@@ -118,26 +118,38 @@ def taken_apart(value: Any) -> tuple[list[Any], _Rebuild]:
 
 def signature_of(module: nn.Module) -> inspect.Signature:
     """Return the signature of a module's forward, without `self`; a script's is in its schema."""
-    if not isinstance(module, torch.jit.ScriptModule):
-        return inspect.signature(module.forward)
-    signature = forward_signature(module)
+    return signature_of_function(module.forward)
+
+
+def signature_of_function(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function or bound method, without `self`; a script's is in its schema.
+
+    Raises:
+        TypeError, ValueError: nothing is known of a function made in C.
+    """
+    if not isinstance(function, torch.ScriptMethod):
+        return inspect.signature(function)
+    signature = _schema_signature(function)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def forward_signature(module: torch.jit.ScriptModule) -> inspect.Signature:
     """Return the signature of a script module's forward, `self` included."""
-    parameters = []
-    forward: Any = module.forward
-    for argument in forward.schema.arguments:
+    return _schema_signature(module.forward)
+
+
+def _schema_signature(forward: Any) -> inspect.Signature:
+    parameters: dict[str, inspect.Parameter] = {}
+    for position, argument in enumerate(forward.schema.arguments):
         has_default = argument.has_default_value()
-        parameters.append(
-            inspect.Parameter(
-                argument.name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=argument.default_value if has_default else inspect.Parameter.empty,
-            )
+        # A trace names its arguments after variables of Python's, and may do so twice.
+        name = f"{argument.name}_{position}" if argument.name in parameters else argument.name
+        parameters[name] = inspect.Parameter(
+            name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=argument.default_value if has_default else inspect.Parameter.empty,
         )
-    return inspect.Signature(parameters)
+    return inspect.Signature(list(parameters.values()))
 
 
 def _named_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

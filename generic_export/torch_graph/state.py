@@ -74,7 +74,7 @@ class _Memory(TorchDispatchMode):
 
     def _writing(self, operator: Any) -> bool:
         if operator not in self._writes:
-            self._writes[operator] = schema_of(operator).is_mutable
+            self._writes[operator] = schema_of(operator).is_mutable or _writes_unsaid(operator)
         return self._writes[operator]
 
     def _copy(self, tensor: torch.Tensor) -> None:
@@ -95,10 +95,16 @@ def _restored(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None
 
 def _written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator writes to."""
+    unsaid = _writes_unsaid(operator)
     for position, argument in enumerate(schema_of(operator).arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if unsaid or (argument.alias_info is not None and argument.alias_info.is_write):
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _writes_unsaid(operator: Any) -> bool:
+    """Norms of batches update running means, which most of their schemas keep to themselves."""
+    return "batch_norm" in schema_of(operator).name
 
 
 def _shape_undone(tensor: torch.Tensor) -> _Undo:

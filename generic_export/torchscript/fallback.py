@@ -18,7 +18,7 @@ from torch import nn
 from generic_export.compat import TracerWarning
 from generic_export.errors import CaptureError, SpecializedAxisError
 from generic_export.torch_graph.example_numbers import example_numbers
-from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs
+from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, signature_of
 from generic_export.torch_graph.request import DynamicAxes, symbol_name
 from generic_export.torch_graph.state import state_kept
 from generic_export.torchscript.module import interpreted
@@ -86,7 +86,7 @@ def stands(
             names, _ = named_outputs(model(*positional, **keywords))
         except Exception:  # the forward is the user's; without a result there is nothing to stand in for
             return
-    scripted = model.scripted() if isinstance(model, Around) else script_of(model, args, kwargs)
+    scripted = model.scripted() if isinstance(model, Around) else _script_called_so(model, args, kwargs)
     if scripted is not None:
         yield Stand("torch.jit.script", scripted, call.tensors, call.names, names)
     traced, lines = _traced(model, call)
@@ -104,9 +104,16 @@ def stands(
     yield Stand("torch.jit.trace", interpreted(traced), call.tensors, call.names, names, _caution(lines))
 
 
+def _script_called_so(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> nn.Module | None:
+    """Return the script of a module whose arguments, keywords included, are in the order of its signature; None otherwise."""
+    named = (*list(signature_of(model).parameters)[: len(args)], *kwargs)
+    in_order = named == tuple(signature_of(model).parameters)[: len(named)]
+    return script_of(model, args, kwargs) if in_order else None
+
+
 def script_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> nn.Module | None:
     """Return a module's script as a plain module; None where the compiler does not know it, or arguments are no tensors."""
-    if kwargs or not all(isinstance(value, torch.Tensor) for value in args):
+    if not all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
         return None
     try:
         with warnings.catch_warnings():

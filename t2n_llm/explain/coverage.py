@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from generic_export.capture import ModuleCall, captured
+from generic_export.capture import ModuleCall
 from generic_export.compat import CAPTURE_LOGGERS
 from generic_export.coverage import (
     ModuleCoverage,
@@ -23,7 +23,7 @@ from generic_export.coverage import (
     OperatorUse,
     Support,
     Weigh,
-    captured_coverage,
+    covered,
     merged,
     seen_coverage,
 )
@@ -35,10 +35,11 @@ from generic_export.inference_target import TractNNEF
 from generic_export.logs import logging_at
 from generic_export.torch_graph.request import DynamicAxes
 from generic_export.torch_graph.tracer import torch_version
-from kvcache import explicit_attention, explicit_experts, explicit_operators, fuse_rotary_embedding
+from kvcache import explicit_attention, explicit_experts, explicit_operators
 from kvcache.operators import OperatorNames
 from t2n_llm.explain.forward_record import ForwardRecord, record_forward
 from t2n_llm.explain.tiny_twin import tiny_twin
+from t2n_llm.graph.capture import FUSIONS, TORCHSCRIPT
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.skeleton import WRAPPER_ATTRIBUTE, build_skeleton
 from t2n_llm.reporter import LogReporter, Reporter
@@ -204,12 +205,9 @@ def _decoder_coverage(cut: LayerCut, trust_remote_code: bool) -> ModuleCoverage:
 
 
 def _covered(call: ModuleCall, weigh: Weigh, dynamic_axes: DynamicAxes | None = None) -> ModuleCoverage:
-    """Capture as an export does: without values, and so without a script or a trace in a module's place."""
+    """Capture as an export does."""
     target = TractNNEF(dynamic_axes=dynamic_axes or {}, check_io=False)
-    coverage, _, _ = captured(
-        call, target, lambda tracer: captured_coverage(tracer, (fuse_rotary_embedding,), weigh), torchscript=False
-    )
-    return coverage
+    return covered(call, target, FUSIONS, weigh, torchscript=TORCHSCRIPT)
 
 
 def _layer_of(path: str, layers: str) -> int | None:

@@ -20,12 +20,13 @@ from generic_export.diagnose import Diagnosis, Limits, Outcome, Progress, Stage,
 from generic_export.diagnose.search import STRATEGIES
 from generic_export.errors import CaptureError, NotEnoughMemoryError, OptionError, described
 from generic_export.inference_target import TractNNEF
-from kvcache import explicit_operators, fuse_rotary_embedding, state_form
+from kvcache import explicit_operators, state_form
 from kvcache.operators import OperatorNames
 from kvcache.state_adapters import register_cache_adapters
 from t2n_llm.compat import choose_implementations
 from t2n_llm.explain.call_sets import ModelCalls, calls_of
 from t2n_llm.explain.tiny_twin import tiny_twin
+from t2n_llm.graph.capture import FUSIONS, TORCHSCRIPT
 from t2n_llm.graph.options import DTYPES, torch_dtype
 from t2n_llm.graph.skeleton import probe_states
 from t2n_llm.reporter import LogReporter, Reporter
@@ -141,8 +142,8 @@ def diagnose_model(
             jobs=options.jobs,
             out=options.out,
             resume=options.resume,
-            fusions=(fuse_rotary_embedding,),
-            torchscript=False,  # an export captures a model without values, and has nothing to compare a trace with
+            fusions=FUSIONS,
+            torchscript=TORCHSCRIPT,
             axes=calls.axes,
             limits=options.limits,
             context=calls.code,

@@ -12,10 +12,15 @@ from generic_export.capture import capture
 from generic_export.documents import producer_properties, translate_graph
 from generic_export.inference_target import TractNNEF
 from generic_export.nnef.graph import NnefGraph
+from generic_export.torch_graph.fusion import Fusion
 from generic_export.translate.translate import TranslationOptions
 from kvcache import fuse_rotary_embedding
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.source.empty_model import ModelKind, instantiate, widen
+
+# How every export of this package captures: whoever explains one (coverage, a diagnosis) captures with the same.
+FUSIONS: tuple[Fusion, ...] = (fuse_rotary_embedding,)
+TORCHSCRIPT = False  # a network without values has nothing to compare a trace with
 
 
 def weightless_network(
@@ -72,8 +77,9 @@ def document_of(
         target,
         tuple(inputs),
         tuple(output_names),
-        fusions=(fuse_rotary_embedding,),
+        fusions=FUSIONS,
         strip_prefix=prefix,
+        torchscript=TORCHSCRIPT,
     )
     producer = tuple(producer_properties(source_model=source_name).items())
     graph = translate_graph(captured, target, TranslationOptions(graph_name=graph_name, properties=producer))

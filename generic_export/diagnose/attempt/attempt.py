@@ -20,7 +20,7 @@ from generic_export.capture import Prepared, as_stored, evaluation_mode, prepare
 from generic_export.diagnose.attempt.comparing import compared
 from generic_export.diagnose.attempt.judging import Judge
 from generic_export.diagnose.attempt.locate import error_record, model_line, operator_in, source_in
-from generic_export.diagnose.attempt.piece_module import PIECE, PieceModule, piece_module
+from generic_export.diagnose.attempt.piece_module import PIECE, PieceModule, calls_for, piece_module
 from generic_export.diagnose.attempt.weights import fill_with_random, random_like
 from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.record.recording import RecordedCall
@@ -72,6 +72,7 @@ class AttemptOptions:
         torchscript: capture what torch.export refuses through its script or trace, as `export_model_to_nnef` does.
         judge: how close is close.
         isolated: the piece's children are not run, see `piece_module.py`.
+        dynamic: axes that vary between calls stay symbolic; False tries the piece as its first call has it.
         folder: where the archive is written.
         engine_seconds: how long one load or run may take in the engine.
         materialise_bytes: a piece without weights (meta device) gets random ones up to this size.
@@ -84,6 +85,7 @@ class AttemptOptions:
     torchscript: bool = True
     judge: Judge = field(default_factory=Judge)
     isolated: bool = False
+    dynamic: bool = True
     engine_seconds: float = 120.0
     materialise_bytes: int = 1 << 31
     suggest: bool = True
@@ -140,7 +142,7 @@ class Attempt:
     def _rooms(self) -> None:
         self._enter(Stage.CAPTURE)
         self._prepare_weights()
-        calls = [self._plain(call) for call in self.case.calls]
+        calls = [self._plain(call) for call in calls_for(self.case, dynamic=self.options.dynamic)]
         module = piece_module(self.case, calls[0], opaque=self.options.isolated)
         meta = any(tensor.is_meta for tensor in (*module.parameters(), *module.leaves(calls[0]).values()))
         references = [] if meta else self._references_if_possible(module, calls)
@@ -166,13 +168,14 @@ class Attempt:
         """
         self._enter(Stage.CAPTURE)
         names = [part.name for part in module.feed.parts]
+        axes = module.dynamic_axes(dynamic=self.options.dynamic)
         if output_names is None and not self.options.isolated:
             recorded = self.case.calls[0]
             output_names = [*recorded.results, *(f"out_{name}" for name in recorded.extra)]
         prepared = prepare(
             module,
-            module.examples(),
-            replace(self.options.target, dynamic_axes=module.feed.dynamic_axes(), check_io=False),
+            module.examples(dynamic=self.options.dynamic),
+            replace(self.options.target, dynamic_axes=axes, check_io=False),
             names,
             None if output_names is None else _beside(names, output_names),
             allow_same_io_names=True,
@@ -323,9 +326,8 @@ class Attempt:
         for (call, example), answer in zip(examples, answers, strict=True):
             for metrics in compared(self.options.judge, module, call, example, answer):
                 self.metrics.append(metrics)
-                badness = metrics.max_abs / metrics.allowed if metrics.allowed else float("inf")
                 if not metrics.passed:
-                    wrong.append((badness, example, metrics))
+                    wrong.append((metrics.badness, example, metrics))
         if wrong:
             _, example, worst = max(wrong, key=lambda item: item[0])
             self._blame(archive, provenance, example, worst)

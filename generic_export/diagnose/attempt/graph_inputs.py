@@ -80,9 +80,10 @@ class Feed:
         return {name: found for name, found in axes.items() if found}
 
     def examples(self, leaves: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return tensors to capture with: those of a call where their sizes do, zeros of distinct primes where they do not.
+        """Return tensors to capture with: those of a call, repeated up to distinct primes where their sizes will not do.
 
-        A size of 0 or 1, or one that is also something else's, would let PyTorch take it for a number.
+        A size of 0 or 1, or one that is also something else's, would let PyTorch take it for a number. An empty or missing
+        tensor is zeros.
         """
         sizes = _example_sizes(self.parts, self.sizes(leaves))
         device = next((tensor.device for tensor in leaves.values()), torch.device("cpu"))
@@ -90,8 +91,8 @@ class Feed:
         found = []
         for part in self.parts:
             shape = [size if isinstance(size, int) else sizes[size] for size in part.sizes]
-            if part.name in given and list(given[part.name].shape) == shape:
-                found.append(given[part.name].clone(memory_format=torch.contiguous_format))
+            if part.name in given and given[part.name].numel():
+                found.append(_repeated(given[part.name], shape))
             else:
                 found.append(torch.zeros(shape, dtype=part.dtype, device=device))
         return tuple(found)
@@ -133,6 +134,13 @@ class Feed:
                 if form.is_constant and form.offset != size:
                     raise CaptureError(f"{leaf}: an axis of {form.offset} is {size} here.")
         return {_plain_name(symbol): size for symbol, size in sizes.items()}
+
+
+def _repeated(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return a tensor of other sizes whose values are those of another one: they stay valid ones, as for a table."""
+    times = [-(-wanted // size) for wanted, size in zip(shape, tensor.shape, strict=True)]
+    window = tuple(slice(wanted) for wanted in shape)
+    return tensor.repeat(times)[window].clone(memory_format=torch.contiguous_format)
 
 
 def _size(form: Form, free: Collection[str]) -> Size:

@@ -30,6 +30,8 @@ from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.errors import CaptureError
 from generic_export.torch_graph.asides import is_aside
+from generic_export.torch_graph.request import DynamicAxes
+from generic_export.torch_graph.state import state_kept
 from generic_export.torchscript.fallback import Around, script_of
 
 PIECE = "piece"
@@ -63,9 +65,14 @@ class PieceModule(Around):
         leaves = recorded.inputs()
         return leaves | dict(_child_results(self._case, recorded)) if self._opaque else leaves
 
-    def examples(self) -> tuple[torch.Tensor, ...]:
-        """Return what it is captured with."""
-        return self.feed.examples(self.leaves(self._recorded))
+    def examples(self, *, dynamic: bool = True) -> tuple[torch.Tensor, ...]:
+        """Return what it is captured with; where no axis is dynamic, the tensors of the call."""
+        leaves = self.leaves(self._recorded)
+        return self.feed.examples(leaves) if dynamic else tuple(self.feed.inputs(leaves).values())
+
+    def dynamic_axes(self, *, dynamic: bool = True) -> DynamicAxes:
+        """Return the axes that stay symbolic."""
+        return self.feed.dynamic_axes() if dynamic else {}
 
     def around(self, piece: nn.Module, recorded: RecordedCall) -> PieceModule:
         """Return the same around what stands for the piece, laid out as another call."""
@@ -85,8 +92,9 @@ class PieceModule(Around):
         copies = {
             n: t.to(dtype, copy=True) if dtype and t.is_floating_point() else t.clone() for n, t in leaves.items()
         }
-        results = self.around(self.piece, recorded).results(copies)
-        return {name: tensor.detach().clone() for name, tensor in results.items()}
+        with state_kept(self.piece):
+            results = self.around(self.piece, recorded).results(copies)
+            return {name: tensor.detach().clone() for name, tensor in results.items()}
 
     def results(self, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the piece on leaves; returns its outputs, what it wrote to, and in `opaque` what its children were given."""
@@ -120,6 +128,11 @@ def piece_module(case: Case, recorded: RecordedCall, *, opaque: bool = False) ->
     recorded.arguments.require_known()
     kind: type[PieceModule] = type(case.piece.class_name, (PieceModule,), {})
     return kind(case, recorded, opaque=opaque).eval()
+
+
+def calls_for(case: Case, *, dynamic: bool) -> tuple[RecordedCall, ...]:
+    """Return the calls that an export of a piece is made and compared with: without dynamic axes the very first."""
+    return case.calls if dynamic else (min(case.calls, key=lambda recorded: recorded.call.index),)
 
 
 def _given(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
@@ -201,4 +214,4 @@ def _replayed(
     return forward
 
 
-__all__ = ["PIECE", "PieceModule", "piece_module"]
+__all__ = ["PIECE", "PieceModule", "calls_for", "piece_module"]

@@ -1,7 +1,8 @@
 """The exporters that a node can be tried with, each answering with a `StatusExport`.
 
 In: a `Case`. `nnef` is this package's own, checked in tract by a worker process; `fx` is `torch.export`; `onnx_dynamo` and
-`torch_script` write ONNX, which tract reads for the check. All run on every recorded call.
+`torch_script` write ONNX, which tract reads for the check. All run on every recorded call. What the user says counts more than
+what we would: `exporter_kwargs` are laid over our own.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from torch.export import Dim
 from generic_export.capture import evaluation_mode
 from generic_export.diagnose.attempt.attempt import Attempt, AttemptOptions
 from generic_export.diagnose.attempt.judging import Judge
-from generic_export.diagnose.attempt.piece_module import PieceModule, piece_module
+from generic_export.diagnose.attempt.piece_module import PieceModule, calls_for, piece_module
 from generic_export.diagnose.attempt.worker import Limits, Worker, wait_for_news
 from generic_export.diagnose.piece_by_piece.status import StatusExport, StatusExportCode
 from generic_export.diagnose.record.pieces import Case
+from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.diagnose.records import Outcome, Stage, Verdict
 from generic_export.errors import MissingExtraError, OptionError, T2NError
 from generic_export.inference_target.example import as_array
@@ -64,20 +66,37 @@ class ExportRequest:
 Exporter = Callable[[Case, ExportRequest], StatusExport]
 
 
-def exporter_named(name: str) -> Exporter:
+@dataclass(frozen=True)
+class _Entry:
+    """An exporter, the arguments that it is given here and nowhere else, and the packages that it needs."""
+
+    export: Exporter
+    taken: frozenset[str] = frozenset()
+    needs: tuple[str, ...] = ()
+
+
+def exporter_named(name: str, keywords: Mapping[str, Any]) -> Exporter:
     """Return an exporter.
 
+    Args:
+        name: of `EXPORTERS`.
+        keywords: what it is going to be called with.
+
     Raises:
-        OptionError: there is none of that name.
+        OptionError: there is none of that name, or a keyword is given to it here already.
         MissingExtraError: it needs a package that is not installed.
     """
     if name not in EXPORTERS:
         raise OptionError(f"unknown exporter {name!r}.", f"Use one of {', '.join(EXPORTERS)}.")
-    exporter, needed = EXPORTERS[name]
-    for package in needed:
+    entry = EXPORTERS[name]
+    for keyword in entry.taken & set(keywords):
+        raise OptionError(
+            f"exporter_kwargs has {keyword!r}, which the recorded calls say.", f"Leave it out of {name!r}'s."
+        )
+    for package in entry.needs:
         if find_spec(package) is None:
             raise MissingExtraError(f"exporter {name!r} needs the package {package}.", "pip install 't2n-llm[debug]'")
-    return exporter
+    return entry.export
 
 
 # --- nnef -------------------------------------------------------------------------------------------
@@ -95,6 +114,7 @@ def export_nnef(case: Case, request: ExportRequest) -> StatusExport:
             fusions=tuple(keywords.pop("fusions", ())),
             judge=judge if request.discrepancies else Judge(float("inf"), 0.0),
             isolated=request.isolated,
+            dynamic=bool(request.dynamic),
         )
         if keywords:
             raise OptionError(
@@ -136,19 +156,56 @@ def _status_of(verdict: Verdict, request: ExportRequest) -> StatusExport:
 class _Node:
     """A node ready for an exporter of PyTorch's."""
 
-    case: Case
+    calls: Sequence[RecordedCall]
     module: PieceModule
     examples: tuple[torch.Tensor, ...]
     shapes: tuple[dict[int, Any], ...]
 
     @staticmethod
     def of(case: Case, request: ExportRequest) -> _Node:
-        module = piece_module(case, case.calls[0])
-        dynamic = module.feed.dynamic_axes() if request.dynamic else {}
-        given = module.feed.inputs(module.leaves(case.calls[0]))
-        examples = module.examples() if request.dynamic else tuple(given.values())
-        shapes = tuple(dict.fromkeys(dynamic.get(part.name, {}), Dim.DYNAMIC) for part in module.feed.parts)
-        return _Node(case, module, examples, shapes)
+        dynamic = bool(request.dynamic)
+        calls = calls_for(case, dynamic=dynamic)
+        module = piece_module(case, calls[0])
+        axes = module.dynamic_axes(dynamic=dynamic)
+        shapes = tuple(dict.fromkeys(axes.get(part.name, {}), Dim.DYNAMIC) for part in module.feed.parts)
+        if "dynamic_shapes" in request.keywords:
+            shapes = _shapes_given(request.keywords["dynamic_shapes"], module)
+        return _Node(calls, module, module.examples(dynamic=dynamic), shapes)
+
+
+def _shapes_given(given: Any, module: PieceModule) -> tuple[dict[int, Any], ...]:
+    """Return the dynamic axes that the user gives, per input of the graph.
+
+    Args:
+        given: as `torch.export.export` takes them for the module itself, or as `guess_dynamic_shapes` returns them.
+        module: whose graph takes flat tensors.
+
+    Raises:
+        OptionError: the size of an input is put together from others.
+    """
+    names = list(dict.fromkeys(part.name.split(".")[0] for part in module.feed.parts))
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping):
+        by_name = {**dict(zip(names, given[0], strict=False)), **given[1]}
+    else:
+        by_name = dict(given) if isinstance(given, Mapping) else dict(zip(names, given or (), strict=False))
+    composed = next((part.name for part in module.feed.parts if part.name not in module.feed.trees), None)
+    if composed is not None:
+        raise OptionError(f"dynamic_shapes cannot be given: the sizes of {composed} follow from other inputs.")
+    return tuple(_inside(by_name, part.name.split(".")) or {} for part in module.feed.parts)
+
+
+def _inside(nest: Any, steps: Sequence[str]) -> Any:
+    """Return what is at a dotted path of a nest; None where it ends before."""
+    for step in steps:
+        if isinstance(nest, Mapping):
+            nest = nest.get(step)
+        else:
+            nest = (
+                nest[int(step)]
+                if isinstance(nest, (list, tuple)) and step.isdigit() and int(step) < len(nest)
+                else None
+            )
+    return nest
 
 
 def export_fx(case: Case, request: ExportRequest) -> StatusExport:
@@ -156,9 +213,8 @@ def export_fx(case: Case, request: ExportRequest) -> StatusExport:
     with evaluation_mode(case.module), torch.no_grad():
         try:
             node = _Node.of(case, request)
-            program = torch.export.export(
-                node.module, node.examples, dynamic_shapes=(node.shapes,), strict=False, **request.keywords
-            )
+            options = {"strict": False, **request.keywords, "dynamic_shapes": (node.shapes,)}
+            program = torch.export.export(node.module, node.examples, **options)
         except Exception as error:  # torch.export raises many unrelated classes
             return _failed("EXPORT", error, request)
         run = program.module()
@@ -199,12 +255,13 @@ def _export_onnx(case: Case, request: ExportRequest, *, dynamo: bool) -> StatusE
 
 
 def _write_onnx(node: _Node, path: Path, request: ExportRequest, *, dynamo: bool) -> None:
-    names = [part.name for part in node.module.feed.parts]
-    options: dict[str, Any] = {"dynamo": dynamo, "input_names": names, **request.keywords}
+    names = request.keywords.get("input_names") or [part.name for part in node.module.feed.parts]
+    options: dict[str, Any] = {"dynamo": dynamo, "input_names": names}
     if dynamo:
         options |= {"dynamic_shapes": (node.shapes,), "external_data": False, "verbose": False}
     elif request.dynamic:
         options["dynamic_axes"] = {n: list(axes) for n, axes in zip(names, node.shapes, strict=True) if axes}
+    options |= {name: value for name, value in request.keywords.items() if name != "dynamic_shapes"}
     silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with silence[0], silence[1], warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -224,8 +281,7 @@ def _checked(
     """Run what was exported on every recorded call and compare; all calls are looked at, the worst is told."""
     flags, judge = request.flags, Judge(request.atol, request.rtol)
     reasons: list[tuple[float, str]] = []
-    calls = node.case.calls if request.dynamic else node.case.calls[:1]
-    for recorded in calls if request.discrepancies else ():
+    for recorded in node.calls if request.discrepancies else ():
         leaves = {name: tensor.clone() for name, tensor in node.module.leaves(recorded).items()}
         if set(node.module.feed.trees) - set(leaves):
             continue
@@ -249,14 +305,16 @@ def _failed(step: str, error: BaseException, request: ExportRequest) -> StatusEx
     flags = request.flags
     reason = "".join(traceback.format_exception(error))
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return StatusExport(StatusExportCode.FAIL | flags, step, f"{type(error).__name__}: {first}\n{reason}")
+    return StatusExport(StatusExportCode.FAIL | flags, step, f"{type(error).__name__}: {first}\n{reason}", error=error)
 
 
-EXPORTERS: Mapping[str, tuple[Exporter, tuple[str, ...]]] = {
-    "nnef": (export_nnef, ()),
-    "fx": (export_fx, ()),
-    "onnx_dynamo": (export_onnx_dynamo, ("onnx", "onnxscript")),
-    "torch_script": (export_torch_script, ("onnx",)),
+_ONNX = frozenset({"model", "args", "f", "kwargs"})
+EXPORTERS: Mapping[str, _Entry] = {
+    "nnef": _Entry(export_nnef),
+    "fx": _Entry(export_fx, frozenset({"mod", "args", "kwargs"})),
+    "onnx_dynamo": _Entry(export_onnx_dynamo, _ONNX, ("onnx", "onnxscript")),
+    "torch_script": _Entry(export_torch_script, _ONNX, ("onnx",)),
+    "to_onnx": _Entry(export_onnx_dynamo, _ONNX, ("onnx", "onnxscript")),  # whichever way PyTorch has to ONNX today
 }
 
 

@@ -19,8 +19,7 @@ class Node(Protocol):
     level: int
     inputs: list[tuple[tuple[Any, ...], dict[str, Any]]]
     outputs: list[tuple[Any, ...]]
-    exporter_status: dict[str, StatusExport]
-    exporter_outputs: dict[str, Any]
+    statuses: dict[str, StatusExport]
 
     @property
     def true_model_name(self) -> str: ...
@@ -48,17 +47,17 @@ def export_report(nodes: Iterable[Node], *, exported_program: bool, fx: bool) ->
     lines = []
     for node in nodes:
         lines.append(f"{node.dot_name.ljust(width)}{node.true_model_name.ljust(kind_width)}{_status(node)}")
-        program = node.exporter_outputs.get("fx")
+        program = getattr(node, "fx", None)
         if isinstance(program, torch.export.ExportedProgram):
             lines += [str(program)] * exported_program + [str(program.graph)] * fx
     return "\n".join(lines)
 
 
 def _status(node: Node) -> str:
-    if not node.exporter_status:
+    if not node.statuses:
         return f"not needed ({len(node.inputs)} calls)" if node.inputs else "not called"
     texts = []
-    for exporter, status in node.exporter_status.items():
+    for exporter, status in node.statuses.items():
         reason = f" -- {status.step}: {status.short_reason}" if not status.is_ok() else ""
         texts.append(f"{exporter}: {status.status}{reason}")
     return "; ".join(texts)
@@ -76,9 +75,11 @@ def _recorded(node: Node, looks: Looks, dynamic: bool, inputs: bool) -> Iterator
             yield f"  dynamic: {node.guess_dynamic_shapes()}"
         except CaptureError as error:
             yield f"  dynamic: {error.message}"
-    for given, result in zip(node.inputs, node.outputs, strict=True) if inputs else ():
+    for given, result in zip(node.inputs, node.outputs, strict=False) if inputs else ():
         yield f"  < {_described(given, looks)}"
         yield f"  > {_described(result, looks)}"
+    for given in node.inputs[len(node.outputs) :] if inputs else ():  # added by hand, not run yet
+        yield f"  < {_described(given, looks)}"
 
 
 def _described(value: Any, looks: Looks) -> str:

@@ -5,86 +5,42 @@ In: a module and its recorded calls. Out: `OpaqueModule`, put in place and taken
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from generic_export.compat import forget_operators
-from generic_export.diagnose.record.axes import Form, Symbols
-from generic_export.diagnose.record.leaves import call_layout, named_arguments, result_layout, tensors_in, write_into
+from generic_export.diagnose.piece_by_piece.shapes import OutputMaker, ShapeFunction, Shapes
+from generic_export.diagnose.record.leaves import (
+    Layout,
+    call_layout,
+    named_arguments,
+    result_layout,
+    tensors_in,
+    write_into,
+)
 from generic_export.diagnose.record.recording import RecordedCall
 from generic_export.errors import CaptureError
 
 NAMESPACE = "diag_lib"
 
-ShapeFunction = Callable[..., Any]
-"""Input tensors in; a tensor (or a tuple of them) of the right shapes and element types out."""
-
 
 @dataclass(frozen=True)
-class OutputShape:
-    """What the shape of one output follows from.
+class _Call:
+    """A call of the operator that is going on."""
 
-    Attributes:
-        like: number of the input that has the same shape and element type in every call; None when none has.
-        forms: each size in symbols.
-        origins: for each of the symbols, an input and an axis that have its size.
-        dtype: element type.
-    """
+    recorded: RecordedCall
+    layout: Layout
+    keywords: frozenset[str]
 
-    like: int | None
-    forms: tuple[Form, ...]
-    origins: Mapping[str, tuple[int, int]]
-    dtype: torch.dtype
-
-    def made(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of that shape for other inputs, symbolic sizes included."""
-        if self.like is not None:
-            return torch.empty_like(inputs[self.like])
-        known: dict[str, Any] = {name: inputs[number].shape[axis] for name, (number, axis) in self.origins.items()}
-        return inputs[0].new_empty([form.value(known) for form in self.forms], dtype=self.dtype)
-
-
-class Shapes:
-    """Shapes of outputs as functions of shapes of inputs, learnt from several calls.
-
-    Args:
-        inputs: the inputs' shapes, call by call.
-        dtypes: their element types.
-    """
-
-    def __init__(self, inputs: Sequence[Sequence[tuple[int, ...]]], dtypes: Sequence[torch.dtype | None]) -> None:
-        self._inputs, self._dtypes = inputs, dtypes
-        self._symbols = Symbols(names=[])
-        self._origins: dict[str, tuple[int, int]] = {}
-        for number, shape in enumerate(inputs[0]):
-            for axis in range(len(shape)):
-                sizes = [(call, shapes[number][axis]) for call, shapes in enumerate(inputs)]
-                if self._symbols.form(sizes) is None:
-                    self._origins[self._symbols.add(dict(sizes))] = number, axis
-
-    def of(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, name: str) -> OutputShape:
-        """Return what an output's shape follows from.
-
-        Raises:
-            CaptureError: a size follows from no input; a shape function has to be given.
-        """
-        forms = []
-        for axis in range(len(shapes[0])):
-            form = self._symbols.form([(call, shape[axis]) for call, shape in enumerate(shapes)])
-            if form is None:
-                sizes = ", ".join(str(shape[axis]) for shape in shapes)
-                raise CaptureError(
-                    f"{name}: axis {axis} of an output is {sizes}, which follows from no input.",
-                    "Give shape_functions={class or operator name: function of the inputs}.",
-                )
-            forms.append(form)
-        symbols = {symbol for form in forms for term, _ in form.terms for symbol in term.split("*")}
-        columns = zip(self._dtypes, zip(*self._inputs, strict=True), strict=True)
-        same = (n for n, (kind, seen) in enumerate(columns) if kind is dtype and list(seen) == list(shapes))
-        return OutputShape(next(same, None), tuple(forms), {name: self._origins[name] for name in symbols}, dtype)
+    def split(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the tensors as the module was given them: positionals, and keywords by name."""
+        named = list(zip(self.layout.tensors, inputs, strict=True))
+        keywords = {name: tensor for name, tensor in named if name.split(".")[0] in self.keywords}
+        return [tensor for name, tensor in named if name not in keywords], keywords
 
 
 class OpaqueModule:
@@ -93,62 +49,72 @@ class OpaqueModule:
     Args:
         name: of the operator.
         calls: its recorded calls.
-        shape_functions: `{class or operator name: function}` for outputs whose shapes cannot be learnt.
+        given: the user's function for outputs whose shapes cannot be learnt.
+        method: what is replaced of it.
     """
 
     def __init__(
-        self, name: str, calls: Sequence[RecordedCall], shape_functions: Mapping[str, ShapeFunction] | None = None
+        self, name: str, calls: Sequence[RecordedCall], given: ShapeFunction | None = None, method: str = "forward"
     ) -> None:
         self.name = name
         self.calls = calls
         self.module = calls[0].module
-        self._given = (shape_functions or {}).get(calls[0].call.class_name) or (shape_functions or {}).get(name)
+        self.method = method
+        self._given = given
         self._library: Any = None
-        self._layouts: dict[str, tuple[RecordedCall, Any]] = {}
-        self._original = self.module.forward
-        self._was_instance_attribute = "forward" in vars(self.module)
+        self._going_on: dict[str, _Call] = {}
+        self._original = getattr(self.module, method)
+        self._was_instance_attribute = method in vars(self.module)
+
+    @property
+    def schema(self) -> str:
+        """Signature of the operator."""
+        return f"{NAMESPACE}::{self.name}(Tensor[] inputs, str key) -> Tensor[]"
 
     def put(self) -> None:
         """Put the operator in the module's place.
 
         Raises:
-            CaptureError: the shape of an output follows from no input.
+            CaptureError: the shape of an output follows from no input, or the module is a script.
         """
-        if self._given is None:
-            self.shapes()  # before anything is changed: they may be unknown
+        if isinstance(self.module, torch.jit.ScriptModule):
+            raise CaptureError(f"{self.name}: a ScriptModule cannot be replaced.", "Take the module it was made from.")
+        for maker in self.makers if self._given is None else ():
+            _ = maker.shape  # before anything is changed: it may be unknown
         while hasattr(getattr(torch.ops, NAMESPACE), self.name):  # another tree has a module of this name in its place
             self.name += "_"
         self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
-        self._library.define(f"{self.name}(Tensor[] inputs, str key) -> Tensor[]")
+        self._library.define(self.schema.removeprefix(f"{NAMESPACE}::"))
         self._library.impl(self.name, self._kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{self.name}", self._fake, lib=self._library)
-        self.module.forward = self._forward
+        setattr(self.module, self.method, self._forward)
 
     def remove(self) -> None:
         """Put the module back, and forget the operator."""
         if self._library is None:
             return
         if self._was_instance_attribute:
-            self.module.forward = self._original
+            setattr(self.module, self.method, self._original)
         else:
-            del self.module.forward
+            delattr(self.module, self.method)
         forget_operators(self._library)
         self._library = None
 
-    def shapes(self) -> list[OutputShape]:
-        """Learn the shapes of the outputs.
-
-        Raises:
-            CaptureError: one follows from no input.
-        """
+    @cached_property
+    def makers(self) -> list[OutputMaker]:
+        """What makes tensors like the outputs, one each."""
         first = self.calls[0]
         inputs = [[held.shape for held in recorded.held.values()] for recorded in self.calls]
-        learnt = Shapes(inputs, [None if held.tensor is None else held.tensor.dtype for held in first.held.values()])
-        columns = zip(*(recorded.result_shapes() for recorded in self.calls), strict=True)
+        dtypes = [None if held.tensor is None else held.tensor.dtype for held in first.held.values()]
+        learnt = Shapes(inputs, dtypes, self.name)
+        results = [list(recorded.result_shapes()) for recorded in self.calls]
+        if len(set(map(len, results))) != 1:
+            raise CaptureError(f"{self.name} gives more tensors in some calls.")
+        columns = zip(*results, strict=True)
         return [
-            learnt.of([shape for _, shape in column], tensor.dtype, f"{self.name} {column[0][0]}")
-            for column, tensor in zip(columns, first.outputs().values(), strict=True)
-        ]
+            learnt_maker(learnt, index, [shape for _, shape in column], tensor.dtype, f"{self.name} {column[0][0]}", self._given)
+            for index, (column, tensor) in enumerate(zip(columns, first.outputs().values(), strict=True))
+        ]  # fmt: skip
 
     # --- what runs ------------------------------------------------------------------------------------
 
@@ -156,7 +122,7 @@ class OpaqueModule:
         layout = call_layout(self._original, args, kwargs)
         key = ",".join(layout.tensors)
         recorded = next((r for r in self.calls if ",".join(r.held) == key), self.calls[0])
-        self._layouts[key] = recorded, layout
+        self._going_on[key] = _Call(recorded, layout, frozenset(kwargs))
         found = getattr(getattr(torch.ops, NAMESPACE), self.name)(list(layout.tensors.values()), key)
         results = dict(zip((name for name, _ in recorded.result_shapes()), found, strict=True))
         for name in recorded.after:
@@ -166,7 +132,7 @@ class OpaqueModule:
         return recorded.result.rebuilt(results.__getitem__)
 
     def _kernel(self, inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
-        recorded, layout = self._layouts[key]
+        recorded, layout = self._going_on[key].recorded, self._going_on[key].layout
         copies = {name: tensor.clone() for name, tensor in zip(layout.tensors, inputs, strict=True)}
         args, kwargs = layout.rebuilt(copies.__getitem__)
         found = result_layout(self._original(*args, **kwargs)).tensors
@@ -175,11 +141,23 @@ class OpaqueModule:
         return [tensor.clone() for tensor in results]  # an operator must not hand its inputs back
 
     def _fake(self, inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
-        del key
-        if self._given is not None:
-            made = self._given(*inputs)
-            return list(made) if isinstance(made, (tuple, list)) else [made]
-        return [output.made(*inputs) for output in self.shapes()]
+        args, kwargs = self._going_on[key].split(inputs)
+        return [maker(*args, **kwargs) for maker in self.makers]
 
 
-__all__ = ["NAMESPACE", "OpaqueModule", "OutputShape", "ShapeFunction", "Shapes"]
+def learnt_maker(
+    learnt: Shapes,
+    index: int,
+    shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    name: str,
+    given: ShapeFunction | None,
+) -> OutputMaker:
+    """Return what makes tensors like one output; that its shape could not be learnt is told when it is needed."""
+    try:
+        return OutputMaker(index, dtype, learnt.of(shapes, dtype, name), given)
+    except CaptureError as error:
+        return OutputMaker(index, dtype, error, given)
+
+
+__all__ = ["NAMESPACE", "OpaqueModule", "learnt_maker"]

@@ -6,8 +6,11 @@ In: verdicts of attempts. Out: `StatusExport`.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import nn
 
 from generic_export.errors import OptionError
 
@@ -25,7 +28,7 @@ class CustomOpStrategy(enum.IntEnum):
         """Return the strategy for what callers give: a strategy, its number or name, True (ONLY_IF_FAILING) or False (NONE).
 
         Raises:
-            OptionError: it is none of these; a mapping by class is not supported.
+            OptionError: it is none of these.
         """
         if isinstance(value, bool):
             return cls.ONLY_IF_FAILING if value else cls.NONE
@@ -33,7 +36,72 @@ class CustomOpStrategy(enum.IntEnum):
             return cls[value] if isinstance(value, str) else cls(value)  # type: ignore[arg-type]
         except (KeyError, ValueError, TypeError):
             names = ", ".join(strategy.name for strategy in cls)
-            raise OptionError(f"replace_by_custom_op is {value!r}.", f"Use one of {names}, or a bool.") from None
+            hint = f"Use one of {names}, a bool, or a dict of these by class, class name or module name."
+            raise OptionError(f"replace_by_custom_op is {value!r}.", hint) from None
+
+
+@dataclass(frozen=True)
+class Strategies:
+    """A strategy for each module of a tree.
+
+    Attributes:
+        default: of modules that nothing else is said of.
+        chosen: by class, name of a class, or name of a module (its path, its name in its parent, that of its operator).
+    """
+
+    default: CustomOpStrategy = CustomOpStrategy.NONE
+    chosen: Mapping[type | str, CustomOpStrategy] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: object) -> Strategies:
+        """Return the strategies for what callers give: a dict, or what `CustomOpStrategy.of` takes.
+
+        Raises:
+            OptionError: it is neither.
+        """
+        if not isinstance(value, Mapping):
+            return cls(CustomOpStrategy.of(value))
+        odd = [key for key in value if not isinstance(key, (type, str))]
+        if odd:
+            raise OptionError(f"replace_by_custom_op has the key {odd[0]!r}.", "Give classes, or names, as keys.")
+        return cls(chosen={key: CustomOpStrategy.of(strategy) for key, strategy in value.items()})
+
+    def at(self, node: Named) -> CustomOpStrategy:
+        """Return the strategy of a module; what is said of its name counts more than what is said of its class."""
+        return next((self.chosen[key] for key in _keys(node) if key in self.chosen), self.default)
+
+    def check(self, nodes: Iterable[Named]) -> None:
+        """Refuse a key that speaks of no module.
+
+        Raises:
+            OptionError: there is one.
+        """
+        nodes = list(nodes)
+        known = {key for node in nodes for key in _keys(node)}
+        for key in self.chosen:
+            if key not in known:
+                classes = ", ".join(sorted({type(node.model).__name__ for node in nodes}))
+                name = key if isinstance(key, str) else key.__name__
+                raise OptionError(
+                    f"replace_by_custom_op speaks of {name!r}, which is not there.", f"Classes: {classes}."
+                )
+
+
+class Named(Protocol):
+    """What a module is chosen by."""
+
+    name: str
+    model: nn.Module
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def custom_op_name(self) -> str: ...
+
+
+def _keys(node: Named) -> tuple[type | str, ...]:
+    kind = type(node.model)
+    return *filter(None, (node.path, node.name, node.custom_op_name)), kind.__name__, kind
 
 
 class StatusExportCode(enum.IntFlag):
@@ -54,9 +122,9 @@ class StatusExportCode(enum.IntFlag):
     FAIL_DISC = FAIL | DISC
     FAIL_NOINPUT = FAIL | NOINPUT
 
-    def remove(self, flags: StatusExportCode) -> StatusExportCode:
+    def remove(self, a: StatusExportCode) -> StatusExportCode:
         """Return these flags without some others."""
-        return StatusExportCode(self & ~flags)
+        return StatusExportCode(self & ~a)
 
     def __str__(self) -> str:
         names = [flag.name for flag in _SINGLE if flag in self and flag.name]
@@ -78,6 +146,7 @@ class StatusExport:
         reason: why.
         exported: what the exporter made, where it makes an object.
         dynamic_shapes: the dynamic axes it was asked for.
+        error: what was raised, where that happened in this process.
     """
 
     status: StatusExportCode
@@ -85,6 +154,7 @@ class StatusExport:
     reason: str = ""
     exported: Any = None
     dynamic_shapes: Any = None
+    error: BaseException | None = field(default=None, compare=False, repr=False)
 
     def is_ok(self) -> bool:
         """Say whether it passed, with opaque operators or without."""
@@ -101,4 +171,4 @@ class StatusExport:
         return "\n".join(filter(None, [f"{self.status} {self.step}".strip(), self.reason]))
 
 
-__all__ = ["CustomOpStrategy", "StatusExport", "StatusExportCode"]
+__all__ = ["CustomOpStrategy", "Named", "StatusExport", "StatusExportCode", "Strategies"]

@@ -6,45 +6,21 @@ In: a model and input sets. Out: the root `ModelDiagnoseOutput`. Forwards are wa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from unittest import mock
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from generic_export.capture import evaluation_mode
-from generic_export.diagnose.piece_by_piece.tree import ModelDiagnoseOutput, build_tree
-from generic_export.diagnose.record.functions import watched_functions
+from generic_export.capture import class_name, evaluation_mode
+from generic_export.diagnose.piece_by_piece.narration import Narration
+from generic_export.diagnose.piece_by_piece.tree import ModelDiagnoseOutput, fill
+from generic_export.diagnose.piece_by_piece.watching import TracedMethod, Watch, watch_of, watching
 from generic_export.diagnose.record.observe import InputSet, as_call
-from generic_export.diagnose.record.recorder import Recorder
-from generic_export.diagnose.record.recording import Recording, all_paths
-from generic_export.diagnose.record.store import TensorStore
 from generic_export.errors import OptionError
-from generic_export.sizes import parse_size
+from generic_export.torch_graph.state import state_kept
 
-TracedMethod = Mapping[type[nn.Module] | str, str | None]
-"""`{class or class name: method}`: another method than forward; None leaves the class and everything in it out."""
-
-_BUDGET = "4GiB"
-
-
-class Trace:
-    """What `trace_forward_execution` gives: `root` is there once the block is left."""
-
-    def __init__(self) -> None:
-        self._root: ModelDiagnoseOutput | None = None
-
-    @property
-    def root(self) -> ModelDiagnoseOutput:
-        """The tree.
-
-        Raises:
-            OptionError: the block is still running.
-        """
-        if self._root is None:
-            raise OptionError("the tree of a trace is there once its block is left.")
-        return self._root
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 @contextmanager
@@ -54,12 +30,12 @@ def trace_forward_execution(
     traced_method: TracedMethod | None = None,
     trace_functions: bool = False,
     black_list_functions: Collection[str] | None = None,
-) -> Iterator[Trace]:
-    """Watch a model for the length of a block.
+) -> Iterator[ModelDiagnoseOutput]:
+    """Watch a model for the length of a block; yields its tree, whose modules have their calls once the block is left.
 
     Args:
         model: any module; the block runs it.
-        verbose: not used.
+        verbose: 1 says what is watched and how often it was called; 2 also what with.
         traced_method: see `TracedMethod`.
         trace_functions: also watch functions that a forward calls by a bare name out of its own file.
         black_list_functions: names of functions to leave alone.
@@ -67,22 +43,16 @@ def trace_forward_execution(
     Raises:
         OptionError: a class has no such method.
     """
-    del verbose
-    methods, visible = _chosen(model, traced_method or {})
-    recording = Recording(model, TensorStore(parse_size(_BUDGET)))
-    recording.paths = {module: paths for module, paths in all_paths(model).items() if module in visible}
-    recorder = Recorder(recording, max_calls=1 << 31, skip=())
-    trace = Trace()
-    with ExitStack() as stack:
-        stack.enter_context(recorder.attached([module for module in visible if module not in methods]))
-        for module, method in methods.items():
-            path = recording.paths[module][0]
-            watched = recorder.watched(getattr(module, method), module, type(module).__name__, path)
-            stack.enter_context(mock.patch.object(module, method, watched))
-        if trace_functions:
-            stack.enter_context(watched_functions(list(visible), recorder, black_list_functions or ()))
-        yield trace
-    trace._root = build_tree(recording, methods)
+    narration = Narration.of(verbose)
+    watch = watch_of(model, traced_method)
+    root = _grown(watch)
+    narration.say(1, f"[trace_forward_execution] {root.full_name}: {len(watch.recording.paths)} modules are watched")
+    with watching(watch, trace_functions, black_list_functions or ()):
+        yield root
+    fill(root, watch.recording)
+    for node in root:
+        narration.say(1, f"[trace_forward_execution] {node.dot_name}: {len(node.inputs)} calls", node)
+    narration.say(2, root.pretty_text(with_dynamic_shape=True))
 
 
 def trace_execution_piece_by_piece(
@@ -107,43 +77,36 @@ def trace_execution_piece_by_piece(
         raise OptionError("no input sets were given.", "Give two or more of different sizes.")
     calls = [as_call(given) for given in inputs]
     with (
-        trace_forward_execution(model, verbose, traced_method, trace_functions, black_list_functions) as trace,
+        trace_forward_execution(model, verbose, traced_method, trace_functions, black_list_functions) as root,
         evaluation_mode(model),
+        state_kept(model),
         torch.no_grad(),
     ):
-        method = _method_of(model, traced_method or {}) or "forward"
-        run = model if method == "forward" else getattr(model, method)
+        run = model if root.method_name == "forward" else getattr(model, root.method_name)
         for args, kwargs in calls:
             run(*args, **kwargs)
-    return trace.root
+    return root
 
 
-def _method_of(module: nn.Module, traced_method: TracedMethod) -> str | None:
-    kind = type(module)
-    return traced_method.get(kind, traced_method.get(kind.__name__, "forward"))
+def _grown(watch: Watch) -> ModelDiagnoseOutput:
+    """Return the tree of a model's modules, those that are watched, without calls as yet."""
+    model = watch.recording.model
+    method = watch.methods.get(model, "forward")
+    root = ModelDiagnoseOutput(None, class_name(model).lower(), model, 0, method)
+    _add_children(root, root.model, "", watch)
+    return root
 
 
-def _chosen(model: nn.Module, traced_method: TracedMethod) -> tuple[dict[nn.Module, str], dict[nn.Module, None]]:
-    """Return the modules with another method, and all that are watched, in order."""
-    methods: dict[nn.Module, str] = {}
-    visible: dict[nn.Module, None] = {}
-
-    def visit(module: nn.Module) -> None:
-        method = _method_of(module, traced_method)
-        if method is None or module in visible:
-            return
-        if not callable(getattr(module, method, None)):
-            raise OptionError(f"{type(module).__name__} has no method {method!r} to trace.")
-        visible[module] = None
-        if method != "forward":
-            methods[module] = method
-        for child in module.children():
-            visit(child)
-
-    visit(model)
-    if model not in visible:
-        raise OptionError(f"traced_method leaves {type(model).__name__} itself out: nothing is traced.")
-    return methods, visible
+def _add_children(node: ModelDiagnoseOutput, module: nn.Module, prefix: str, watch: Watch) -> None:
+    """Add the modules directly inside one; lists and dicts of modules are looked through."""
+    for name, child in module.named_children():
+        full = f"{prefix}{name}"
+        if isinstance(child, _CONTAINERS):
+            _add_children(node, child, f"{full}.", watch)
+        elif child in watch.recording.paths:
+            made = ModelDiagnoseOutput(node, full, child, node.level + 1, watch.methods.get(child, "forward"))
+            node.add_child(made)
+            _add_children(made, child, "", watch)
 
 
-__all__ = ["Trace", "TracedMethod", "trace_execution_piece_by_piece", "trace_forward_execution"]
+__all__ = ["trace_execution_piece_by_piece", "trace_forward_execution"]

@@ -7,28 +7,38 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.export import Dim
 
-from generic_export.compat import pytree
+from generic_export.capture import class_name, evaluation_mode
 from generic_export.diagnose.piece_by_piece.exporters import ExportRequest, exporter_named
+from generic_export.diagnose.piece_by_piece.narration import Narration
 from generic_export.diagnose.piece_by_piece.node_text import Looks, export_report, recorded_text
-from generic_export.diagnose.piece_by_piece.opaque import OpaqueModule, ShapeFunction, Shapes
-from generic_export.diagnose.piece_by_piece.status import CustomOpStrategy, StatusExport, StatusExportCode
+from generic_export.diagnose.piece_by_piece.opaque import OpaqueModule, learnt_maker
+from generic_export.diagnose.piece_by_piece.shapes import (
+    ShapeFunction,
+    ShapeFunctions,
+    Shapes,
+    moving_arguments,
+    moving_axes,
+)
+from generic_export.diagnose.piece_by_piece.status import CustomOpStrategy, StatusExport, StatusExportCode, Strategies
+from generic_export.diagnose.piece_by_piece.watching import watch_of, watching, with_method
 from generic_export.diagnose.record.axes import Symbols, infer_axes
-from generic_export.diagnose.record.leaves import take_apart
-from generic_export.diagnose.record.pieces import Case, cases_of
+from generic_export.diagnose.record.leaves import call_layout, take_apart
+from generic_export.diagnose.record.pieces import Case, cases_of, with_children
 from generic_export.diagnose.record.recording import RecordedCall, Recording
 from generic_export.errors import CaptureError, OptionError
+from generic_export.torch_graph.nested import signature_of_function
+from generic_export.torch_graph.state import state_kept
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-_NESTS = (list, tuple, dict)
+Maker = Callable[..., torch.Tensor]
+"""Input tensors in; a tensor of the shape and element type of an output out."""
 
 
 class ModelDiagnoseOutput:
@@ -42,10 +52,18 @@ class ModelDiagnoseOutput:
         method_name: the method that was traced.
 
     Attributes:
+        children: the modules directly inside.
         inputs: `(args, kwargs)` of each call.
         outputs: what each call returned, as a tuple.
-        exporter_status: the last status by exporter.
-        exporter_outputs: what each exporter made.
+        forward: the traced method, as it is when nothing is replaced.
+        signature: of that method.
+        forward_parameter_names: names of its parameters, without `*args` and `**kwargs`.
+        forward_ordered_parameter_names: names of all of them, in order.
+        forward_args, forward_kwargs: names of those two, or None.
+        forward_custom_op_schema: of the operator that it was last replaced by, or None.
+        exporter: the last exporter that was tried; what it made is an attribute of that name.
+        exporter_status: the last status, or None.
+        statuses: the last status of each exporter.
         last_error: why the last export failed, or None.
     """
 
@@ -65,13 +83,25 @@ class ModelDiagnoseOutput:
         self.children: list[ModelDiagnoseOutput] = []
         self.inputs: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.outputs: list[tuple[Any, ...]] = []
-        self.exporter_status: dict[str, StatusExport] = {}
-        self.exporter_outputs: dict[str, Any] = {}
+        self.forward: Callable[..., Any] = getattr(model, method_name)
+        self.signature = signature_of_function(self.forward)
+        self.forward_ordered_parameter_names = list(self.signature.parameters)
+        self.forward_args = self._parameter_of_kind(inspect.Parameter.VAR_POSITIONAL)
+        self.forward_kwargs = self._parameter_of_kind(inspect.Parameter.VAR_KEYWORD)
+        rest = {self.forward_args, self.forward_kwargs}
+        self.forward_parameter_names = {name for name in self.forward_ordered_parameter_names if name not in rest}
+        self.forward_custom_op_schema: str | None = None
+        self.exporter: str | None = None
+        self.exporter_status: StatusExport | None = None
+        self.statuses: dict[str, StatusExport] = {}
         self.last_error: str | None = None
-        self.signature = inspect.signature(getattr(model, method_name))
+        self._recording: Recording | None = None
         self._calls: list[RecordedCall] = []
         self._cases: list[Case] = []
         self._opaque: OpaqueModule | None = None
+
+    def _parameter_of_kind(self, kind: object) -> str | None:
+        return next((name for name, parameter in self.signature.parameters.items() if parameter.kind is kind), None)
 
     def __iter__(self) -> Iterator[ModelDiagnoseOutput]:
         yield self
@@ -81,18 +111,23 @@ class ModelDiagnoseOutput:
     def __repr__(self) -> str:
         return f"ModelDiagnoseOutput({self.full_name}, {len(self.children)} children, {len(self.inputs)} calls)"
 
-    # --- names ----------------------------------------------------------------------------------------
+    # --- what it is ------------------------------------------------------------------------------------
 
     @property
     def true_model_name(self) -> str:
         """Class of the module."""
-        return type(self.model).__name__
+        return class_name(self.model)
 
     @property
     def full_name(self) -> str:
         """`name:Class`, with the method when it is not forward."""
         method = "" if self.method_name == "forward" else f".{self.method_name}"
         return f"{self.name}:{self.true_model_name}{method}"
+
+    @property
+    def module_name_type(self) -> str:
+        """`type(name)=Class`."""
+        return f"type({self.name})={self.true_model_name}"
 
     @property
     def dot_name(self) -> str:
@@ -111,6 +146,67 @@ class ModelDiagnoseOutput:
         """As in `named_modules()`."""
         return "" if self.parent is None else f"{self.parent.path}.{self.name}".removeprefix(".")
 
+    @property
+    def device(self) -> torch.device:
+        """Where its first parameter or buffer is, or else its first input."""
+        own = next(iter((*self.model.parameters(), *self.model.buffers())), None)
+        given = own if own is not None else next(iter(_tensors(self.inputs)), None)
+        return torch.device("cpu") if given is None else given.device
+
+    @property
+    def forward_need_serialization(self) -> bool:
+        """Whether some argument of some call is no plain tensor."""
+        return any(
+            not isinstance(value, torch.Tensor) for args, kwargs in self.inputs for value in (*args, *kwargs.values())
+        )
+
+    # --- a tree made by hand ---------------------------------------------------------------------------
+
+    def add_child(self, diag: ModelDiagnoseOutput) -> None:
+        """Add a module inside this one.
+
+        Raises:
+            OptionError: it is no such tree, or stands in another one.
+        """
+        if not isinstance(diag, ModelDiagnoseOutput):
+            raise OptionError(f"add_child was given a {type(diag).__name__}.", "Give a ModelDiagnoseOutput.")
+        if diag.parent not in (None, self):
+            raise OptionError(f"{diag.full_name} is a child of {diag.parent.full_name} already.")
+        diag.parent = self
+        self.children.append(diag)
+
+    def add_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Add a call, of which a copy is kept; the module is run on it when its results are first needed."""
+        layout = call_layout(self.forward, args, kwargs)
+        copies = {name: tensor.detach().clone() for name, tensor in layout.tensors.items()}
+        self.inputs.append(layout.rebuilt(copies.__getitem__))
+
+    def _fill(self, recording: Recording, cases: Sequence[Case]) -> None:
+        """Take over the calls of this module out of a recording."""
+        own = [case for case in cases if case.module is self.model]
+        self._recording = recording
+        self._cases = [with_method(case, self.method_name) for case in own]
+        self._calls = sorted((r for case in own for r in case.calls), key=lambda recorded: recorded.call.index)
+        self.inputs, self.outputs = [], []
+        for recorded in self._calls:
+            if recorded.whole:
+                inputs, results = recorded.inputs(), {name: held.tensor for name, held in recorded.results.items()}
+                self.inputs.append(recorded.arguments.rebuilt(inputs.__getitem__))
+                result = recorded.result.rebuilt(results.__getitem__)  # type: ignore[arg-type]
+                plain = isinstance(result, tuple) and not hasattr(result, "_fields")
+                self.outputs.append(result if plain else (result,))
+
+    def _run_what_was_added(self) -> None:
+        """Run the module on the calls that were added by hand, once."""
+        if len(self.inputs) <= len(self._calls):
+            return
+        watch = watch_of(self.model, {type(self.model): self.method_name})
+        run = self.model if self.method_name == "forward" else self.forward
+        with watching(watch), evaluation_mode(self.model), state_kept(self.model), torch.no_grad():
+            for args, kwargs in self.inputs:
+                run(*args, **kwargs)
+        fill([self, *(inner for inner in self if not inner.inputs)], watch.recording)
+
     # --- shapes ---------------------------------------------------------------------------------------
 
     def guess_dynamic_shape_object(self, *objs: Any, msg: Callable[[], str] | None = None) -> Any:
@@ -124,32 +220,12 @@ class ModelDiagnoseOutput:
             None for what is no tensor; `{axis: Dim.DYNAMIC}` for each axis that varies, or is 0 in every call.
 
         Raises:
+            OptionError: there is no value.
             CaptureError: the value has another type, rank, length or keys in some call.
         """
-        where = msg() if msg is not None else self.full_name
-        flat = [pytree.tree_flatten(value, lambda inner: not isinstance(inner, _NESTS)) for value in objs]
-        if any(spec != flat[0][1] for _, spec in flat):
-            raise CaptureError(f"{where}: a value has another type, length or keys in some calls.")
-        columns = zip(*(leaves for leaves, _ in flat), strict=True)
-        return pytree.tree_unflatten([self._moving(column, where) for column in columns], flat[0][1])
-
-    def _moving(self, values: Sequence[Any], where: str) -> Any:
-        """Return the dynamic axes of a value that is no nest."""
-        kinds = {f"tensor of {v.ndim} axes" if isinstance(v, torch.Tensor) else type(v).__name__ for v in values}
-        if len(kinds) != 1:
-            raise CaptureError(f"{where}: a value is {', '.join(sorted(kinds))} in different calls.")
-        if isinstance(values[0], torch.Tensor):
-            return _moving_axes([tuple(value.shape) for value in values])
-        return self._state_shapes(values)
-
-    def _state_shapes(self, objs: Sequence[Any]) -> Any:
-        """Return a list of axes per tensor of a state; None for what holds no tensor."""
-        tensors = [list(take_apart([("state", value)], keep_states=False)[1].tensors.values()) for value in objs]
-        if not any(tensors):
-            return None
-        if len({len(found) for found in tensors}) != 1:
-            raise CaptureError(f"{self.full_name}: a state has another number of tensors in some calls.")
-        return [_moving_axes([tuple(tensor.shape) for tensor in column]) for column in zip(*tensors, strict=True)]
+        if not objs:
+            raise OptionError("guess_dynamic_shape_object was given nothing.", "Give one value per call.")
+        return moving_axes(objs, msg() if msg is not None else self.full_name)
 
     def guess_dynamic_shapes(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the dynamic axes of the positional and of the keyword arguments.
@@ -157,134 +233,132 @@ class ModelDiagnoseOutput:
         Raises:
             CaptureError: there is no call, or the calls have other arguments.
         """
-        if not self.inputs:
-            raise CaptureError(f"{self.full_name} was not called.")
-        counts = {len(args) for args, _ in self.inputs}
-        keywords = {tuple(sorted(kwargs)) for _, kwargs in self.inputs}
-        if len(counts) != 1 or len(keywords) != 1:
-            raise CaptureError(f"{self.full_name} was called with other arguments in some calls.")
-        positional = tuple(
-            self.guess_dynamic_shape_object(*(args[index] for args, _ in self.inputs)) for index in range(counts.pop())
-        )
-        named = {
-            name: self.guess_dynamic_shape_object(*(kwargs[name] for _, kwargs in self.inputs))
-            for name in self.inputs[0][1]
-        }
-        return positional, named
+        return moving_arguments(self.inputs, self.guess_dynamic_shape_object, self.full_name)
 
     def build_shape_mapping_indices(
-        self, shape_functions: Mapping[str, ShapeFunction] | None = None, verbose: int = 0
-    ) -> list[tuple[int | tuple[int, ...], torch.dtype, Callable[..., torch.Tensor] | None]]:
+        self, shape_functions: ShapeFunctions | None = None, verbose: int = 0
+    ) -> list[tuple[int | tuple[int, ...], torch.dtype, Maker | None]]:
         """Say for each output tensor which inputs its shape follows from.
 
         Returns:
             Per output: the number of an input of the same shape and element type, or the numbers of those that its sizes
-            come from; its element type; and None, or a function that makes a tensor of that shape from the inputs.
+            come from (of all, where a function was given); its element type; and None, or a function that makes a tensor of
+            that shape from the inputs.
 
         Raises:
             CaptureError: a size follows from no input, and no shape function is given.
         """
-        del verbose
-        given = self._given_shape_function(shape_functions)
-        found: list[tuple[int | tuple[int, ...], torch.dtype, Callable[..., torch.Tensor] | None]] = []
-        for output in self._opaque_module(shape_functions).shapes():
-            if output.like is not None:
-                found.append((output.like, output.dtype, None))
+        narration, opaque = Narration.of(verbose), self._opaque_module(shape_functions)
+        found: list[tuple[int | tuple[int, ...], torch.dtype, Maker | None]] = []
+        for maker in opaque.makers:
+            if maker.given is not None:
+                found.append((tuple(range(len(opaque.calls[0].held))), maker.dtype, maker))
             else:
-                sources = tuple(sorted({number for number, _ in output.origins.values()}))
-                found.append((sources, output.dtype, given or output.made))
+                found.append((maker.shape.sources, maker.dtype, maker if maker.shape.like is None else None))
+            where = f"{self.full_name}: output {maker.index}"
+            narration.say(1, f"[build_shape_mapping_indices] {where} follows from input {found[-1][0]}", self)
         return found
 
-    def _given_shape_function(self, shape_functions: Mapping[str, ShapeFunction] | None) -> ShapeFunction | None:
+    def _given_shape_function(self, shape_functions: ShapeFunctions | None) -> ShapeFunction | None:
         names = (self.true_model_name, self.custom_op_name)
         return next((shape_functions[name] for name in names if shape_functions and name in shape_functions), None)
 
     def determine_shape_fct(
         self,
         output_index: int,
-        flattened_inputs: Sequence[Sequence[torch.Tensor]],
+        flattened_inputs: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]] | Sequence[Sequence[torch.Tensor]],
         flattened_outputs: Sequence[Sequence[torch.Tensor]],
         verbose: int = 0,
-        shape_functions: Mapping[str, ShapeFunction] | None = None,
-    ) -> Callable[..., torch.Tensor]:
+        shape_functions: ShapeFunctions | None = None,
+    ) -> Maker:
         """Return a function that makes a tensor shaped like an output from input tensors.
 
         Args:
             output_index: which output.
-            flattened_inputs, flattened_outputs: the tensors of each call.
-            verbose: not used.
-            shape_functions: `{class or operator name: function}`, taken as it is when this module is named.
+            flattened_inputs: of each call positionals and keywords, or the tensors alone.
+            flattened_outputs: the tensors of each call.
+            verbose: 1 says what was learnt.
+            shape_functions: `{class or operator name: function}`; see `ShapeFunction`.
 
         Raises:
-            CaptureError: a size follows from no input.
-            OptionError: inputs and outputs are not of the same calls.
+            CaptureError: a size follows from no input (where a function is given: once that gives None), or calls have other
+                tensors.
+            OptionError: inputs and outputs are not of the same calls, or there is no such output.
         """
-        del verbose
-        given = self._given_shape_function(shape_functions)
-        if given is not None:
-            return given
         if not flattened_inputs or len(flattened_inputs) != len(flattened_outputs):
             raise OptionError(f"{len(flattened_inputs)} calls of inputs, {len(flattened_outputs)} of outputs.")
-        shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in flattened_inputs]
+        if not all(0 <= output_index < len(tensors) for tensors in flattened_outputs):
+            raise OptionError(f"there is no output {output_index}.", f"A call has {len(flattened_outputs[0])}.")
+        calls = [list(_tensors(call)) for call in flattened_inputs]
+        dtypes = [tensor.dtype for tensor in calls[0]]
+        learnt = Shapes([[tuple(t.shape) for t in call] for call in calls], dtypes, self.full_name)
         outputs = [tensors[output_index] for tensors in flattened_outputs]
-        learnt = Shapes(shapes, [tensor.dtype for tensor in flattened_inputs[0]])
-        return learnt.of([tuple(tensor.shape) for tensor in outputs], outputs[0].dtype, self.full_name).made
+        shapes, given = [tuple(tensor.shape) for tensor in outputs], self._given_shape_function(shape_functions)
+        maker = learnt_maker(learnt, output_index, shapes, outputs[0].dtype, self.full_name, given)
+        if given is None:
+            text = f"{self.full_name}: output {output_index} follows from input {maker.shape.sources}"
+            Narration.of(verbose).say(1, f"[determine_shape_fct] {text}", self)
+        return maker
 
     # --- opaque operators -----------------------------------------------------------------------------
 
-    def _opaque_module(self, shape_functions: Mapping[str, ShapeFunction] | None) -> OpaqueModule:
+    def _opaque_module(self, shape_functions: ShapeFunctions | None) -> OpaqueModule:
+        self._run_what_was_added()
         if not self._calls:
             raise CaptureError(f"{self.full_name} was not called: nothing is known of its shapes.")
-        return OpaqueModule(self.custom_op_name, self._calls, shape_functions)
+        given = self._given_shape_function(shape_functions)
+        return OpaqueModule(self.custom_op_name, self._calls, given, self.method_name)
 
-    def put_custom_op_inplace(
-        self, shape_functions: Mapping[str, ShapeFunction] | None = None, verbose: int = 0
-    ) -> None:
+    def put_custom_op_inplace(self, shape_functions: ShapeFunctions | None = None, verbose: int = 0) -> None:
         """Replace the module by the operator `diag_lib::<custom_op_name>`, which runs it, until it is removed.
 
         Raises:
             CaptureError: the module was not called, or the shape of an output follows from no input.
             OptionError: it is replaced already.
         """
-        del verbose
         if self._opaque is not None:
             raise OptionError(f"{self.full_name} is a custom operator already.")
         opaque = self._opaque_module(shape_functions)
         opaque.put()
-        self._opaque = opaque
+        self._opaque, self.forward_custom_op_schema = opaque, opaque.schema
+        Narration.of(verbose).say(1, f"[put_custom_op_inplace] {self.full_name} is {opaque.schema}", self)
 
     def remove_custom_op_inplace(self, verbose: int = 0) -> None:
         """Put the module back; does nothing when it is there."""
-        del verbose
         if self._opaque is not None:
             self._opaque.remove()
             self._opaque = None
+            Narration.of(verbose).say(1, f"[remove_custom_op_inplace] {self.full_name} is itself again", self)
 
     # --- exports --------------------------------------------------------------------------------------
 
     def try_export(
         self,
-        exporter: str = "nnef",
+        exporter: str = "fx",
         exporter_kwargs: Mapping[str, Any] | None = None,
         verbose: int = 0,
         quiet: bool = True,
         discrepancies: bool = True,
         use_dynamic_shapes: bool | None = None,
-        replace_by_custom_op: CustomOpStrategy | bool | int | str = CustomOpStrategy.NONE,
+        replace_by_custom_op: bool
+        | CustomOpStrategy
+        | Mapping[type | str, CustomOpStrategy]
+        | int
+        | str = CustomOpStrategy.NONE,
         atol: float = 1e-2,
         rtol: float = 1e-1,
-        shape_functions: Mapping[str, ShapeFunction] | None = None,
+        shape_functions: ShapeFunctions | None = None,
     ) -> StatusExport:
         """Export the module, and what is below it as the strategy asks.
 
         Args:
-            exporter: `nnef`, `fx`, `onnx_dynamo` or `torch_script`.
-            exporter_kwargs: options of the exporter.
-            verbose: not used; see `get_export_report`.
+            exporter: `fx`, `nnef`, `onnx_dynamo`, `torch_script`, or `to_onnx`, which is `onnx_dynamo`.
+            exporter_kwargs: options of the exporter, laid over those that are set here.
+            verbose: 1 says what is tried and what comes of it, 2 also why it failed.
             quiet: an error is a status; False raises it.
             discrepancies: also run what was exported, on every recorded call, and compare.
-            use_dynamic_shapes: keep moving axes symbolic; None: when there are two calls or more.
-            replace_by_custom_op: see `CustomOpStrategy`.
+            use_dynamic_shapes: keep moving axes symbolic; None: when there are two calls or more; False: export the first call.
+            replace_by_custom_op: see `CustomOpStrategy`, and `Strategies` for a dict.
             atol, rtol: limits of a comparison.
             shape_functions: for modules whose shapes cannot be learnt.
 
@@ -292,92 +366,90 @@ class ModelDiagnoseOutput:
             OptionError, MissingExtraError: the exporter or the strategy does not exist, or a package is missing.
             CaptureError: `quiet` is False and the export failed.
         """
-        del verbose
-        exporter_named(exporter)
-        strategy = CustomOpStrategy.of(replace_by_custom_op)
-        request = ExportRequest(
-            keywords=dict(exporter_kwargs or {}),
-            discrepancies=discrepancies,
-            dynamic=use_dynamic_shapes,
-            atol=atol,
-            rtol=rtol,
-        )
-        return self._try(exporter, request, strategy, shape_functions, quiet=quiet)
+        keywords = dict(exporter_kwargs or {})
+        exporter_named(exporter, keywords)
+        strategies = Strategies.of(replace_by_custom_op)
+        strategies.check(self)
+        if strategies.at(self) is CustomOpStrategy.ALWAYS and exporter != "fx":
+            raise OptionError(
+                f"ALWAYS makes the module one operator that {exporter!r} cannot hold.", "Use exporter='fx', or LOCAL."
+            )
+        request = ExportRequest(keywords, discrepancies, use_dynamic_shapes, atol=atol, rtol=rtol)
+        narration = Narration.of(verbose)
+        return self._try(_Trial(exporter, request, strategies, shape_functions or {}, narration, quiet=quiet))
 
-    def _try(
-        self,
-        exporter: str,
-        request: ExportRequest,
-        strategy: CustomOpStrategy,
-        shape_functions: Mapping[str, ShapeFunction] | None,
-        *,
-        quiet: bool,
-    ) -> StatusExport:
-        status = self._export_here(exporter, request, strategy, shape_functions)
-        self.exporter_status[exporter] = status
-        self.exporter_outputs[exporter] = status.exported
+    def _try(self, trial: _Trial) -> StatusExport:
+        trial.narration.say(1, f"[try_export] {self.dot_name}: {self.true_model_name} by {trial.exporter}", self)
+        status = self._export_here(trial)
+        self.exporter, self.exporter_status = trial.exporter, status
+        self.statuses[trial.exporter] = status
         self.last_error = None if status.is_ok() else status.reason
-        if not quiet and not status.is_ok():
-            raise CaptureError(f"{self.full_name}: {status.step}: {status.reason.splitlines()[0]}")
-        if strategy is not CustomOpStrategy.NONE or not status.is_ok():
+        setattr(self, trial.exporter, status.exported)
+        trial.narration.tell(self, status)
+        not_called = StatusExportCode.NOINPUT in status.status
+        if not (trial.quiet and not trial.narration.watches(self)) and not status.is_ok() and not not_called:
+            first = status.reason.splitlines()[0]
+            raise CaptureError(f"{self.full_name}: {status.step}: {first}") from status.error
+        plain = trial.strategies.at(self) is CustomOpStrategy.NONE and StatusExportCode.CHILDC not in status.status
+        if not (plain and status.is_ok()):
             for child in self.children:
-                child._try(exporter, request, strategy, shape_functions, quiet=quiet)
+                if trial.exporter == "fx" or trial.strategies.at(child) is not CustomOpStrategy.ALWAYS:
+                    child._try(trial)
         return status
 
-    def _export_here(
-        self,
-        exporter: str,
-        request: ExportRequest,
-        strategy: CustomOpStrategy,
-        shape_functions: Mapping[str, ShapeFunction] | None,
-    ) -> StatusExport:
+    def _export_here(self, trial: _Trial) -> StatusExport:
+        self._run_what_was_added()
         if not self._cases:
             return StatusExport(StatusExportCode.FAIL_NOINPUT, "EXPORT", "no input set reaches this module")
-        if request.dynamic is None:
-            request = replace(request, dynamic=len(self._calls) > 1)
+        if trial.request.dynamic is None:
+            trial = replace(trial, request=replace(trial.request, dynamic=len(self._calls) > 1))
+        strategy = trial.strategies.at(self)
         if strategy is CustomOpStrategy.ALWAYS:
-            return self._export_as_custom_op(exporter, request, shape_functions)
-        replaced = strategy is CustomOpStrategy.LOCAL and bool(self.children)
-        status = self._export_cases(exporter, replace(request, isolated=replaced), shape_functions)
+            return self._export_as_custom_op(trial)
+        left_out = self.children if strategy is CustomOpStrategy.LOCAL else list(self._always_inside(trial))
+        status = self._export_cases(trial, left_out)
         if strategy is CustomOpStrategy.ONLY_IF_FAILING and not status.is_ok() and self.children:
-            status = self._export_cases(exporter, replace(request, isolated=True), shape_functions)
+            status = self._export_cases(trial, self.children)
         return status
 
-    def _export_cases(
-        self, exporter: str, request: ExportRequest, shape_functions: Mapping[str, ShapeFunction] | None
-    ) -> StatusExport:
+    def _always_inside(self, trial: _Trial) -> Iterator[ModelDiagnoseOutput]:
+        """Yield the outermost modules inside this one that are operators whatever is exported."""
+        for child in self.children:
+            if trial.strategies.at(child) is CustomOpStrategy.ALWAYS:
+                yield child
+            else:
+                yield from child._always_inside(trial)
+
+    def _export_cases(self, trial: _Trial, left_out: Sequence[ModelDiagnoseOutput]) -> StatusExport:
         """Export every variant of the call; the first that fails is the answer."""
-        run = exporter_named(exporter)
+        request = replace(trial.request, isolated=bool(left_out))
+        run = exporter_named(trial.exporter, request.keywords)
         status = StatusExport(StatusExportCode.NONE)
         with ExitStack() as stack:
-            if request.isolated and exporter != "nnef":
-                for child in self.children:
-                    if child._calls and child._opaque is None:
-                        try:
-                            child.put_custom_op_inplace(shape_functions)
-                        except CaptureError as error:
-                            return StatusExport(StatusExportCode.FAIL_CHILDC, "EXPORT", str(error))
-                        stack.callback(child.remove_custom_op_inplace)
-            for case in self._cases:
+            for inner in left_out if trial.exporter != "nnef" else ():
+                if inner._calls and inner._opaque is None:
+                    try:
+                        inner.put_custom_op_inplace(trial.shape_functions)
+                    except CaptureError as error:
+                        return StatusExport(StatusExportCode.FAIL_CHILDC, "EXPORT", str(error), error=error)
+                    stack.callback(inner.remove_custom_op_inplace)
+            cases = self._cases
+            if self._recording is not None and left_out:
+                cases = [with_children(case, self._recording, {inner.model for inner in left_out}) for case in cases]
+            for case in cases:
                 status = run(case, request)
                 if not status.is_ok():
                     return status
         return status
 
-    def _export_as_custom_op(
-        self, exporter: str, request: ExportRequest, shape_functions: Mapping[str, ShapeFunction] | None
-    ) -> StatusExport:
+    def _export_as_custom_op(self, trial: _Trial) -> StatusExport:
         """Export the module as one operator: says that its shapes are known, and little else."""
-        if exporter != "fx":
-            raise OptionError(
-                f"ALWAYS makes the module one operator that {exporter!r} cannot hold.", "Use exporter='fx', or LOCAL."
-            )
         try:
-            self.put_custom_op_inplace(shape_functions)
+            self.put_custom_op_inplace(trial.shape_functions)
         except CaptureError as error:
-            return StatusExport(StatusExportCode.FAIL_CUSTOM, "EXPORT", str(error))
+            return StatusExport(StatusExportCode.FAIL_CUSTOM, "EXPORT", str(error), error=error)
         try:
-            status = self._export_cases(exporter, request, shape_functions)
+            status = self._export_cases(trial, ())
         finally:
             self.remove_custom_op_inplace()
         return replace(status, status=status.status | StatusExportCode.CUSTOM)
@@ -401,70 +473,29 @@ class ModelDiagnoseOutput:
         return recorded_text(self, looks, dynamic=with_dynamic_shape, inputs=with_inputs)
 
 
-def build_tree(recording: Recording, method_names: Mapping[nn.Module, str]) -> ModelDiagnoseOutput:
-    """Return the tree of a recorded model, filled with its calls.
+@dataclass(frozen=True)
+class _Trial:
+    """What a tree is tried with; see `try_export`."""
 
-    Args:
-        recording: the recording.
-        method_names: of modules of which another method than forward was traced.
-    """
+    exporter: str
+    request: ExportRequest
+    strategies: Strategies
+    shape_functions: ShapeFunctions
+    narration: Narration
+    quiet: bool
+
+
+def fill(nodes: Iterable[ModelDiagnoseOutput], recording: Recording) -> None:
+    """Give modules the calls that were recorded of them."""
     symbols, _ = infer_axes(recording) if recording.calls else (Symbols(), None)
     cases = cases_of(recording, symbols, every_member=True)
-    method = method_names.get(recording.model, "forward")
-    root = ModelDiagnoseOutput(None, type(recording.model).__name__.lower(), recording.model, 0, method)
-    _add_children(root, root.model, "", method_names, set(recording.paths))
-    for node in root:
-        node._cases = [_with_method(case, node.method_name) for case in cases if case.module is node.model]
-        node._calls = [recorded for case in node._cases for recorded in case.calls]
-        node._calls.sort(key=lambda recorded: recorded.call.index)
-        for recorded in node._calls:
-            _add_call(node, recorded)
-    return root
+    for node in nodes:
+        node._fill(recording, cases)
 
 
-class _Method(nn.Module):
-    """Another method of a module, as the forward of one."""
-
-    def __init__(self, module: nn.Module, method: str) -> None:
-        super().__init__()
-        self.module = module
-        self.forward = getattr(module, method)
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a nest, in order."""
+    yield from take_apart([("", value)], keep_states=False)[1].named_tensors().values()
 
 
-def _with_method(case: Case, method: str) -> Case:
-    return case if method == "forward" else replace(case, module=_Method(case.module, method))
-
-
-def _add_children(
-    node: ModelDiagnoseOutput,
-    module: nn.Module,
-    prefix: str,
-    method_names: Mapping[nn.Module, str],
-    visible: set[nn.Module],
-) -> None:
-    """Add the modules directly inside one; lists and dicts of modules are looked through."""
-    for name, child in module.named_children():
-        full = f"{prefix}{name}"
-        if isinstance(child, _CONTAINERS):
-            _add_children(node, child, f"{full}.", method_names, visible)
-        elif child in visible:
-            made = ModelDiagnoseOutput(node, full, child, node.level + 1, method_names.get(child, "forward"))
-            node.children.append(made)
-            _add_children(made, child, "", method_names, visible)
-
-
-def _add_call(node: ModelDiagnoseOutput, recorded: RecordedCall) -> None:
-    inputs, results = recorded.inputs(), {name: held.tensor for name, held in recorded.results.items()}
-    if not recorded.whole:
-        return
-    node.inputs.append(recorded.arguments.rebuilt(inputs.__getitem__))
-    result = recorded.result.rebuilt(results.__getitem__)  # type: ignore[arg-type]
-    node.outputs.append(result if isinstance(result, tuple) and not hasattr(result, "_fields") else (result,))
-
-
-def _moving_axes(shapes: Sequence[tuple[int, ...]]) -> dict[int, Any]:
-    columns = enumerate(zip(*shapes, strict=True))
-    return {axis: Dim.DYNAMIC for axis, sizes in columns if len(set(sizes)) > 1 or set(sizes) == {0}}
-
-
-__all__ = ["ModelDiagnoseOutput", "build_tree"]
+__all__ = ["ModelDiagnoseOutput", "fill"]

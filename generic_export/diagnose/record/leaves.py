@@ -18,6 +18,7 @@ from generic_export.diagnose.records import Leaf, LeafKind
 
 # The containers that PyTorch's captures know are the ones a diagnosis knows.
 from generic_export.torch_graph.nested import _parts as container_parts
+from generic_export.torch_graph.nested import signature_of_function
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, slice, range, type)
 
@@ -220,7 +221,7 @@ def named_arguments(
 
 def _parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(forward).parameters.values())
+        return list(signature_of_function(forward).parameters.values())
     except (TypeError, ValueError):  # a forward made in C
         return []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from generic_export.diagnose.record.recording import ObservationError, RecordedC
 from generic_export.diagnose.record.store import TensorStore, checksum
 from generic_export.errors import OptionError
 from generic_export.sizes import parse_size
+from generic_export.torch_graph.state import state_kept
 
 DEFAULT_BUDGET = "2GiB"
 
@@ -54,7 +55,7 @@ def observe(
     recorder = Recorder(recording, max_calls=max_calls, skip=tuple(skip))
     if any(module.training for module in model.modules()):
         recording.warn(f"{type(model).__name__} was recorded in training mode; pieces are tried in eval mode.")
-    modules = _visible_modules(model, tuple(skip))
+    modules = visible_modules(model, lambda module: isinstance(module, tuple(skip)))
     with ExitStack() as stack:
         stack.enter_context(recorder.attached(modules))
         if functions:
@@ -64,20 +65,32 @@ def observe(
         recording.warn(f"{type(model).__name__} was not called.")
 
 
-def _visible_modules(model: nn.Module, skip: tuple[type[nn.Module], ...]) -> list[nn.Module]:
-    """Return the modules to hook: none inside a skipped, compiled or scripted one."""
+def visible_modules(
+    model: nn.Module, is_whole: Callable[[nn.Module], bool], is_left_out: Callable[[nn.Module], bool] = lambda _: False
+) -> list[nn.Module]:
+    """Return the modules to hook, in order: none inside a compiled or scripted one.
+
+    Args:
+        model: the root, which is always there.
+        is_whole: says that nothing inside a module is wanted.
+        is_left_out: says that a module is not wanted, nor what is inside.
+    """
     found: dict[nn.Module, None] = {}
 
     def visit(module: nn.Module) -> None:
-        if module in found:
+        if module in found or (module is not model and _is_hidden(module, is_left_out)):
             return
         found[module] = None
-        if not isinstance(module, skip) and not _is_opaque(module):
+        if not is_whole(module) and not _is_opaque(module):
             for child in module.children():
                 visit(child)
 
     visit(model)
-    return [module for module in found if not isinstance(module, torch.jit.ScriptModule) or module is model]
+    return list(found)
+
+
+def _is_hidden(module: nn.Module, is_left_out: Callable[[nn.Module], bool]) -> bool:
+    return isinstance(module, torch.jit.ScriptModule) or is_left_out(module)
 
 
 def _is_opaque(module: nn.Module) -> bool:
@@ -103,6 +116,7 @@ def record(
     with (
         observe(model, max_calls=len(input_sets), budget=budget, functions=functions) as recording,
         evaluation_mode(model),
+        state_kept(model),
         torch.no_grad(),
     ):
         for given in input_sets:
@@ -160,4 +174,4 @@ def _same_checksums(before: RecordedCall, again: RecordedCall) -> bool:
     return True
 
 
-__all__ = ["InputSet", "as_call", "completed", "observe", "record"]
+__all__ = ["InputSet", "as_call", "completed", "observe", "record", "visible_modules"]

@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,6 +120,19 @@ def _case(
         notes=tuple(_notes(group)),
     )
     return Case(piece, module, calls, forms, output_forms, symbols, inner)
+
+
+def with_children(case: Case, recording: Recording, modules: Collection[nn.Module]) -> Case:
+    """Return a case whose inner calls are the outermost ones of some modules, however deep these are."""
+
+    def nearest(index: int) -> Iterator[RecordedCall]:
+        for recorded in recording.calls:
+            if recorded.call.parent == index and recorded.module in modules and not _function(recorded):
+                yield recorded
+            elif recorded.call.parent == index:
+                yield from nearest(recorded.call.index)
+
+    return replace(case, inner={index: tuple(nearest(index)) for index in case.inner})
 
 
 def _usefulness(recorded: RecordedCall) -> tuple[int, int]:
@@ -322,4 +335,4 @@ def _source_text(kind: type | Callable[..., Any]) -> str:
         return getattr(kind, "__qualname__", repr(kind))
 
 
-__all__ = ["Case", "cases_of", "class_lines", "class_sources", "kinds_of_calls"]
+__all__ = ["Case", "cases_of", "class_lines", "class_sources", "kinds_of_calls", "with_children"]

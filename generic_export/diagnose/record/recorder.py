@@ -83,8 +83,9 @@ class Recorder:
             yield
 
     def _hooks(self, module: nn.Module) -> list[Any]:
-        before = module.register_forward_pre_hook(self._before, with_kwargs=True)
-        after = module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+        # A ScriptModule refuses these methods of its own, yet runs the hooks of an nn.Module like any other.
+        before = nn.Module.register_forward_pre_hook(module, self._before, with_kwargs=True)
+        after = nn.Module.register_forward_hook(module, self._after, with_kwargs=True, always_call=True)
         return [before, after]
 
     def watched(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from generic_export.diagnose.records import Diagnosis, Metrics, Outcome, Piece, Stage, Verdict
+from generic_export.diagnose.diagnosis import Diagnosis
+from generic_export.diagnose.records import Metrics, Outcome, Piece, Stage, Verdict
 from generic_export.figures import seconds_text
 from generic_export.files import write_whole
 from generic_export.pages import render

@@ -25,11 +25,11 @@ import torch
 from torch import nn
 
 from generic_export.diagnose.attempt.attempt import AttemptOptions
+from generic_export.diagnose.diagnosis import Culprit, Diagnosis
 from generic_export.diagnose.plain_data import plain
 from generic_export.diagnose.record.leaves import adapters_in
 from generic_export.diagnose.record.pieces import Case
 from generic_export.diagnose.record.recording import RecordedCall
-from generic_export.diagnose.records import Culprit, Diagnosis
 from generic_export.errors import ArchiveError
 from generic_export.inference_target.tract.evidence.redaction import redacted
 from generic_export.inference_target.tract.evidence.reseeding import SeededTensor

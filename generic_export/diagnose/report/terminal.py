@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from generic_export.diagnose.records import Culprit, Diagnosis, Piece, Verdict
+from generic_export.diagnose.diagnosis import Culprit, Diagnosis
+from generic_export.diagnose.records import Piece, Verdict
 
 _HEADINGS = ("piece", "where", "verdict", "seconds")
 

@@ -76,13 +76,14 @@ def test_the_tree_follows_the_modules_and_holds_inputs_and_outputs() -> None:
 
 def test_the_block_form_gives_the_same_tree_and_only_when_it_is_left() -> None:
     model = Nested(nn.Tanh()).eval()
-    with trace_forward_execution(model) as trace:
+    with trace_forward_execution(model) as root:
         for (x,) in rows(3, 5):
             model(x, scale=2.0)
-        with pytest.raises(OptionError):
-            _ = trace.root
-    assert len(trace.root.inputs) == 2
-    assert trace.root.inputs[0][1] == {"scale": 2.0}
+        assert [each.path for each in root] == ["", "good", "layers.0", "layers.1"]
+        assert root.inputs == []
+    assert len(root.inputs) == 2
+    assert root.inputs[0][1] == {"scale": 2.0}
+    assert root.try_export("nnef").is_ok()
 
 
 def test_classes_can_be_left_out_and_other_methods_traced() -> None:
@@ -183,7 +184,9 @@ def test_shapes_of_outputs_are_learnt_from_inputs() -> None:
 def test_a_given_shape_function_is_taken() -> None:
     root = traced(toys.Doubled())
     given = {"Doubled": torch.empty_like}
-    assert root.determine_shape_fct(0, [], [], shape_functions=given) is torch.empty_like
+    calls = [[torch.randn(n, 4)] for n in (3, 5)]
+    made = root.determine_shape_fct(0, calls, [[torch.randn(3, 9)], [torch.randn(5, 9)]], shape_functions=given)
+    assert made(torch.zeros(7, 4)).shape == (7, 4)
 
 
 class Squares(nn.Module):
@@ -259,7 +262,7 @@ def test_each_exporter_exports_and_compares_on_every_set(exporter: str) -> None:
     status = root.try_export(exporter)
     assert status.is_ok(), status.pretty_text()
     assert status.status == StatusExportCode.OK
-    assert root.exporter_status[exporter] is status
+    assert root.statuses[exporter] is status
     assert root.last_error is None
 
 
@@ -282,8 +285,8 @@ def test_without_replacement_the_search_goes_on_below_a_failure(exporter: str) -
     status = root.try_export(exporter)
     assert status.status == StatusExportCode.FAIL
     assert status.step == "EXPORT"
-    assert node(root, "good").exporter_status[exporter].is_ok()
-    assert not node(root, "layers.1").exporter_status[exporter].is_ok()
+    assert node(root, "good").statuses[exporter].is_ok()
+    assert not node(root, "layers.1").statuses[exporter].is_ok()
     report = root.get_export_report()
     assert f"{exporter}: FAIL -- EXPORT" in report
 
@@ -293,13 +296,13 @@ def test_a_failing_module_passes_with_its_children_replaced(exporter: str) -> No
     root = traced(Nested(DecidedByPython()))
     status = root.try_export(exporter, replace_by_custom_op=True)
     assert status.status == StatusExportCode.OK_CHILDC
-    assert not node(root, "layers.1").exporter_status[exporter].is_ok()
+    assert not node(root, "layers.1").statuses[exporter].is_ok()
 
 
 def test_local_never_exports_a_parent_whole() -> None:
     root = traced(Nested(UnsupportedOperator()))
     assert root.try_export("fx", replace_by_custom_op="LOCAL").status == StatusExportCode.OK_CHILDC
-    assert node(root, "good").exporter_status["fx"].status == StatusExportCode.OK
+    assert node(root, "good").statuses["fx"].status == StatusExportCode.OK
 
 
 def test_always_makes_the_module_itself_one_operator() -> None:
@@ -311,7 +314,11 @@ def test_always_makes_the_module_itself_one_operator() -> None:
 
 def test_a_strategy_that_cannot_be_honoured_is_refused() -> None:
     with pytest.raises(OptionError, match="replace_by_custom_op"):
-        traced(toys.Doubled()).try_export("fx", replace_by_custom_op={"Doubled": 1})  # type: ignore[arg-type]
+        traced(toys.Doubled()).try_export("fx", replace_by_custom_op={"Doubled": 9})
+    with pytest.raises(OptionError, match="'Tripled', which is not there"):
+        traced(toys.Doubled()).try_export("fx", replace_by_custom_op={"Tripled": CustomOpStrategy.ALWAYS})
+    with pytest.raises(OptionError, match="key 3"):
+        traced(toys.Doubled()).try_export("fx", replace_by_custom_op={3: True})  # type: ignore[dict-item]
 
 
 class FrozenValue(nn.Module):

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generic_export.diagnose import diagnosis_text
+from generic_export.diagnose.diagnosis import Diagnosis, DiagnosisError
 from generic_export.diagnose.records import (
     Axis,
     AxisReport,
-    Diagnosis,
-    DiagnosisError,
     ErrorRecord,
     Leaf,
     LeafKind,

@@ -89,6 +89,26 @@ def test_a_script_is_as_it_was() -> None:
     assert not script.n.any() and not script.m.any()
 
 
+def test_running_means_are_those_of_before() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4, momentum=None)).train()
+    before = dict(model.named_buffers())
+    values = {name: tensor.clone() for name, tensor in before.items()}
+    with state_kept(model):
+        model(torch.rand(3, 4))
+        assert model[1].num_batches_tracked.item() == model[2].num_batches_tracked.item() == 1
+        assert not torch.equal(model[1].running_mean, values["1.running_mean"])
+    after = dict(model.named_buffers())
+    assert all(after[name] is before[name] and torch.equal(after[name], values[name]) for name in values)
+
+
+def test_buffers_made_in_inference_mode_are_put_back_too() -> None:
+    with torch.inference_mode():
+        model = nn.BatchNorm1d(4)
+        with state_kept(model):
+            model(torch.rand(3, 4))
+        assert not model.running_mean.any()
+
+
 def test_a_module_that_fails_is_as_it_was() -> None:
     module = Counting()
     before = state_of(module)

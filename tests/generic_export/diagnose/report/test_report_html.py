@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from generic_export.diagnose.diagnosis import Diagnosis
 from generic_export.diagnose.records import (
     Axis,
     AxisReport,
-    Diagnosis,
     ErrorRecord,
     Leaf,
     LeafKind,
