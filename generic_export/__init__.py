@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         SemanticVersion,
         ToleranceLimits,
         TractCheckTolerance,
+        TractCli,
         TractFeature,
+        TractFeatureFlag,
         TractNNEF,
     )
     from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
@@ -40,7 +42,9 @@ _HOMES = {
     "ToleranceLimits": "generic_export.inference_target",
     "TractBinaryDownloader": "generic_export.inference_target.tract.releases.downloader",
     "TractCheckTolerance": "generic_export.inference_target",
+    "TractCli": "generic_export.inference_target",
     "TractFeature": "generic_export.inference_target",
+    "TractFeatureFlag": "generic_export.inference_target",
     "TractNNEF": "generic_export.inference_target",
     "assert_io": "generic_export.checking",
     "assert_io_and_debug_bundle": "generic_export.checking",
@@ -60,7 +64,9 @@ __all__ = [
     "ToleranceLimits",
     "TractBinaryDownloader",
     "TractCheckTolerance",
+    "TractCli",
     "TractFeature",
+    "TractFeatureFlag",
     "TractNNEF",
     "assert_io",
     "assert_io_and_debug_bundle",
@@ -79,6 +85,7 @@ keep_importable(
         "generic_export.ops.builder": "generic_export.translate.builder",
         "generic_export.ops.modules": "generic_export.translate.modules",
         "generic_export.ops.registry": "generic_export.translate.registry",
+        "generic_export.utils": "generic_export.inference_target.version",
         "generic_export.torch_graph.harden": "generic_export.torchscript.harden",
         "generic_export.weights.disk": "generic_export.write.weights_only",
     }

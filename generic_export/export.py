@@ -17,7 +17,7 @@ from generic_export.capture import Prepared, class_name, evaluation_mode, prepar
 from generic_export.documents import producer_properties, translate_graph, with_tensors
 from generic_export.errors import CaptureError, EngineError, EngineMissingError, MismatchError, OptionError, T2NError
 from generic_export.inference_target.base import InferenceTarget
-from generic_export.inference_target.example import ExampleRun, call_example
+from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
 from generic_export.inference_target.tract.evidence.bisect import Provenance
 from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions, FailingCase, write_debug_bundle
 from generic_export.inference_target.tract.target import TractNNEF
@@ -115,6 +115,7 @@ def export_model_to_nnef(
                 assertions=tuple(custom_extensions),
                 properties=tuple(producer_properties(source_model=kind).items()),
             ),
+            model,
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
         document, stored = with_tensors(document, prepared.sources)
@@ -122,13 +123,15 @@ def export_model_to_nnef(
             Path(file_path_export), document, stored, compression_level=compression_level, overwrite=overwrite
         ).path
         logger.info("wrote %s", archive)
+        write = None
+        if example is not None and debug_bundle_path is not None and isinstance(inference_target, TractNNEF):
+            bundle = Path(debug_bundle_path)
+            write = partial(write_failing_case, bundle, archive, example, prepared, document, inference_target)
+        bundle_path = None if debug_bundle_path is None else Path(debug_bundle_path)
+        with bundled_failure(write):
+            asked = ExampleCall(arguments, keywords, example)
+            inference_target.post_export(model, document, asked, archive, bundle_path)
         if example is not None:
-            write = None
-            if debug_bundle_path is not None and isinstance(inference_target, TractNNEF):
-                bundle = Path(debug_bundle_path)
-                write = partial(write_failing_case, bundle, archive, example, prepared, document, inference_target)
-            with bundled_failure(write):
-                inference_target.post_export(archive, example)
             logger.info("checked %s in the engine", archive)
     return archive
 

@@ -29,11 +29,16 @@ class Spelling:
 
     Attributes:
         attention_operator: attention is one operator of the engine; otherwise products, softmax and masks.
-        debox_upsampling: nearest upsampling by whole factors is `debox`; otherwise `tract_core_resize`.
+        debox_upsampling: nearest upsampling by whole factors is `debox`.
+        resize_operator: images are resampled by `tract_core_resize` where it has PyTorch's meaning; otherwise by repeating
+            and gathering.
+        square_products: a product may have one symbol for both of its free sizes, see `square_products.py`.
     """
 
     attention_operator: bool = True
     debox_upsampling: bool = False
+    resize_operator: bool = True
+    square_products: bool = True
 
 
 __all__ = ["Numerics", "Spelling"]

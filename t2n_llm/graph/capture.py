@@ -76,5 +76,6 @@ def document_of(
         strip_prefix=prefix,
     )
     producer = tuple(producer_properties(source_model=source_name).items())
-    graph = translate_graph(captured, target, TranslationOptions(graph_name=graph_name, properties=producer))
+    options = TranslationOptions(graph_name=graph_name, properties=producer)
+    graph = translate_graph(captured, target, options, module)
     return captured.constants, graph
