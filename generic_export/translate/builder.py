@@ -145,7 +145,9 @@ class NnefBuilder:
     # --- sources ---------------------------------------------------------------------------------
 
     def external(self, shape: Shape, dtype: torch.dtype, name: str) -> Value:
-        """Declare a graph input."""
+        """Declare a graph input; a complex one is pairs."""
+        if dtype in COMPONENT_DTYPES:
+            return as_complex(self.external(*carried_fact(shape, dtype), name))
         attributes: dict[str, Argument] = {"shape": shape_argument(shape), "datum_type": tract_dtype(dtype)}
         hint, self.hint = self.hint, name
         (value,) = self.emit_many("tract_core_external", [], [(shape, dtype)], attributes=attributes, label=name)
