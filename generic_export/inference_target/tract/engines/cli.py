@@ -259,7 +259,7 @@ class TractCli:
         """
         options = check_tolerance
         if not isinstance(options, CommandOptions):
-            options = options_within(tolerance_of(options))
+            options = options_within(tolerance_of(options), allow_float_casts=True)  # npz has no f16
         return shlex.join(self._check_command(Path(nnef_path), Path(io_npz_path), options))
 
     def run_bundle(

@@ -145,7 +145,8 @@ def _export_onnx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     try:
         _write_onnx(model, args, kwargs, folder / ONNX_FILE)
     except Exception as error:  # torch.onnx raises many unrelated classes, none of them documented
-        raise CaptureError(f"PyTorch cannot write it as ONNX: {first_line(error)}.") from error
+        reason = first_line(error.__cause__ or error)  # torch.onnx's own first line says which of its steps it was
+        raise CaptureError(f"PyTorch cannot write it as ONNX: {reason}") from error
 
 
 def _write_nnef(folder: Path, registries: Sequence[str], command: TractCli | None = None) -> str:
