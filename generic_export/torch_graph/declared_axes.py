@@ -33,11 +33,12 @@ def dynamic_axes_of(given: AnyDynamicAxes | None) -> DynamicAxes:
         return {}
     if not isinstance(given, Mapping):
         raise OptionError(f"dynamic_axes is a {type(given).__name__}.", _HINT)
-    taken = {symbol for axes in given.values() if isinstance(axes, Mapping) for symbol in axes.values()}
+    symbols = [symbol for axes in given.values() if isinstance(axes, Mapping) for symbol in axes.values()]
+    taken = {symbol if isinstance(symbol, str) else getattr(symbol, "__name__", "") for symbol in symbols}
     return {name: _axes_of(name, axes, taken) for name, axes in given.items()}
 
 
-def _axes_of(name: str, axes: Any, taken: set[Any]) -> dict[int, str | Dim]:
+def _axes_of(name: str, axes: Any, taken: set[str]) -> dict[int, str | Dim]:
     if not isinstance(name, str):
         raise OptionError(f"dynamic_axes has {name!r} for a name.", _HINT)
     if isinstance(axes, Mapping):
@@ -55,7 +56,7 @@ def _position(name: str, axis: Any) -> int:
     return axis
 
 
-def _own_symbol(name: str, axis: int, taken: set[Any]) -> str:
+def _own_symbol(name: str, axis: int, taken: set[str]) -> str:
     """Return the symbol of an axis that was declared without one: `X_0` for the first axis of `x`."""
     symbol = f"{identifier(name)}_{axis}".upper()
     while symbol in taken:
