@@ -78,7 +78,7 @@ def test_rotary_embedding_with_a_complex_buffer() -> None:
     )
 
 
-@pytest.mark.parametrize("function", [torch.abs, torch.conj, lambda x: x * x.mean()])
+@pytest.mark.parametrize("function", [torch.abs, torch.conj, lambda x: x * x[:1]])
 def test_a_complex_input_is_pairs(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x, other = (torch.randn(size, 2, dtype=torch.complex64) for size in (3, 5))
     text = check(function, (x,), (other,), dynamic_axes={"input_0": {0: "N"}})
