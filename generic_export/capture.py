@@ -96,7 +96,7 @@ def captured(
         SpecializedAxisError: a trace can, but freezes a dynamic axis.
         T2NError: what `read` raises beside that.
     """
-    target.pre_trace(call.model)
+    target.pre_trace(call.model, call.input_names, call.output_names)
     try:
         with unread_parameters(call.model):
             return read(call.tracer(target)), call, ""
@@ -158,7 +158,7 @@ def _graph(
 ) -> tuple[TorchModuleIRGraph, ModuleCall, str]:
     def read(tracer: TorchModuleTracer) -> TorchModuleIRGraph:
         graph = apply_fusions(tracer.trace(), (fold_numbers, *STANDARD_FUSIONS, *fusions))
-        return name_results(target.post_trace(graph))
+        return name_results(target.post_capture(graph))
 
     found = captured(call, target, read, torchscript=torchscript)
     if found[2]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
+from torch import nn
+
 from generic_export.errors import GraphError
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.nnef.block_storage import storage_uses, store_in_blocks
+from generic_export.nnef.extensions import extension_lines, fragment_of, with_extensions
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.order import group_by_module
 from generic_export.nnef.registries import with_fragments
@@ -20,8 +23,17 @@ from generic_export.weights.source import BlockTensorSource, TensorSource
 PRODUCER = "t2n-llm"
 
 
-def translate_graph(graph: TorchModuleIRGraph, target: InferenceTarget, options: TranslationOptions) -> NnefGraph:
-    """Translate a captured graph for a target: its numerics and properties are added to the options."""
+def translate_graph(
+    graph: TorchModuleIRGraph, target: InferenceTarget, options: TranslationOptions, model: nn.Module | None = None
+) -> NnefGraph:
+    """Translate a captured graph for a target: its numerics and properties are added to the options, its hooks called.
+
+    Args:
+        graph: what was captured.
+        target: who it is for.
+        options: of the translation.
+        model: the module, which the target may have fragments for; None asks for none.
+    """
     complete = TranslationOptions(
         graph_name=options.graph_name,
         numerics=target.numerics,
@@ -30,8 +42,18 @@ def translate_graph(graph: TorchModuleIRGraph, target: InferenceTarget, options:
         assertions=options.assertions,
         properties=(*options.properties, *target.properties.items()),
     )
-    document = target.post_translate(group_by_module(translate(graph, complete)))
-    return with_fragments(document, target.specific_fragments(document))
+    document = _post_traced(target, group_by_module(translate(graph, complete)))
+    texts = target.specific_fragments(model) if model is not None else {}
+    document = with_fragments(document, [fragment_of(name, text) for name, text in (texts or {}).items()])
+    return target.post_translate(document)
+
+
+def _post_traced(target: InferenceTarget, document: NnefGraph) -> NnefGraph:
+    """Call the hook that may return another document, and may add lines to those that it declares."""
+    declared = extension_lines(document)
+    lines = list(declared)
+    returned = target.post_trace(document, lines)
+    return with_extensions(returned or document, [line for line in lines if line not in declared])
 
 
 def producer_properties(source_model: str) -> dict[str, str | float]:

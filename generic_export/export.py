@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.assertions import held, parse_extensions
 from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
 from generic_export.documents import producer_properties, translate_graph, with_tensors
 from generic_export.errors import CaptureError, EngineError, EngineMissingError, MismatchError, OptionError, T2NError
-from generic_export.extensions import held, parse_extensions
 from generic_export.inference_target.base import InferenceTarget
-from generic_export.inference_target.example import ExampleRun, call_example
+from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
 from generic_export.inference_target.tract.evidence.bisect import Provenance
 from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions, FailingCase, write_debug_bundle
 from generic_export.inference_target.tract.target import TractNNEF
@@ -126,23 +126,25 @@ def export_model_to_nnef(
                 assertions=relations,
                 properties=tuple(producer_properties(source_model=kind).items()),
             ),
+            model,
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
         document, stored = with_tensors(document, prepared.sources)
-        if example is None:
-            write_document(target_path, document, stored, compression_level=level, overwrite=overwrite)
-            logger.info("wrote %s", target_path)
-            return target_path
-        with _proven(target_path) as archive:
-            write_document(archive, document, stored, compression_level=level, overwrite=True)
+        with ExitStack() as stack:
+            checked = inference_target.check_io
+            archive = stack.enter_context(_proven(target_path)) if checked else target_path
+            write_document(archive, document, stored, compression_level=level, overwrite=overwrite or checked)
             logger.info("wrote %s", archive)
             write = None
-            if debug_bundle_path is not None and isinstance(inference_target, TractNNEF):
+            if example is not None and debug_bundle_path is not None and isinstance(inference_target, TractNNEF):
                 bundle = Path(debug_bundle_path)
                 write = partial(write_failing_case, bundle, archive, example, prepared, document, inference_target)
-            with bundled_failure(write):
-                inference_target.post_export(archive, example)
-        logger.info("checked %s in the engine", target_path)
+            bundle_path = None if debug_bundle_path is None else Path(debug_bundle_path)
+            stack.enter_context(bundled_failure(write))
+            asked = ExampleCall(arguments, keywords, example)
+            inference_target.post_export(model, document, asked, archive, bundle_path)
+        if example is not None:
+            logger.info("checked %s in the engine", target_path)
     return target_path
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the smoke set (scripts/dialect_smoke.py) in every engine and release that is installed; write docs/compatibility.md.
 
-In: the wheels of scripts/install_tract_wheels, the command of scripts/install_tract_cli. Out: a table module x engine, with
+In: the wheel of each release, fetched where there is a network, and the command. Out: a table module x engine, with
 the reason for everything that does not pass; exit code 1 when a module that the dialect accepts is wrong somewhere.
 """
 
@@ -23,7 +23,7 @@ from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.inference_target.tract.releases.dialect import RELEASES
 from generic_export.inference_target.tract.releases.install import TRACT_CLI_VERSION
-from generic_export.inference_target.tract.releases.wheels import wheel_python
+from generic_export.inference_target.tract.releases.wheels import wheel_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "compatibility.md"
@@ -59,9 +59,9 @@ def _engine(wheel: str | None = None) -> TractWheel | TractCli | str:
     try:
         if wheel is None:
             return TractCli(timeout_seconds=_TIMEOUT_SECONDS)
-        return TractWheel(timeout_seconds=_TIMEOUT_SECONDS, python=wheel_python(wheel))
+        return TractWheel(timeout_seconds=_TIMEOUT_SECONDS, packages=wheel_packages(wheel))
     except EngineMissingError as error:
-        return error.message
+        return str(error)
 
 
 def document(table: Sequence[Column], cases: Sequence[SmokeCase], found: Mapping[tuple[str, str], Outcome]) -> str:
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = columns(options.versions)
     missing = [f"{column.title}: {column.engine}" for column in table if isinstance(column.engine, str)]
     if missing:
-        print("\n".join(missing), "\nRun scripts/install_tract_wheels and scripts/install_tract_cli.", file=sys.stderr)
+        print("\n".join(missing), file=sys.stderr)
         return 2
     found: dict[tuple[str, str], Outcome] = {}
     for column in table:

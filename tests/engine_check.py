@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.inference_target.example import as_array
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 
 Arguments = tuple[torch.Tensor, ...]
@@ -47,7 +48,7 @@ def check(
         )
         with TractWheel(timeout_seconds=60).load(archive) as engine:
             for arguments in (args, *other_args):
-                _compare(module, arguments, engine.run([value.numpy() for value in arguments]), rtol, atol)
+                _compare(module, arguments, engine.run([as_array(value) for value in arguments]), rtol, atol)
         return (archive / "graph.nnef").read_text()
 
 
@@ -57,5 +58,6 @@ def _compare(module: nn.Module, args: Arguments, answers: Sequence[np.ndarray], 
     expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
     assert len(answers) == len(expected)
     for answer, reference in zip(answers, expected, strict=True):
-        assert answer.dtype == reference.detach().numpy().dtype
-        np.testing.assert_allclose(answer, reference.detach().numpy(), rtol=rtol, atol=atol)
+        wanted = as_array(reference)
+        assert answer.dtype == wanted.dtype
+        np.testing.assert_allclose(answer, wanted, rtol=rtol, atol=atol)

@@ -38,7 +38,7 @@ ORDER = {
         remodel
         checking
         export
-        extensions
+        assertions
         coverage
         capture documents
         inference_target/tract/evidence

@@ -21,6 +21,7 @@ import pytest
             "generic_export.inference_target.tract.engines.wheel",
             "TractWheel",
         ),
+        ("generic_export.utils", "generic_export.inference_target.version", "SemanticVersion"),
         ("generic_export.weights.disk", "generic_export.write.weights_only", "export_tensors_to_nnef"),
         ("t2n_llm.benchmark", "t2n_llm.measure.benchmark", "bench_archives"),
         ("t2n_llm.diagnosis", "t2n_llm.explain.diagnosis", "diagnose_model"),

@@ -207,7 +207,7 @@ class _Search:
             "isolate": self._isolate,
             "numerics": self._numerics,
         }
-        self.plan.options.target.pre_trace(self.recording.model)
+        self.plan.options.target.pre_trace(self.recording.model, None, None)
         warm_up()
         try:
             with kept_interrupts() as self.raise_interrupt:

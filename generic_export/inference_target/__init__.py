@@ -2,7 +2,14 @@
 
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.khronos import KhronosNNEF
-from generic_export.inference_target.tract import ToleranceLimits, TractCheckTolerance, TractFeature, TractNNEF
+from generic_export.inference_target.tract import (
+    ToleranceLimits,
+    TractCheckTolerance,
+    TractCli,
+    TractFeature,
+    TractFeatureFlag,
+    TractNNEF,
+)
 from generic_export.inference_target.version import SemanticVersion
 
 __all__ = [
@@ -11,6 +18,8 @@ __all__ = [
     "SemanticVersion",
     "ToleranceLimits",
     "TractCheckTolerance",
+    "TractCli",
     "TractFeature",
+    "TractFeatureFlag",
     "TractNNEF",
 ]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from generic_export.errors import GraphError, OptionError, UnsupportedOperatorError
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference, references
+from generic_export.torch_graph.declared_axes import dynamic_axes_of
+from generic_export.torch_graph.request import DynamicAxes
 
 _STANDARD_OPERATORS = frozenset(
     """
@@ -54,9 +56,11 @@ class KhronosNNEF(InferenceTarget):
         OptionError: dynamic axes or `check_io` were asked for.
     """
 
+    dynamic_axes: DynamicAxes = None  # type: ignore[assignment]  # none, as {} is
     check_io: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dynamic_axes", dynamic_axes_of(self.dynamic_axes))
         if self.dynamic_axes:
             raise OptionError("NNEF 1.0 has no symbolic sizes.", "Leave dynamic_axes empty, or use TractNNEF.")
         if self.check_io:
@@ -73,7 +77,13 @@ class KhronosNNEF(InferenceTarget):
             _standard(step) for operation in graph.operations for step in _spelled_out(_finite(operation), read)
         )
         return replace(
-            graph, operations=operations, registries=(), symbols=(), assertions=(), fragments=(), properties=()
+            graph,
+            operations=operations,
+            registries=(),
+            symbols=(),
+            assertions=(),
+            fragments=tuple(fragment for fragment in graph.fragments if fragment.name in _STANDARD_OPERATORS),
+            properties=(),
         )
 
 

@@ -47,6 +47,11 @@ class SemanticVersion:
             raise OptionError(f"{text!r} is not a version of the form 0.23.9.")
         return SemanticVersion(int(match[1]), int(match[2]), int(match[3] or 0), match[4] or "")
 
+    @staticmethod
+    def from_str(text: str) -> SemanticVersion:
+        """Read a version; another name of `parse`."""
+        return SemanticVersion.parse(text)
+
     def __str__(self) -> str:
         numbers = f"{self.major}.{self.minor}.{self.patch}"
         return f"{numbers}-{self.prerelease}" if self.prerelease else numbers

@@ -1,6 +1,7 @@
 """Resampling of images: interpolation in every mode, sampling at the points of a grid.
 
-tract's `resize` serves known sizes and whole scale factors; at other dynamic sizes each axis is interpolated with gathers.
+tract's `resize` serves known sizes and whole scale factors; at other dynamic sizes, and for releases without it, each axis is
+interpolated with gathers, and nearest upsampling by whole factors repeats positions.
 """
 
 from __future__ import annotations
@@ -81,11 +82,12 @@ def resampled(
         scale in (None, 1.0) for scale in scales
     ):
         return value
-    if b.spelling.debox_upsampling and how.interpolator == "nearest":
-        factors = _repetitions(image, sizes, scales)
-        if factors is not None and value.dtype.is_floating_point:
-            return _debox(b, value, sizes, factors)
-    native = _native_argument(image, sizes, scales, how)
+    factors = _repetitions(image, sizes, scales) if how.interpolator == "nearest" else None
+    if factors is not None and b.spelling.debox_upsampling and value.dtype.is_floating_point:
+        return _debox(b, value, sizes, factors)
+    if factors is not None and not b.spelling.resize_operator:
+        return _repeated(b, value, sizes, factors)
+    native = _native_argument(image, sizes, scales, how) if b.spelling.resize_operator else None
     if native is not None and (native[0] == "scales" or all(isinstance(dim, int) for dim in value.shape[:first])):
         return _resize(b, value, sizes, native, how)
     computing = torch.float64 if value.dtype is torch.float64 else torch.float32
@@ -116,6 +118,14 @@ def _debox(b: NnefBuilder, value: Value, sizes: Sequence[Dim], factors: Sequence
     }
     shape = [*value.shape[:outer], *sizes]
     return b.emit("debox", [value], shape=shape, dtype=value.dtype, attributes=attributes)
+
+
+def _repeated(b: NnefBuilder, value: Value, sizes: Sequence[Dim], factors: Sequence[int]) -> Value:
+    """Repeat each position: an axis of the factor behind each axis of the image, then both as one."""
+    first = value.rank - len(sizes)
+    apart = b.unsqueeze(value, [first + 2 * index + 1 for index in range(len(sizes))])
+    full = [dim for pair in zip(value.shape[first:], factors, strict=True) for dim in pair]
+    return b.reshape(b.broadcast(apart, [*value.shape[:first], *full]), [*value.shape[:first], *sizes])
 
 
 def _native_argument(

@@ -89,16 +89,22 @@ class _Memory(TorchDispatchMode):
 
 
 def _restored(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
-    storage.resize_(copy.nbytes())
+    if storage.nbytes() != copy.nbytes():
+        storage.resize_(copy.nbytes())
     storage.copy_(copy)
 
 
 def _written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator writes to."""
-    unsaid = _writes_unsaid(operator)
-    for position, argument in enumerate(schema_of(operator).arguments):
-        if unsaid or (argument.alias_info is not None and argument.alias_info.is_write):
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
+    given = {
+        argument.name: args[position] if position < len(args) else kwargs.get(argument.name)
+        for position, argument in enumerate(schema_of(operator).arguments)
+    }
+    learns = _writes_unsaid(operator) and given.get("training") is not False
+    for argument in schema_of(operator).arguments:
+        said = argument.alias_info is not None and argument.alias_info.is_write
+        if said or (learns and argument.name.startswith("running_")):
+            value = given[argument.name]
             yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 

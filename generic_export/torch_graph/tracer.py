@@ -38,6 +38,7 @@ from generic_export.compat import (
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.logs import logging_at
 from generic_export.torch_graph.conversion import Conversion, check_symbolic
+from generic_export.torch_graph.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
@@ -161,7 +162,9 @@ class TorchModuleTracer(CaptureRequest):
         outputs = self.output_names if self.output_names is not None else tuple(result_names)
         named = replace(self, input_names=names, output_names=outputs)
         check_symbolic(named, program, freezes)
-        return Conversion(named, program).graph()
+        graph = Conversion(named, program).graph()
+        check_outputs(self.dynamic_axes, names, dict(zip(graph.output_names, graph.outputs, strict=True)))
+        return graph
 
     def program(self) -> ExportedProgram:
         """Run torch.export alone; nothing is decomposed (`keep`) or converted.
@@ -182,11 +185,8 @@ class TorchModuleTracer(CaptureRequest):
                 f"{len(call.tensors)} input tensors but {len(names)} input names ({', '.join(names)}).",
                 f"The tensors are: {', '.join(call.names)}.",
             )
-        unknown = [name for name in self.dynamic_axes if name not in names]
-        if unknown:
-            raise OptionError(
-                f"dynamic axes are declared for unknown input {unknown[0]!r}.", f"Inputs: {', '.join(names)}."
-            )
+        check_names(self.dynamic_axes, names, self.output_names)
+        check_ranks(self.dynamic_axes, names, [tensor.shape for tensor in call.tensors])
         return names
 
     def _export(self, call: FlatCall, names: Sequence[str], freezes: Sequence[str]) -> ExportedProgram:
@@ -236,13 +236,9 @@ class TorchModuleTracer(CaptureRequest):
         self, names: Sequence[str], strategy: _Strategy, bounds: Mapping[str, Mapping[str, int]]
     ) -> tuple[dict[int, Any], ...]:
         """Return the dynamic axes of each input tensor, as torch.export takes them."""
-        given = {
-            symbol_name(symbol): symbol
-            for axes in self.dynamic_axes.values()
-            for symbol in axes.values()
-            if not isinstance(symbol, str)
-        }
-        uses = Counter(symbol_name(symbol) for axes in self.dynamic_axes.values() for symbol in axes.values())
+        symbols = [symbol for name in names for symbol in self.dynamic_axes.get(name, {}).values()]
+        given = {symbol_name(symbol): symbol for symbol in symbols if not isinstance(symbol, str)}
+        uses = Counter(map(symbol_name, symbols))
         dims = {
             name: given.get(name)
             or (Dim.DYNAMIC if strategy.lenient and count == 1 else Dim(name, **bounds.get(name, {})))

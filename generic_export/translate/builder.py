@@ -14,7 +14,7 @@ import torch
 
 from generic_export.errors import GraphError, TranslationError
 from generic_export.nnef.dtypes import F32_MAX, F32_SCALE, WRAPPING_DTYPES, as_read, tract_dtype
-from generic_export.nnef.graph import Argument, Block, DimLiteral, NnefFragment
+from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, NnefFragment, TupleLiteral
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, same_shape, simplify_dim
 from generic_export.translate.choices import Numerics, Spelling
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, carried_fact, holds_complex, on_pairs
@@ -22,6 +22,7 @@ from generic_export.translate.fragments import load_fragment
 from generic_export.translate.real_sizes import is_real, real_value
 from generic_export.translate.repeated_axes import RepeatedAxes
 from generic_export.translate.reshaping import changed_axes, provable_cuts
+from generic_export.translate.square_products import equal_free_axis
 from generic_export.translate.value import (
     Emission,
     QuantisedTensor,
@@ -144,7 +145,9 @@ class NnefBuilder:
     # --- sources ---------------------------------------------------------------------------------
 
     def external(self, shape: Shape, dtype: torch.dtype, name: str) -> Value:
-        """Declare a graph input."""
+        """Declare a graph input; a complex one is pairs."""
+        if dtype in COMPONENT_DTYPES:
+            return as_complex(self.external(*carried_fact(shape, dtype), name))
         attributes: dict[str, Argument] = {"shape": shape_argument(shape), "datum_type": tract_dtype(dtype)}
         hint, self.hint = self.hint, name
         (value,) = self.emit_many("tract_core_external", [], [(shape, dtype)], attributes=attributes, label=name)
@@ -393,6 +396,11 @@ class NnefBuilder:
                     raise GraphError(
                         f"einsum {expression!r}: axis {letter!r} is {dim_text(known)} and {dim_text(dim)}."
                     )
+        equal = None if self.spelling.square_products else equal_free_axis(expression, values)
+        if equal is not None:
+            longer = self._one_row_more(values[1], terms.split(",")[1].index(equal))
+            product = self.einsum(expression, [values[0], longer], accumulator=accumulator)
+            return self.slice(product, output.index(equal), 0, sizes[equal])
         attributes: dict[str, Argument] = {"expr": expression, "acc": tract_dtype(accumulator)}
         shape = [sizes[letter] for letter in output]
         lost = self._repeated.lost_by_einsum(expression, values)
@@ -407,6 +415,12 @@ class NnefBuilder:
         result = self.emit("tract_core_einsum", [single], shape=kept, dtype=accumulator, attributes=attributes)
         attributes = {"shape": shape_argument(shape)}  # what tract forgets (see repeated_axes.py) is said again
         return self.emit("tract_core_broadcast", [result], shape=shape, dtype=accumulator, attributes=attributes)
+
+    def _one_row_more(self, value: Value, axis: int) -> Value:
+        shape = [*value.shape[:axis], simplify_dim(sympy.sympify(value.shape[axis]) + 1), *value.shape[axis + 1 :]]
+        amounts = ArrayLiteral(tuple(TupleLiteral((0, int(axis == other))) for other in range(value.rank)))
+        attributes: dict[str, Argument] = {"padding": amounts, "border": "constant", "value": 0.0}
+        return self.emit("pad", [value], shape=shape, dtype=value.dtype, attributes=attributes)
 
     def _first_of(self, value: Value, axes: Sequence[int]) -> Value:
         for axis in axes:

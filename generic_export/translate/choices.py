@@ -30,12 +30,17 @@ class Spelling:
     Attributes:
         streamed: the symbol of an axis that comes in pieces: loops along it go on where they ended; "" for none.
         attention_operator: attention is one operator of the engine; otherwise products, softmax and masks.
-        debox_upsampling: nearest upsampling by whole factors is `debox`; otherwise `tract_core_resize`.
+        debox_upsampling: nearest upsampling by whole factors is `debox`.
+        resize_operator: images are resampled by `tract_core_resize` where it has PyTorch's meaning; otherwise by repeating
+            and gathering.
+        square_products: a product may have one symbol for both of its free sizes, see `square_products.py`.
     """
 
     streamed: str = ""
     attention_operator: bool = True
     debox_upsampling: bool = False
+    resize_operator: bool = True
+    square_products: bool = True
 
 
 __all__ = ["Numerics", "Spelling"]

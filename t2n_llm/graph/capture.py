@@ -82,5 +82,6 @@ def document_of(
         torchscript=TORCHSCRIPT,
     )
     producer = tuple(producer_properties(source_model=source_name).items())
-    graph = translate_graph(captured, target, TranslationOptions(graph_name=graph_name, properties=producer))
+    options = TranslationOptions(graph_name=graph_name, properties=producer)
+    graph = translate_graph(captured, target, options, module)
     return captured.constants, graph

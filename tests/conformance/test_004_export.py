@@ -175,9 +175,9 @@ def test_a_level_that_contradicts_the_suffix(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("version", [SemanticVersion.parse("0.23.9"), "0.23.9"], ids=["parsed", "text"])
+@pytest.mark.parametrize("version", [SemanticVersion.from_str("0.23.9"), "0.23.9"], ids=["parsed", "text"])
 def test_a_pinned_release(version: SemanticVersion | str, tmp_path: Path) -> None:
-    assert export_model_to_nnef(Perceptron(), (torch.rand(1, 4),), tmp_path / "m", TractNNEF(version=version)).exists()
+    assert export_model_to_nnef(Perceptron(), (torch.rand(1, 4),), tmp_path / "m", TractNNEF(version)).exists()
 
 
 # --- custom_extensions ----------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_a_refusal_is_told_with_its_reason(tmp_path: Path) -> None:
 
 def test_a_missing_engine_is_told_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compatibility.main(["--versions", "0.23.999", "--output", str(tmp_path / "table.md")]) == 2
-    assert "scripts/install_tract_wheels" in capsys.readouterr().err and not (tmp_path / "table.md").exists()
+    assert "0.23.999" in capsys.readouterr().err and not (tmp_path / "table.md").exists()
 
 
 def test_the_document_covers_every_engine_and_nothing_is_wrong() -> None:

@@ -34,7 +34,7 @@ from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from generic_export.inference_target.tract.evidence.bisect import Provenance, first_divergence, first_failure
 from generic_export.inference_target.tract.evidence.redaction import redacted
-from generic_export.inference_target.tract.releases.wheels import wheel_python
+from generic_export.inference_target.tract.releases.wheels import wheel_packages
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.dims import Dim
@@ -193,7 +193,9 @@ class Attempt:
         unsupported = tuple(dict.fromkeys(f"{op.target}{f' ({op.source})' if op.source else ''}" for op in missing))
         properties = tuple(producer_properties(source_model=self.case.piece.class_name).items())
         try:
-            return translate_graph(graph, self.options.target, TranslationOptions(properties=properties))
+            return translate_graph(
+                graph, self.options.target, TranslationOptions(properties=properties), self.case.module
+            )
         except T2NError as error:
             guilty = operator_in(error, graph)
             if guilty is None:
@@ -351,8 +353,8 @@ class Attempt:
             return model.run(list(inputs))
 
     def _wheel(self) -> TractWheel:
-        python = wheel_python(str(self.options.target.release))
-        return TractWheel(timeout_seconds=self.options.engine_seconds, python=python)
+        packages = wheel_packages(self.options.target.release)
+        return TractWheel(timeout_seconds=self.options.engine_seconds, packages=packages)
 
     def _blame(self, archive: Path, provenance: Provenance, example: ExampleRun, worst: Metrics) -> None:
         error = MismatchError(

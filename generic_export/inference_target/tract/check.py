@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from generic_export.errors import OptionError
+
 # Upper bounds of the classes of absolute error; the last class is everything beyond.
 ERROR_CLASSES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
@@ -32,8 +34,8 @@ class ToleranceLimits:
         return f"atol {self.absolute:g}, rtol {self.relative:g}{outliers}"
 
 
-class TractCheckTolerance(enum.Enum):
-    """tract's levels, by the names of its command line (tract-data src/tensor.rs, Approximation)."""
+class TractCheckTolerance(str, enum.Enum):
+    """tract's levels, by the names of its command line (tract-data src/tensor.rs, Approximation); each equals its name."""
 
     EXACT = "exact"
     CLOSE = "close"
@@ -114,6 +116,21 @@ class Comparison:
             f"{self.outliers:.2%} of {self.elements} elements beyond the tolerance "
             f"(errors: {', '.join(map(str, self.histogram))})"
         )
+
+
+def tolerance_of(given: str | TractCheckTolerance | ToleranceLimits) -> TractCheckTolerance | ToleranceLimits:
+    """Return a tolerance given as one of tract's levels, the name of one, or limits in numbers.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+    if isinstance(given, (TractCheckTolerance, ToleranceLimits)):
+        return given
+    try:
+        return TractCheckTolerance(given)
+    except ValueError:
+        levels = ", ".join(level.value for level in TractCheckTolerance)
+        raise OptionError(f"{given!r} is no tolerance.", f"Give ToleranceLimits, or one of {levels}.") from None
 
 
 def compare(name: str, candidate: np.ndarray, reference: np.ndarray, limits: ToleranceLimits) -> Comparison:

@@ -5,16 +5,25 @@ from __future__ import annotations
 import getpass
 import platform
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
 from generic_export.errors import MismatchError, OptionError
 from generic_export.inference_target.base import InferenceTarget
-from generic_export.inference_target.example import ExampleRun
-from generic_export.inference_target.tract.check import Comparison, ToleranceLimits, TractCheckTolerance, compare
+from generic_export.inference_target.example import ExampleCall, ExampleRun
+from generic_export.inference_target.tract.check import (
+    Comparison,
+    ToleranceLimits,
+    TractCheckTolerance,
+    compare,
+    tolerance_of,
+)
 from generic_export.inference_target.tract.engines.asking import ask_cli, ask_wheel
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.features import (
@@ -31,6 +40,7 @@ from generic_export.inference_target.tract.engines.streaming import (
 )
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.inference_target.tract.releases.dialect import (
+    ENDLESS_SQUARE_PRODUCTS,
     RELEASES,
     SINCE,
     has_operator,
@@ -38,11 +48,12 @@ from generic_export.inference_target.tract.releases.dialect import (
     refuse_other_registries,
     refuse_younger,
 )
-from generic_export.inference_target.tract.releases.wheels import wheel_python
+from generic_export.inference_target.tract.releases.wheels import wheel_packages
 from generic_export.inference_target.version import SemanticVersion
-from generic_export.nnef.graph import NnefFragment, NnefGraph
+from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.registries import with_fragments
-from generic_export.torch_graph.request import symbol_name
+from generic_export.torch_graph.declared_axes import AnyDynamicAxes, dynamic_axes_of
+from generic_export.torch_graph.request import DynamicAxes, symbol_name
 from generic_export.translate.choices import Numerics, Spelling
 
 LATEST_VERSION = RELEASES[-1]
@@ -51,24 +62,28 @@ IDENTITY_PROPERTIES = ("user", "host", "os")
 _ATTENTION = "tract_transformers_sdpa"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TractNNEF(InferenceTarget):
     """Export for tract.
 
     Args:
-        version: tract release that will read the archive, 0.21.14 or later; an operation that it does not have is written
+        version: tract release that will read the archive, 0.21.13 or later; an operation that it does not have is written
             with older ones, or refused with a `DialectError`.
-        feature_flags: the registries that the runtime is built with beside its core (`TractFeature`, or their names); an
-            archive that needs another one is refused, and the check enables no other.
+        feature_flags: what the runtime is built with beside its core (`TractFeature`, or their names); an archive that needs
+            another registry is refused, and the check enables no other. None: tract_transformers and tract_extra.
+        check_io: run the archive in tract and compare with PyTorch before the export returns. Where `version` is not the
+            installed release, its wheel is fetched once into the user's cache.
+        dynamic_axes: `{name: {axis: symbol}}`, the axes that stay symbolic, or `{name: [axis, ...]}`, where each gets a symbol
+            of its own. What is said of outputs is compared with what follows from the inputs.
         specific_tract_binary_path: the `tract` command that checks the archive, of release `version`; None for the wheel.
-        check_io_tolerance: how close the engine's outputs must be to PyTorch's, as one of tract's levels or in numbers.
+        check_io_tolerance: how close the engine's outputs must be to PyTorch's: one of tract's levels, its name, or numbers.
         specific_properties: further key/value pairs for the document.
         dump_identity_properties: also record user and host name; off, since archives are shared.
         force_attention_inner_in_f32: widen query, key and value of attention to f32.
         force_linear_accumulation_in_f32: matrix products of f16 accumulate and leave in f32, then are rounded.
         force_norm_in_f32: widen a norm's input, scale and shift, and round once at its end.
         reify_sdpa_operator: write attention as tract's operator (release 0.22.0, registry tract_transformers) or spell it
-            out; None writes the operator unless the registry is not among `feature_flags`.
+            out; None writes the operator where the release and `feature_flags` have it.
         streaming: the archive is for an input that comes in pieces (docs/streaming.md): loops along that axis remember, what
             cannot is refused, and the check runs it in pieces too; the wheel can from release 0.23.0.
         upsample_with_debox: write nearest upsampling of floats by whole factors as `debox` (release 0.23.0).
@@ -78,10 +93,13 @@ class TractNNEF(InferenceTarget):
     """
 
     version: str | SemanticVersion = LATEST_VERSION
-    feature_flags: Collection[TractFeature | str] = DEFAULT_FEATURES
+    # None is accepted for these by `__init__` below; `__post_init__` puts what it stands for in its place.
+    feature_flags: Collection[TractFeature | str] = None  # type: ignore[assignment]
+    check_io: bool = True
+    dynamic_axes: DynamicAxes = None  # type: ignore[assignment]
     specific_tract_binary_path: str | Path | None = None
     check_io_tolerance: TractCheckTolerance | ToleranceLimits = TractCheckTolerance.APPROXIMATE
-    specific_properties: Mapping[str, str | float] = field(default_factory=dict)
+    specific_properties: Mapping[str, str | float] = None  # type: ignore[assignment]
     dump_identity_properties: bool = False
     force_attention_inner_in_f32: bool = False
     force_linear_accumulation_in_f32: bool = False
@@ -90,12 +108,42 @@ class TractNNEF(InferenceTarget):
     upsample_with_debox: bool = False
     streaming: Streaming | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            version: str | SemanticVersion = LATEST_VERSION,
+            feature_flags: Collection[TractFeature | str] | None = None,
+            check_io: bool = True,
+            dynamic_axes: AnyDynamicAxes | None = None,
+            specific_tract_binary_path: str | Path | None = None,
+            check_io_tolerance: TractCheckTolerance | ToleranceLimits | str = TractCheckTolerance.APPROXIMATE,
+            specific_properties: Mapping[str, str | float] | None = None,
+            dump_identity_properties: bool = False,
+            force_attention_inner_in_f32: bool = False,
+            force_linear_accumulation_in_f32: bool = False,
+            force_norm_in_f32: bool = False,
+            reify_sdpa_operator: bool | None = None,
+            upsample_with_debox: bool = False,
+            streaming: Streaming | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         if self.release < SemanticVersion.parse(RELEASES[0]):
             raise OptionError(
-                f"tract {self.version} does not know the operators written here.", f"Use {RELEASES[0]} or later."
+                f"tract {self.version} is older than what is written here was ever run in: {RELEASES[0]}.",
+                f"Use {RELEASES[0]} or later; every release from there on is on PyPI.",
             )
-        features = features_of(self.feature_flags)
+        flags = DEFAULT_FEATURES if self.feature_flags is None else self.feature_flags
+        features = features_of(flags)
+        if not isinstance(self.specific_properties, (Mapping, NoneType)):
+            raise OptionError(
+                f"specific_properties is {self.specific_properties!r}.", "Give a dict of names and values."
+            )
+        self._set("feature_flags", features)
+        self._set("dynamic_axes", dynamic_axes_of(self.dynamic_axes))
+        self._set("specific_properties", dict(self.specific_properties or {}))
+        self._set("check_io_tolerance", tolerance_of(self.check_io_tolerance))
         if self.reify_sdpa_operator:
             self._require("reify_sdpa_operator", _ATTENTION)
             if TractFeature.TRANSFORMERS not in features:
@@ -106,10 +154,10 @@ class TractNNEF(InferenceTarget):
         if self.upsample_with_debox:
             self._require("upsample_with_debox", "debox")
         self._check_streaming()
-        if not isinstance(self.check_io_tolerance, (TractCheckTolerance, ToleranceLimits)):
-            raise OptionError(
-                f"check_io_tolerance is {self.check_io_tolerance!r}.", "Give a TractCheckTolerance or ToleranceLimits."
-            )
+
+    def _set(self, field: str, value: object) -> None:
+        """Put a field into the one form that is used inside, while the target is made."""
+        object.__setattr__(self, field, value)
 
     def _require(self, option: str, operator: str) -> None:
         if not has_operator(self.release, operator):
@@ -161,9 +209,14 @@ class TractNNEF(InferenceTarget):
     def spelling(self) -> Spelling:
         reified = self.reify_sdpa_operator
         if reified is None:
-            reified = TractFeature.TRANSFORMERS.value in self.registries
-        streamed = self.streaming.symbol if self.streaming is not None else ""
-        return Spelling(streamed=streamed, attention_operator=reified, debox_upsampling=self.upsample_with_debox)
+            reified = TractFeature.TRANSFORMERS.value in self.registries and has_operator(self.release, _ATTENTION)
+        return Spelling(
+            streamed=self.streaming.symbol if self.streaming is not None else "",
+            attention_operator=reified,
+            debox_upsampling=self.upsample_with_debox,
+            resize_operator=has_operator(self.release, "tract_core_resize"),
+            square_products=self.release not in ENDLESS_SQUARE_PRODUCTS,
+        )
 
     @property
     def properties(self) -> Mapping[str, str | float]:
@@ -173,43 +226,53 @@ class TractNNEF(InferenceTarget):
             properties |= dict(zip(IDENTITY_PROPERTIES, identity, strict=True))
         return properties | dict(self.specific_properties)
 
-    def pre_trace(self, model: nn.Module) -> None:
-        """Look for the engine that will check the archive.
+    def pre_trace(
+        self, model: nn.Module, input_names: Sequence[str] | None, output_names: Sequence[str] | None
+    ) -> None:
+        """Check the names in `dynamic_axes`, and look for the engine that will check the archive.
 
         Raises:
-            EngineMissingError: it is not installed.
-            OptionError: `specific_tract_binary_path` is another release than `version`.
+            EngineMissingError: it is not installed, and could not be fetched.
+            OptionError: `specific_tract_binary_path` is another release than `version`, or a name is no input or output.
         """
+        super().pre_trace(model, input_names, output_names)
         if self.check_io:
             _ = self._cli() if self.specific_tract_binary_path else self._wheel().version
 
     def post_translate(self, graph: NnefGraph) -> NnefGraph:
-        """Return the document, if the release reads it.
+        """Return the document as the release reads it: operators that it does not have are said with older ones.
 
         Raises:
-            DialectError: an operation is younger than the release and has no older form.
+            DialectError: an operation is younger than the release and has no older form, or needs a registry that is not
+                among `feature_flags`.
         """
         refuse_younger(graph, self.release)
-        return graph
+        document = with_fragments(graph, older_fragments(graph, self.release))
+        refuse_other_registries(document, self.registries)
+        return document
 
-    def specific_fragments(self, graph: NnefGraph) -> Sequence[NnefFragment]:
-        """Return what says, for an older release, the operators that it does not have.
-
-        Raises:
-            DialectError: the document needs a registry that is not among `feature_flags`.
-        """
-        fragments = older_fragments(graph, self.release)
-        refuse_other_registries(with_fragments(graph, fragments), self.registries)
-        return fragments
-
-    def post_export(self, archive: Path, example: ExampleRun) -> None:
+    def post_export(
+        self,
+        model: nn.Module,
+        nnef_graph: NnefGraph,
+        args: Sequence[Any],
+        exported_filepath: str | Path,
+        debug_bundle_path: str | Path | None = None,
+    ) -> None:
         """Run the archive on the example inputs, in the engine of the release that it is for, and compare every output.
 
-        One that is for streams is run in pieces too, and compared as far as its outputs are known by the end.
+        During an export it is the export that writes the debug bundle, from what it captured; called by hand, this does.
         """
-        self.require_close(archive, example, self.ask(archive, example.inputs))
-        if self.streaming is not None:
-            self._require_streams(archive, example, self.streaming)
+        if not self.check_io:
+            return
+        archive = Path(exported_filepath)
+        if isinstance(args, ExampleCall) and args.example is not None:
+            self.require_close(archive, args.example, self.ask(archive, args.example.inputs))
+            if self.streaming is not None:
+                self._require_streams(archive, args.example, self.streaming)
+            return
+        by_hand = import_module("generic_export.checking")  # a room above: it captures the module again for the bundle
+        by_hand.assert_io_and_debug_bundle(model, tuple(args), archive, self, debug_bundle_path=debug_bundle_path)
 
     def _require_streams(self, archive: Path, example: ExampleRun, streaming: Streaming) -> None:
         with open_stream(archive, streaming, self._wheel(), self.registries) as stream:
@@ -267,7 +330,7 @@ class TractNNEF(InferenceTarget):
         return comparisons
 
     def _wheel(self) -> TractWheel:
-        return TractWheel(python=wheel_python(str(self.release)))
+        return TractWheel(packages=wheel_packages(self.release))
 
     def _cli(self) -> TractCli:
         cli = TractCli(Path(str(self.specific_tract_binary_path)))

@@ -78,9 +78,11 @@ def test_rotary_embedding_with_a_complex_buffer() -> None:
     )
 
 
-def test_a_complex_input_is_refused() -> None:
-    with pytest.raises(TranslationError, match="complex64 does not exist in tract"):
-        check(lambda x: x.abs(), (torch.randn(3, dtype=torch.complex64),))
+@pytest.mark.parametrize("function", [torch.abs, torch.conj, lambda x: x * x[:1]])
+def test_a_complex_input_is_pairs(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x, other = (torch.randn(size, 2, dtype=torch.complex64) for size in (3, 5))
+    text = check(function, (x,), (other,), dynamic_axes={"input_0": {0: "N"}})
+    assert 'shape=[N, 2, 2], datum_type="f32"' in text
 
 
 def test_an_operator_without_complex_form_is_refused() -> None:

@@ -77,7 +77,9 @@ def test_the_command_decodes_token_by_token_with_the_caches_as_its_state(cli: Tr
 
 def test_the_bundles_are_checked_as_a_language_model(cli: TractCli, exported: Path) -> None:
     for bundle in BUNDLES:
-        line = cli.assert_io_cmd_str(exported / "model.nnef.tar", exported / "tests" / f"{bundle}.npz")
+        line = cli.assert_io_cmd_str(
+            exported / "model.nnef.tar", exported / "tests" / f"{bundle}.npz", CommandOptions()
+        )
         assert " --llm " in line
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from generic_export.errors import EngineRunError
 from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance
-from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli
+from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli, options_within
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.npz_bundle import write_bundle
 from generic_export.inference_target.tract.engines.wheel import TractWheel
@@ -71,11 +70,7 @@ def assert_io_cmd_str(
         binary: the command.
         half: inputs or outputs are f16, which the npz holds as f32.
     """
-    options = CommandOptions(llm=False, allow_float_casts=half, registries=registries)
-    if isinstance(tolerance, ToleranceLimits):
-        options = replace(options, atol=tolerance.absolute, rtol=tolerance.relative, outliers=tolerance.outliers)
-    else:
-        options = replace(options, approximation=tolerance.value)
+    options = options_within(tolerance, allow_float_casts=half, registries=registries)
     model = [str(binary), str(archive), *options.model_flags(), "-O", "run"]
     data = ["--input-from-npz", str(bundle), *options.run_flags(), "--assert-output-bundle", str(bundle)]
     return shlex.join([*model, *data, *options.judge_flags()])

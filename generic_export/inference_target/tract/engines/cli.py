@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from generic_export.errors import (
     EngineTimeoutError,
     OptionError,
 )
+from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.inference_target.tract.engines.engine import Array, EngineNode, Profile, condense_error, last_words
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
@@ -43,12 +44,14 @@ from generic_export.inference_target.tract.engines.measure import (
 )
 from generic_export.inference_target.tract.engines.npz_bundle import read_turns
 from generic_export.inference_target.tract.engines.npz_bundle import write_bundle as write_bundle
+from generic_export.inference_target.tract.releases.downloader import INSTALL_COMMAND, TractBinaryDownloader
 from generic_export.inference_target.tract.releases.install import (
     TRACT_CLI_VERSION,
     binaries_on_path,
     installed_path,
     probe_version,
 )
+from generic_export.inference_target.version import SemanticVersion
 
 # atol, rtol for f32 (and f16): close 1e-7, 1e-7 (1e-3, 1e-3); approximate 1e-4, 5e-4 (1e-3, 5e-3);
 # very 5e-2, 1e-2; super 0.1, 0.05; ultra 0.2, 0.1, the last two with 0.01 % and 0.05 % of outliers.
@@ -63,7 +66,7 @@ _FED_INPUT = re.compile(r"(?:Using fixed input|Casting input to F16) for input c
 _UNCHECKED = re.compile(r"DEBUG tract::utils\] Missing reference output in bundle for (\S+)")
 _NO_DEVICE = re.compile(r"Runtime `\w+' not found|driver|dependencies not found", re.IGNORECASE)
 _RESULTS = ("Checked output", "LLM RBO")
-_INSTALL_HINT = "Run scripts/install_tract_cli."
+_INSTALL_HINT = f"Where there is a network, run: {INSTALL_COMMAND}"
 _OUTPUT_TAIL_LINES = 40
 
 log = logging.getLogger(__name__)
@@ -154,14 +157,22 @@ class CommandOptions:
         return [*flags, "--approx-custom", f"{self.atol or 0.0:g},{self.rtol or 0.0:g},{self.outliers:g}"]
 
 
+def options_within(tolerance: TractCheckTolerance | ToleranceLimits, **further: Any) -> CommandOptions:
+    """Return the options with which a plain graph, no language model, is judged within a tolerance."""
+    if isinstance(tolerance, ToleranceLimits):
+        limits = tolerance.absolute, tolerance.relative, tolerance.outliers
+        return CommandOptions(llm=False, atol=limits[0], rtol=limits[1], outliers=limits[2], **further)
+    return CommandOptions(llm=False, approximation=tolerance.value, **further)
+
+
 class TractCli:
     """The `tract` command.
 
-    Looked for in this order: `binary`, $TRACT_BINARY, `tract` or `tract-cli` on PATH (other programs of that
-    name are passed over), and the cache that scripts/install_tract_cli fills.
+    Looked for in this order: `tract_path`, $TRACT_BINARY, `tract` or `tract-cli` on PATH (other programs of that
+    name are passed over), and the cache that `download` fills.
 
     Args:
-        binary: the executable to use, instead of looking for one.
+        tract_path: the executable to use, instead of looking for one.
         timeout_seconds: how long one command may take before it is killed.
         device: "cpu", "cuda" or "metal"; whether there is one shows when a command runs.
     Raises:
@@ -171,11 +182,22 @@ class TractCli:
 
     name = "cli"
 
-    def __init__(self, binary: Path | None = None, *, timeout_seconds: float = 600.0, device: str = CPU) -> None:
+    def __init__(
+        self, tract_path: str | Path | None = None, *, timeout_seconds: float = 600.0, device: str = CPU
+    ) -> None:
         check_device(device)
         self.timeout_seconds = timeout_seconds
         self.device = device
-        self.binary, self._version = _find(binary)
+        self.binary, self._version = _find(None if tract_path is None else Path(tract_path))
+
+    @classmethod
+    def download(cls, version: str | SemanticVersion = TRACT_CLI_VERSION) -> TractCli:
+        """Return the command in this version, downloaded into the user's cache unless it is on this machine.
+
+        Raises:
+            EngineMissingError: it is not, and could not be downloaded.
+        """
+        return cls(TractBinaryDownloader(version).dl_tract())
 
     @property
     def version(self) -> str:
@@ -222,9 +244,23 @@ class TractCli:
             unchecked_outputs=tuple(_UNCHECKED.findall(run.stderr)),
         )
 
-    def assert_io_cmd_str(self, archive: Path, bundle: Path, options: CommandOptions | None = None) -> str:
-        """Return the shell line of `check_bundle` with the same arguments, without running it."""
-        return shlex.join(self._check_command(archive, bundle, options or CommandOptions()))
+    def assert_io_cmd_str(
+        self,
+        nnef_path: str | Path,
+        io_npz_path: str | Path,
+        check_tolerance: TractCheckTolerance | ToleranceLimits | str | CommandOptions = TractCheckTolerance.EXACT,
+    ) -> str:
+        """Return the shell line that asserts that an archive answers within a tolerance, without running it.
+
+        Args:
+            nnef_path: folder, `.tar`, `.tar.gz` or `.tgz`.
+            io_npz_path: npz of inputs and expected outputs.
+            check_tolerance: level, or limits in numbers; or `CommandOptions`, for the line of `check_bundle`.
+        """
+        options = check_tolerance
+        if not isinstance(options, CommandOptions):
+            options = options_within(tolerance_of(options), allow_float_casts=True)  # npz has no f16
+        return shlex.join(self._check_command(Path(nnef_path), Path(io_npz_path), options))
 
     def run_bundle(
         self, archive: Path, bundle: Path, options: CommandOptions | None = None, *, steps: bool = False
@@ -317,6 +353,17 @@ class TractCli:
     ) -> str:
         """Return a shell line that prints the graph as tract sees it, for a person to paste."""
         return shlex.join(self._dump(archive, transforms, llm, optimise))
+
+    def convert(self, model: Path, archive: Path, *, registries: Sequence[str]) -> None:
+        """Let tract read a model (`.onnx`, or an NNEF archive) and write it as a gzipped NNEF archive of its own.
+
+        Raises:
+            EngineLoadError: tract cannot read the model, or has no NNEF form for it.
+            EngineCrashError, EngineTimeoutError: the command died, or did not end in time.
+        """
+        options = CommandOptions(llm=False, registries=registries)
+        read = [str(self.binary), str(Path(model).absolute()), *options.model_flags()]
+        self._succeed([*read, "dump", "--nnef", str(Path(archive).absolute())])
 
     # --- command lines ---
 

@@ -1,4 +1,4 @@
-"""`TractFeature`: the operator registries that a tract runtime may be built with, beside its core.
+"""`TractFeature`: what a tract runtime may be built with beside its core: registries of operators, complex numbers.
 
 In: what the user says about the runtime. Out: which operators an archive may hold, and what an engine enables.
 """
@@ -12,13 +12,20 @@ from generic_export.errors import OptionError
 
 
 class TractFeature(enum.Enum):
-    """An optional registry of tract; the value is its name in `extension tract_registry`."""
+    """An optional part of tract: a registry, by its name in `extension tract_registry`, or complex numbers.
+
+    `COMPLEX` changes nothing in an archive: complex tensors are pairs of real numbers in it (`translate/complex_layout.py`),
+    which a runtime reads whether it is built with complex numbers or not.
+    """
 
     TRANSFORMERS = "tract_transformers"
     EXTRA = "tract_extra"
     ONNX = "tract_onnx"
     PULSE = "tract_pulse"
+    COMPLEX = "complex"
 
+
+TractFeatureFlag = TractFeature  # the documents' name
 
 # What the pip wheel and the command line are asked for when nothing is said.
 DEFAULT_FEATURES = frozenset({TractFeature.TRANSFORMERS, TractFeature.EXTRA})
@@ -28,23 +35,36 @@ def features_of(names: Iterable[str | TractFeature]) -> frozenset[TractFeature]:
     """Return features by name; `tract_onnx` and `onnx` are the same.
 
     Raises:
-        OptionError: tract has no such registry.
+        OptionError: tract has no such feature, or the names are not a collection.
     """
-    known = {feature.value: feature for feature in TractFeature}
+    if isinstance(names, (str, TractFeature)) or not isinstance(names, Iterable):
+        raise OptionError(f"feature_flags is {names!r}.", "Give a set of TractFeature, or of their names.")
+    known = {feature.value.removeprefix("tract_"): feature for feature in TractFeature}
     found = set()
     for name in names:
-        feature = name if isinstance(name, TractFeature) else known.get(f"tract_{name.removeprefix('tract_')}")
+        feature = name if isinstance(name, TractFeature) else known.get(str(name).removeprefix("tract_"))
         if feature is None:
-            raise OptionError(f"tract has no registry {name!r}.", f"Choose among {', '.join(sorted(known))}.")
+            choices = ", ".join(sorted(feature.value for feature in TractFeature))
+            raise OptionError(f"tract has no feature {name!r}.", f"Choose among {choices}.")
         found.add(feature)
+    if found == {TractFeature.COMPLEX}:  # which says nothing about registries
+        found |= DEFAULT_FEATURES
     return frozenset(found)
 
 
 def registry_names(features: Collection[TractFeature]) -> tuple[str, ...]:
     """Return the names of registries, in the order they are enabled (later ones win a clash of names)."""
-    return tuple(feature.value for feature in TractFeature if feature in features)
+    registries = (feature for feature in TractFeature if feature is not TractFeature.COMPLEX)
+    return tuple(feature.value for feature in registries if feature in features)
 
 
 DEFAULT_REGISTRIES = registry_names(DEFAULT_FEATURES)
 
-__all__ = ["DEFAULT_FEATURES", "DEFAULT_REGISTRIES", "TractFeature", "features_of", "registry_names"]
+__all__ = [
+    "DEFAULT_FEATURES",
+    "DEFAULT_REGISTRIES",
+    "TractFeature",
+    "TractFeatureFlag",
+    "features_of",
+    "registry_names",
+]

@@ -78,8 +78,7 @@ class TractWheel:
 
     Args:
         timeout_seconds: how long one request (a load, a run) may take before the child is killed.
-        python: interpreter whose tract runs, for releases beside the installed one (scripts/install_tract_wheels);
-            None for this one.
+        packages: folder whose tract runs, for releases beside the installed one (`releases.wheels`); None for that one.
         device: "cpu", "cuda" or "metal"; whether there is one shows when an archive is loaded.
     Raises:
         OptionError: an unknown device.
@@ -87,21 +86,21 @@ class TractWheel:
 
     name = "wheel"
 
-    def __init__(self, *, timeout_seconds: float = 600.0, python: Path | None = None, device: str = CPU) -> None:
+    def __init__(self, *, timeout_seconds: float = 600.0, packages: Path | None = None, device: str = CPU) -> None:
         check_device(device)
         self.timeout_seconds = timeout_seconds
-        self.python = python
+        self.packages = packages
         self.device = device
 
     @property
     def version(self) -> str:
-        """Version of the installed package, read from its metadata without importing it.
+        """Version of the package, read from its metadata without importing it.
 
         Raises:
             EngineMissingError: the package is not installed.
         """
-        if self.python is not None:
-            return _version_in(self.python)
+        if self.packages is not None:
+            return _version_in(self.packages)
         try:
             return importlib.metadata.version("tract")
         except importlib.metadata.PackageNotFoundError:
@@ -131,7 +130,7 @@ class TractWheel:
         if not path.exists():
             raise EngineLoadError(f"{path}: no such archive.")
         _ = self.version  # EngineMissingError before a process is started
-        worker = _WorkerProcess(path.name, self.timeout_seconds, self.python)
+        worker = _WorkerProcess(path.name, self.timeout_seconds, self.packages)
         try:
             self._choose_device(worker)
             facts = worker.request("load", str(path), list(transforms), list(registries), refusal=EngineLoadError)
@@ -160,7 +159,12 @@ class TractWheel:
 
 
 def convert_with_wheel(
-    model: Path, archive: Path, *, registries: Sequence[str], timeout_seconds: float = 600.0, python: Path | None = None
+    model: Path,
+    archive: Path,
+    *,
+    registries: Sequence[str],
+    timeout_seconds: float = 600.0,
+    packages: Path | None = None,
 ) -> None:
     """Let tract read a model (`.onnx`, or an NNEF archive) and write it as a gzipped NNEF archive of its own.
 
@@ -169,8 +173,8 @@ def convert_with_wheel(
         EngineLoadError: tract cannot read the model, or has no NNEF form for it.
         EngineCrashError, EngineTimeoutError: the child died, or did not answer in time.
     """
-    _ = TractWheel(python=python).version
-    worker = _WorkerProcess(model.name, timeout_seconds, python)
+    _ = TractWheel(packages=packages).version
+    worker = _WorkerProcess(model.name, timeout_seconds, packages)
     try:
         paths = str(model.absolute()), str(archive.absolute())
         worker.request("convert", *paths, list(registries), refusal=EngineLoadError)
@@ -178,16 +182,20 @@ def convert_with_wheel(
         worker.close()
 
 
-def _version_in(python: Path) -> str:
-    """Return the version of the tract that another interpreter has."""
-    question = "import importlib.metadata as m; print(m.version('tract'))"
-    try:
-        run = subprocess.run([python, "-c", question], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    except OSError as error:
-        raise EngineMissingError(f"{python}: {error.strerror or error}.", "Run scripts/install_tract_wheels.") from None
-    if run.returncode:
-        raise EngineMissingError(f"{python} has no package tract.", "Run scripts/install_tract_wheels.")
-    return run.stdout.strip()
+def _version_in(packages: Path) -> str:
+    """Return the version of the tract that lies in a folder."""
+    for found in importlib.metadata.distributions(name="tract", path=[str(packages)]):
+        return found.version
+    raise EngineMissingError(f"{packages} holds no package tract.", "Give the folder that pip install --target filled.")
+
+
+def _environment(packages: Path | None) -> dict[str, str]:
+    """Return the environment of a worker: a folder of packages stands before the installed ones."""
+    environment = {**os.environ, **_WORKER_ENVIRONMENT}
+    if packages is not None:
+        others = [path for path in [environment.get("PYTHONPATH")] if path]
+        environment["PYTHONPATH"] = os.pathsep.join([str(packages), *others])
+    return environment
 
 
 def _check_transforms(transforms: Sequence[str]) -> None:
@@ -330,7 +338,7 @@ class _OverdueError(Exception):
 class _WorkerProcess:
     """The child, and one request at a time to it. However it ends, it ends: no request leaves it half spoken to."""
 
-    def __init__(self, subject: str, timeout_seconds: float, python: Path | None = None) -> None:
+    def __init__(self, subject: str, timeout_seconds: float, packages: Path | None = None) -> None:
         self._subject = subject  # what error messages are about: the archive
         self.closed_sessions: deque[int] = deque()  # appended to by finalizers, at any moment
         self._timeout_seconds = timeout_seconds
@@ -338,11 +346,11 @@ class _WorkerProcess:
         self._end: tuple[type[EngineError], str, str | None] | None = None
         printed = tempfile.TemporaryFile(prefix="tract-stderr-")  # noqa: SIM115 - lives as long as the child
         process = subprocess.Popen(
-            [python or sys.executable, "-u", wheel_worker.__file__, str(os.getpid())],
+            [sys.executable, "-u", wheel_worker.__file__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=printed,
-            env={**os.environ, **_WORKER_ENVIRONMENT},
+            env=_environment(packages),
             bufsize=0,
         )
         self._child = Child(process, printed, process.stdin, process.stdout)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from generic_export.errors import EngineError
 from generic_export.inference_target.example import ExampleRun, as_array
@@ -308,12 +307,10 @@ class _Probe:
 
     def _values(self, names: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         captured = {name: self._captured[name] for name in names}
-        inputs = [torch.from_numpy(np.array(array)) for array in self._example.inputs]
-        inputs = [
-            _typed(tensor, variable) for tensor, variable in zip(inputs, self._translation.captured.inputs, strict=True)
-        ]
+        dtypes = [variable.dtype for variable in self._translation.captured.inputs]
+        inputs = self._example.input_tensors(dtypes)
         tensors = replay(self._translation.captured, inputs, self._translation.stored, set(captured.values()))
-        torch_side = {name: _plain(tensors[tensor]) for name, tensor in captured.items() if tensor in tensors}
+        torch_side = {name: as_array(tensors[tensor]) for name, tensor in captured.items() if tensor in tensors}
         return self._engine_values(names), torch_side
 
     def _engine_values(self, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -330,15 +327,6 @@ class _Probe:
 
 def _results(graph: TorchModuleIRGraph) -> list[TensorVariable]:
     return [variable for op in graph.ops for variable in op.outputs if variable is not None]
-
-
-def _typed(tensor: torch.Tensor, variable: TensorVariable) -> torch.Tensor:
-    return tensor.to(variable.dtype) if tensor.dtype is not variable.dtype else tensor
-
-
-def _plain(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor as the graph holds it: complex numbers are pairs along a last axis."""
-    return as_array(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
 
 
 def _alike(answer: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -40,7 +40,7 @@ from generic_export.inference_target.tract.evidence.redaction import redacted, w
 from generic_export.inference_target.tract.evidence.reseeding import SeededTensor, reseed
 from generic_export.inference_target.tract.evidence.through_onnx import (
     SecondOpinion,
-    debug_dumper_pytorch_to_onnx_to_nnef,
+    opinion_through_onnx,
 )
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.read.reading import read_graph_text, signature_of, unpack
@@ -154,7 +154,7 @@ def _with_random_weights(
         return tensor if seeded is None or tensor is None else seeded.to(tensor.dtype).reshape(tensor.shape)
 
     captured = case.translation.captured
-    inputs = [torch.from_numpy(np.array(array)) for array in case.example.inputs]
+    inputs = case.example.input_tensors([variable.dtype for variable in captured.inputs])
     names_of_outputs = [variable.name for variable in captured.outputs]
     values = replay(captured, inputs, stored, set(names_of_outputs))
     if any(name not in values for name in names_of_outputs):
@@ -194,9 +194,7 @@ def _findings(
     opinion = None
     if second_opinion:
         folder = content / "onnx" if not weights else content.parent / "onnx"  # ONNX holds the weights
-        opinion = debug_dumper_pytorch_to_onnx_to_nnef(
-            case.model, case.args, folder, kwargs=case.kwargs, inference_target=case.target
-        )
+        opinion = opinion_through_onnx(case.model, case.args, folder, kwargs=case.kwargs, inference_target=case.target)
     unfaithful = _unfaithful_outputs(case)
     return _Findings(answers, comparisons, divergence, failure, weights, opinion, unfaithful, " ".join(notes))
 
@@ -204,7 +202,7 @@ def _findings(
 def _unfaithful_outputs(case: FailingCase) -> tuple[str, ...]:
     """Name the outputs that the captured operators, run one by one, already give otherwise than the module."""
     captured = case.translation.captured
-    inputs = [torch.from_numpy(np.array(array)) for array in case.example.inputs]
+    inputs = case.example.input_tensors([variable.dtype for variable in captured.inputs])
     values = replay(captured, inputs, case.translation.stored, {variable.name for variable in captured.outputs})
     known = [index for index, variable in enumerate(captured.outputs) if variable.name in values]
     example = ExampleRun.from_tensors(

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import EngineError, T2NError, first_line
+from generic_export.errors import CaptureError, EngineError, MissingExtraError, T2NError, first_line
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.check import Comparison
+from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.wheel import TractWheel, convert_with_wheel
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
@@ -59,6 +61,44 @@ class SecondOpinion:
 
 def debug_dumper_pytorch_to_onnx_to_nnef(
     model: nn.Module,
+    test_input: torch.Tensor | Sequence[Any],
+    target_folder: str | Path,
+    tract_cli: TractCli | None = None,
+    raise_export_error: bool = True,
+) -> bool:
+    """Write a module as ONNX and let tract turn that into NNEF: a second export, to compare the first one with.
+
+    Args:
+        model: the module, in eval mode.
+        test_input: its arguments (a lone tensor for a tuple of one); sizes are theirs.
+        target_folder: where `model.onnx` and `model_from_onnx.nnef.tgz` go.
+        tract_cli: the command that converts; None for the wheel.
+        raise_export_error: raise when PyTorch cannot write the ONNX file; otherwise that is an answer too.
+
+    Returns:
+        Whether both files were written; what stood in the way is logged.
+
+    Raises:
+        MissingExtraError: `onnx` or `onnxscript` is not installed.
+        CaptureError: PyTorch cannot write the module as ONNX.
+    """
+    folder = Path(target_folder)
+    args = (test_input,) if isinstance(test_input, torch.Tensor) else tuple(test_input)
+    try:
+        _export_onnx(model, args, {}, folder)
+    except (MissingExtraError, CaptureError) as error:
+        if raise_export_error:
+            raise
+        log.warning("%s", error)
+        return False
+    reason = _write_nnef(folder, (*DEFAULT_REGISTRIES, "tract_onnx"), tract_cli)
+    if reason:
+        log.warning("%s", reason)
+    return not reason
+
+
+def opinion_through_onnx(
+    model: nn.Module,
     args: Sequence[Any],
     folder: Path,
     *,
@@ -76,28 +116,47 @@ def debug_dumper_pytorch_to_onnx_to_nnef(
     Returns:
         What came of it; that a step is impossible is an answer, not an error.
     """
-    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
-    if missing:
-        return SecondOpinion(None, reason=f"the package {missing[0]} is not installed")
-    folder.mkdir(parents=True, exist_ok=True)
     target = inference_target or TractNNEF.latest()
     try:
-        _write_onnx(model, tuple(args), dict(kwargs or {}), folder / ONNX_FILE)
-    except Exception as error:  # torch.onnx raises many unrelated classes, none of them documented
-        return SecondOpinion(None, reason=f"PyTorch cannot write it as ONNX: {first_line(error)}")
+        _export_onnx(model, tuple(args), dict(kwargs or {}), folder)
+    except (MissingExtraError, CaptureError) as error:
+        return SecondOpinion(None, reason=error.message.rstrip("."))
     example = ExampleRun.of(model, args, kwargs)
     try:
         with TractWheel().load(folder / ONNX_FILE) as engine:
             comparisons = tuple(target.compared(example, engine.run(list(example.inputs))))
     except T2NError as error:
         return SecondOpinion(None, reason=f"tract cannot run its ONNX form: {error.message}")
-    return SecondOpinion(all(comparison.passed for comparison in comparisons), comparisons, _write_nnef(folder, target))
+    reason = _write_nnef(folder, (*target.registries, "tract_onnx"))
+    return SecondOpinion(all(comparison.passed for comparison in comparisons), comparisons, reason)
 
 
-def _write_nnef(folder: Path, target: TractNNEF) -> str:
-    """Let tract write the ONNX file as NNEF; returns why it cannot, or ""."""
+def _export_onnx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], folder: Path) -> None:
+    """Write `model.onnx`.
+
+    Raises:
+        MissingExtraError: a package that PyTorch needs for it is not installed.
+        CaptureError: PyTorch cannot.
+    """
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"the package {missing[0]} is not installed.", "Install it: pip install t2n-llm[debug]")
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        convert_with_wheel(folder / ONNX_FILE, folder / NNEF_FILE, registries=(*target.registries, "tract_onnx"))
+        _write_onnx(model, args, kwargs, folder / ONNX_FILE)
+    except Exception as error:  # torch.onnx raises many unrelated classes, none of them documented
+        reason = first_line(error.__cause__ or error)  # torch.onnx's own first line says which of its steps it was
+        raise CaptureError(f"PyTorch cannot write it as ONNX: {reason}") from error
+
+
+def _write_nnef(folder: Path, registries: Sequence[str], command: TractCli | None = None) -> str:
+    """Let tract write the ONNX file as NNEF; returns why it cannot, or ""."""
+    model, archive = folder / ONNX_FILE, folder / NNEF_FILE
+    try:
+        if command is None:
+            convert_with_wheel(model, archive, registries=registries)
+        else:
+            command.convert(model, archive, registries=registries)
     except EngineError as error:
         return f"tract cannot write it as NNEF: {error.message}"
     return ""
@@ -129,4 +188,4 @@ def _forget_places(message: Any) -> None:
             node.doc_string = ""
 
 
-__all__ = ["SecondOpinion", "debug_dumper_pytorch_to_onnx_to_nnef"]
+__all__ = ["SecondOpinion", "debug_dumper_pytorch_to_onnx_to_nnef", "opinion_through_onnx"]

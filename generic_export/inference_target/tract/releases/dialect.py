@@ -15,7 +15,7 @@ from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefFragment, NnefGraph, NnefOperation
 
 # The releases whose wheels the smoke set runs on, oldest first.
-RELEASES = ("0.21.14", "0.22.4", "0.23.0", "0.23.5", "0.23.9")
+RELEASES = ("0.21.13", "0.21.14", "0.22.4", "0.23.0", "0.23.5", "0.23.9")
 
 # operator -> the release that has it first. In `OLDER_FORMS` stands what is written for an older one, where it can be.
 SINCE: Mapping[str, str] = {
@@ -40,7 +40,7 @@ SINCE: Mapping[str, str] = {
     "tract_core_cumsum": "0.23.9",
     "tract_core_clamped_swiglu": "0.23.9",
     "tract_core_gru_seq": "0.23.9",
-    # tract_transformers; attention spelled out is no older form: 0.21.14 never ends loading it at a dynamic length
+    # tract_transformers
     "tract_transformers_sdpa": "0.22.0",
     "tract_transformers_dyn_kv_cache": "0.23.0",
     "tract_transformers_window_kv_sdpa": "0.23.1",
@@ -52,11 +52,11 @@ SINCE: Mapping[str, str] = {
 }
 
 
+# Releases that never end loading `[T,D] x [T,D] -> [T,T]` (by running; 0.21.13 and 0.21.15 load it).
+ENDLESS_SQUARE_PRODUCTS = frozenset({SemanticVersion.parse("0.21.14")})
+
 # Options that write something else instead.
-_OTHER_SPELLINGS = {
-    "tract_transformers_sdpa": "spell attention out with reify_sdpa_operator=False.",
-    "tract_core_resize": "from 0.23.0 on, for nearest upsampling by whole factors, set upsample_with_debox=True.",
-}
+_OTHER_SPELLINGS = {"tract_transformers_sdpa": "spell attention out with reify_sdpa_operator=False."}
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,7 @@ def _refuse_ignored_attributes(operation: NnefOperation, release: SemanticVersio
 
 
 __all__ = [
+    "ENDLESS_SQUARE_PRODUCTS",
     "RELEASES",
     "SINCE",
     "has_operator",

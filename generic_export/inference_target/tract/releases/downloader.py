@@ -5,7 +5,7 @@ In: a version. Out: the path of an executable. What is done, and in which order,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from generic_export.errors import EngineMissingError
@@ -13,7 +13,11 @@ from generic_export.inference_target.tract.releases.install import (
     TRACT_CLI_VERSION,
     InstallError,
     install,
+    release_target,
 )
+from generic_export.inference_target.version import SemanticVersion
+
+INSTALL_COMMAND = "python -m generic_export.inference_target.tract.releases command"
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,30 @@ class TractBinaryDownloader:
         cache_dir: where versions live; None takes the user's cache.
     """
 
-    version: str = TRACT_CLI_VERSION
+    version: str | SemanticVersion = TRACT_CLI_VERSION
     auto_download: bool = True
     auto_build: bool = False
     cache_dir: Path | None = None
+
+    @property
+    def arch(self) -> str:
+        """The machine as tract's release files name it, such as `x86_64-unknown-linux-musl`.
+
+        Raises:
+            EngineMissingError: tract publishes no binary for it.
+        """
+        try:
+            return release_target()
+        except InstallError as error:
+            raise EngineMissingError(f"{error}.", "Build the command: cargo install tract-cli.") from error
+
+    def dl_tract(self) -> Path:
+        """Download the release into the cache, whatever `auto_download` says, unless it is there; return the executable.
+
+        Raises:
+            EngineMissingError: as `binary`.
+        """
+        return replace(self, auto_download=True).binary()
 
     def binary(self) -> Path:
         """Return the executable.
@@ -40,10 +64,11 @@ class TractBinaryDownloader:
             EngineMissingError: it is not on this machine, and could not be put there (offline, no build for this
                 system); the message says what each way answered.
         """
+        version = str(self.version)
         try:
-            return install(self.version, self.cache_dir, download=self.auto_download, build=self.auto_build)
+            return install(version, self.cache_dir, download=self.auto_download, build=self.auto_build)
         except (InstallError, OSError) as error:
             raise EngineMissingError(
-                f"the tract command {self.version} is not installed: {error}.",
-                "Run scripts/install_tract_cli on a machine with internet access, or give the path of the command.",
+                f"the tract command {version} is not installed: {error}.",
+                f"Where there is a network, run: {INSTALL_COMMAND} --version {version}. Or give the path of the command.",
             ) from error

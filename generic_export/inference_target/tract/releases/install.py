@@ -126,8 +126,8 @@ def find_tract_cli(version: str = TRACT_CLI_VERSION, cache_dir: Path | None = No
 # --- download ---------------------------------------------------------------------------------
 
 
-def release_asset(version: str, system: str | None = None, machine: str | None = None) -> str:
-    """Return the file name of the release for a machine, this one by default.
+def release_target(system: str | None = None, machine: str | None = None) -> str:
+    """Return the name of a machine, this one by default, in the file names of a release.
 
     Raises:
         InstallError: the project publishes no binary for it.
@@ -135,7 +135,16 @@ def release_asset(version: str, system: str | None = None, machine: str | None =
     key = (system or platform.system(), machine or platform.machine())
     if key not in RELEASE_TARGETS:
         raise InstallError(f"tract publishes no binary for {key[0]} on {key[1]}")
-    return f"tract-{RELEASE_TARGETS[key]}-{version}.tgz"
+    return RELEASE_TARGETS[key]
+
+
+def release_asset(version: str, system: str | None = None, machine: str | None = None) -> str:
+    """Return the file name of the release for a machine, this one by default.
+
+    Raises:
+        InstallError: the project publishes no binary for it.
+    """
+    return f"tract-{release_target(system, machine)}-{version}.tgz"
 
 
 def download_release(

@@ -21,7 +21,7 @@ def test_what_may_not_be_installed_is_refused_with_advice(tmp_path: Path) -> Non
     downloader = TractBinaryDownloader("0.1.2", auto_download=False, cache_dir=tmp_path)
     with pytest.raises(EngineMissingError, match=r"tract command 0\.1\.2 is not installed") as refusal:
         downloader.binary()
-    assert "install_tract_cli" in (refusal.value.hint or "")
+    assert "tract.releases command --version 0.1.2" in (refusal.value.hint or "")
     assert list(tmp_path.iterdir()) == []
 
 
