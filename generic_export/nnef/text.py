@@ -78,6 +78,10 @@ def _header(graph: NnefGraph) -> Iterator[str]:
 
 
 def _signature(graph: NnefGraph) -> Iterator[str]:
+    line = f"graph {graph.name}({', '.join(graph.inputs)}) -> ({', '.join(graph.outputs)})"
+    if len(line) <= _NOTE_COLUMN:
+        yield line
+        return
     yield f"graph {graph.name}("
     yield f"{_INDENT}{_wrapped(graph.inputs)}"
     yield ") -> ("

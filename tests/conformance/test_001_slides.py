@@ -149,7 +149,7 @@ def test_the_whole_call_with_its_keywords(tmp_path: Path) -> None:
     assert archive == tmp_path / "small_vit.nnef.tgz"
     assert not bundle.exists()  # nothing went wrong
     text, _ = graph_of(archive)
-    assert "graph network(\n  input\n) -> (\n  output\n)" in text
+    assert "graph network(input) -> (output)\n" in text
     assert f'("tract_target_version", "{RELEASE}")' in text
 
 

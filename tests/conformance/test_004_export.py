@@ -125,7 +125,7 @@ def test_everything_by_position(tmp_path: Path) -> None:
     )
     text = (archive / "graph.nnef").read_text()
     assert archive == tmp_path / "p.nnef"
-    assert "graph network(\n  features\n) -> (\n  scores\n)" in text
+    assert "graph network(features) -> (scores)\n" in text
     assert "v1 = variable" in text
     assert not (tmp_path / "case.tgz").exists()
 
