@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -49,6 +50,26 @@ def is_loaded(parameter: torch.Tensor) -> bool:
     return bool(getattr(parameter, "_is_hf_initialized", False))
 
 
+@contextmanager
+def gguf_read_with(reader: type[Any]) -> Iterator[None]:
+    """Let transformers read GGUF files with a reader of ours, strings whole, no progress bar, for the length of the block.
+
+    It has no switch for any of these, and takes a string apart into numbers of bytes first.
+    """
+    from transformers import modeling_gguf_pytorch_utils as loader
+
+    parse = loader._gguf_parse_value
+    text = 8  # GGUFValueType.STRING
+
+    def parsed(value: Any, types: Any) -> Any:
+        kinds = types if isinstance(types, list) else [types]
+        return value.tobytes().decode() if kinds[-1] == text else parse(value, types)
+
+    silent = mock.patch.object(loader, "tqdm", partial(loader.tqdm, disable=True))
+    with silent, mock.patch.object(loader, "_gguf_parse_value", parsed), mock.patch("gguf.GGUFReader", reader):
+        yield
+
+
 # --- transformers: implementations by name ---------------------------------------------------------
 
 
@@ -83,6 +104,7 @@ __all__ = [
     "around_initialisers",
     "choose_implementations",
     "experts_implementation",
+    "gguf_read_with",
     "is_loaded",
     "superfluous_names",
     "unsplit_classes",

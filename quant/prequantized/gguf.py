@@ -18,6 +18,7 @@ import torch
 from generic_export.errors import CorruptCheckpointError, WeightError
 from quant.blocks import GROUP, Q4Blocks
 from quant.packing import unpack_q4_0
+from quant.prequantized.gguf_reader import gguf_reader
 from quant.prequantized.tensors import DecodedTensor, ExactTensor, ranges
 
 _PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
@@ -106,13 +107,13 @@ def open_gguf(path: Path) -> GgufFile:
         CorruptCheckpointError: it is no GGUF file, or ends early.
     """
     try:
-        from gguf import GGUFReader
+        reader_class = gguf_reader()
     except ImportError as error:
         raise WeightError(
             f"{path}: GGUF files are read by the gguf package.", "Install it: pip install gguf."
         ) from error
     try:
-        reader = GGUFReader(path)
+        reader = reader_class(path)
     except FileNotFoundError as error:
         raise WeightError(f"{path}: no such file.") from error
     except OSError as error:

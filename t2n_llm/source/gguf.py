@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +20,8 @@ from generic_export.errors import MissingTokenizerError, SourceError, UnknownArc
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource
 from quant.prequantized import DecodedTensor, GgufFile, GgufTensor, open_gguf
+from quant.prequantized.gguf_reader import gguf_reader
+from t2n_llm.compat import gguf_read_with
 from t2n_llm.source.empty_model import meta_model
 
 _EXACT_KINDS = ("Q4_0", "F16", "BF16", "F32")
@@ -60,7 +60,7 @@ def read_gguf_metadata(path: Path, *, require_tokenizer: bool) -> GgufMetadata:
     architecture = open_gguf(path).architecture  # says what is wrong with a damaged file
     where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, "local_files_only": True}
     folder = TemporaryDirectory(prefix="t2n-llm-gguf-")
-    with _quiet():
+    with gguf_read_with(gguf_reader()):
         try:
             config = AutoConfig.from_pretrained(**where)
             config.save_pretrained(folder.name)
@@ -112,7 +112,7 @@ def load_gguf_model(path: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        with _quiet():
+        with gguf_read_with(gguf_reader()):
             model = AutoModelForCausalLM.from_pretrained(
                 path.parent,
                 gguf_file=path.name,
@@ -228,16 +228,3 @@ def _processed(tensor: GgufTensor, name: str, shape: tuple[int, ...], processor:
         yield torch.from_numpy(np.ascontiguousarray(made, dtype=np.float32)).reshape(shape)
 
     return DecodedTensor(name, shape, pieces, was_quantized=not tensor.is_plain)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bar of a GGUF file out of our output; it has no switch of its own."""
-    from transformers import modeling_gguf_pytorch_utils as loader
-
-    shown = loader.tqdm
-    loader.tqdm = partial(shown, disable=True)
-    try:
-        yield
-    finally:
-        loader.tqdm = shown
