@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.compat import MODULE_STATE, TorchDispatchMode, pytree, schema_of, without_modes
+from generic_export.compat import MODULE_STATE, HigherOrderOperator, TorchDispatchMode, pytree, schema_of, without_modes
 
 _aten = torch.ops.aten
 _CONTAINERS = (list, dict, set)
@@ -54,6 +54,8 @@ _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 class _Memory(TorchDispatchMode):
     """Copies the memory of some tensors before an operator writes to it."""
 
+    supports_higher_order_operators = True  # `scan`, `cond`: their graphs write to nothing outside of them
+
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._owned = {tensor.untyped_storage().data_ptr() for tensor in tensors} - {0}  # 0: no memory, or none at all
@@ -65,6 +67,8 @@ class _Memory(TorchDispatchMode):
     ) -> Any:
         del types
         keywords = kwargs or {}
+        if isinstance(operator, HigherOrderOperator):
+            return operator(*args, **keywords)
         if operator is _aten._local_scalar_dense.default and not isinstance(args[0], torch.Tensor):
             return args[0]  # a script's constant, which arrives as a number already
         if self._writing(operator):

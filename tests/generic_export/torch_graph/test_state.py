@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.compat import scan_operator
 from generic_export.torch_graph.state import state_kept
 
 
@@ -107,6 +108,23 @@ def test_buffers_made_in_inference_mode_are_put_back_too() -> None:
         with state_kept(model):
             model(torch.rand(3, 4))
         assert not model.running_mean.any()
+
+
+def test_loops_and_branches_run() -> None:
+    class Looping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            _, sums = scan_operator()(lambda total, row: [total + row, total * 2], [x[0]], [x], [])
+            return sums + torch.cond(x.sum() > 0, lambda x: x, lambda x: -x, [x])
+
+    module, x = Looping(), torch.rand(4, 3)
+    with torch.no_grad(), state_kept(module):
+        assert module(x).shape == (4, 3)
+    assert not module.calls.any()
 
 
 def test_a_module_that_fails_is_as_it_was() -> None:
