@@ -6,7 +6,7 @@ All of them are in torch 2.10 to 2.13, where they were tried; where releases dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
@@ -56,6 +56,14 @@ def schema_of(operator: Any) -> FunctionSchema:
     """Return an operator's schema: its name, and its arguments with their defaults."""
     schema: FunctionSchema = operator._schema
     return schema
+
+
+def written_arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among an operator's arguments that it writes to, as its schema says."""
+    for position, argument in enumerate(schema_of(operator).arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor))
 
 
 def quantized_decomposed() -> Any:
@@ -300,4 +308,5 @@ __all__ = [
     "wrapped_script",
     "wrapper_tensor",
     "writes_to",
+    "written_arguments",
 ]

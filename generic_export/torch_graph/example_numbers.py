@@ -7,10 +7,9 @@ block in which a capture is told so. The module is run at other sizes to tell th
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -21,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from generic_export.errors import SpecializedAxisError
 from generic_export.torch_graph.naming import current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, taken_apart
+from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.request import DynamicAxes, symbol_name
 from generic_export.torch_graph.state import state_kept
 
@@ -92,7 +92,6 @@ def example_numbers(
     call: FlatCall,
     names: Sequence[str],
     dynamic_axes: DynamicAxes,
-    resized: Callable[[torch.Tensor, Mapping[int, object], Callable[[int], int]], torch.Tensor],
 ) -> ExampleNumbers | None:
     """Find out what the numbers are that a forward reads; None when it reads none.
 
@@ -101,7 +100,6 @@ def example_numbers(
         call: its example.
         names: of the input tensors.
         dynamic_axes: axes that must not be frozen.
-        resized: makes a tensor of other sizes along some axes.
 
     Raises:
         SpecializedAxisError: a number changes with a dynamic size, and is not that size.
@@ -115,7 +113,7 @@ def example_numbers(
     for symbol, size in sizes.items():
         for change in (2 * size, size + 1):
             tensors = [
-                resized(tensor, _axes_of(dynamic_axes.get(name, {}), symbol), partial(_changed, to=change))
+                _with_size(tensor, _axes_of(dynamic_axes.get(name, {}), symbol), change)
                 for name, tensor in zip(names, call.tensors, strict=True)
             ]
             others.append(_Rerun({**sizes, symbol: change}, symbol, _reads(model, call, tensors)))
@@ -123,9 +121,8 @@ def example_numbers(
     return ExampleNumbers(model, reads, axes)
 
 
-def _changed(size: int, to: int) -> int:
-    del size
-    return to
+def _with_size(tensor: torch.Tensor, axes: Collection[int], wanted: int) -> torch.Tensor:
+    return repeated(tensor, [wanted if axis in axes else size for axis, size in enumerate(tensor.shape)])
 
 
 @dataclass(frozen=True)
@@ -176,8 +173,8 @@ def _first_axes(names: Sequence[str], dynamic_axes: DynamicAxes) -> dict[str, tu
     return axes
 
 
-def _axes_of(axes: Mapping[int, Any], symbol: str) -> dict[int, object]:
-    return {axis: given for axis, given in axes.items() if symbol_name(given) == symbol}
+def _axes_of(axes: Mapping[int, Any], symbol: str) -> set[int]:
+    return {axis for axis, given in axes.items() if symbol_name(given) == symbol}
 
 
 # --- reading ----------------------------------------------------------------------------------------

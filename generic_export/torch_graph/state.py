@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.compat import MODULE_STATE, HigherOrderOperator, TorchDispatchMode, pytree, schema_of, without_modes
+from generic_export.compat import (
+    MODULE_STATE,
+    HigherOrderOperator,
+    TorchDispatchMode,
+    schema_of,
+    without_modes,
+    written_arguments,
+)
 
 _aten = torch.ops.aten
 _CONTAINERS = (list, dict, set)
@@ -100,16 +107,12 @@ def _restored(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None
 
 def _written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator writes to."""
-    given = {
-        argument.name: args[position] if position < len(args) else kwargs.get(argument.name)
-        for position, argument in enumerate(schema_of(operator).arguments)
-    }
-    learns = _writes_unsaid(operator) and given.get("training") is not False
-    for argument in schema_of(operator).arguments:
-        said = argument.alias_info is not None and argument.alias_info.is_write
-        if said or (learns and argument.name.startswith("running_")):
-            value = given[argument.name]
-            yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    yield from written_arguments(operator, args, kwargs)
+    if _writes_unsaid(operator):
+        names = [argument.name for argument in schema_of(operator).arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if given.get("training") is not False:
+            yield from (v for n, v in given.items() if n.startswith("running_") and isinstance(v, torch.Tensor))
 
 
 def _writes_unsaid(operator: Any) -> bool:

@@ -7,7 +7,7 @@ was declared dynamic. The user is told which was used and why.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from generic_export.compat import TracerWarning
 from generic_export.errors import CaptureError, SpecializedAxisError
 from generic_export.torch_graph.example_numbers import example_numbers
 from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, signature_of
+from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.request import DynamicAxes, symbol_name
 from generic_export.torch_graph.state import state_kept
 from generic_export.torchscript.module import interpreted
@@ -96,7 +97,7 @@ def stands(
     try:
         _check_other_sizes(model, traced, call, dynamic_axes, inputs)
     except SpecializedAxisError as frozen:
-        numbers = example_numbers(model, call, inputs, dynamic_axes, _at_sizes)
+        numbers = example_numbers(model, call, inputs, dynamic_axes)
         if numbers is not None:
             how = "torch.export with numbers that it reads from tensors taken from the example"
             yield Stand(how, model, tuple(args), call.names, names, numbers.caution, kwargs, numbers.given)
@@ -185,14 +186,9 @@ def _frozen_by_trace(model: nn.Module, dynamic_axes: DynamicAxes, reason: str) -
     )
 
 
-def _at_sizes(tensor: torch.Tensor, axes: Mapping[int, object], resized: _Resized) -> torch.Tensor:
-    """Return a tensor that repeats itself along some axes up to other sizes: its values stay valid ones."""
-    for axis in axes:
-        size = max(tensor.shape[axis], 1)
-        wanted = resized(size)
-        copies = torch.cat([tensor] * (-(-wanted // size)), dim=axis)
-        tensor = copies.narrow(axis, 0, wanted)
-    return tensor
+def _at_sizes(tensor: torch.Tensor, axes: Collection[int], resized: _Resized) -> torch.Tensor:
+    sizes = enumerate(tensor.shape)
+    return repeated(tensor, [resized(max(size, 1)) if axis in axes else size for axis, size in sizes])
 
 
 def _results(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...] | None:

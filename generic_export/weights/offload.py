@@ -24,6 +24,7 @@ from generic_export.compat import (
     pytree,
     schema_of,
     wrapper_tensor,
+    written_arguments,
 )
 from generic_export.errors import OptionError, WeightError
 from generic_export.weights.source import CHUNK_BYTES, LikeTensor, SelfStored, TensorSource
@@ -253,11 +254,8 @@ def _same(tensor: OffloadedTensor, dtype: torch.dtype) -> OffloadedTensor:
 
 
 def _refuse_writing(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
-    for position, argument in enumerate(schema_of(func).arguments):
-        given = args[position] if position < len(args) else kwargs.get(argument.name)
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        if written and any(isinstance(leaf, OffloadedTensor) for leaf in pytree.tree_flatten(given)[0]):
-            target = next(leaf for leaf in pytree.tree_flatten(given)[0] if isinstance(leaf, OffloadedTensor))
+    for target in written_arguments(func, args, kwargs):
+        if isinstance(target, OffloadedTensor):
             raise _not_writable(target, func)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from generic_export.diagnose.record.axes import Form
 from generic_export.errors import CaptureError
+from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.request import DynamicAxes
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
@@ -92,7 +93,7 @@ class Feed:
         for part in self.parts:
             shape = [size if isinstance(size, int) else sizes[size] for size in part.sizes]
             if part.name in given and given[part.name].numel():
-                found.append(_repeated(given[part.name], shape))
+                found.append(repeated(given[part.name], shape))
             else:
                 found.append(torch.zeros(shape, dtype=part.dtype, device=device))
         return tuple(found)
@@ -134,13 +135,6 @@ class Feed:
                 if form.is_constant and form.offset != size:
                     raise CaptureError(f"{leaf}: an axis of {form.offset} is {size} here.")
         return {_plain_name(symbol): size for symbol, size in sizes.items()}
-
-
-def _repeated(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return a tensor of other sizes whose values are those of another one: they stay valid ones, as for a table."""
-    times = [-(-wanted // size) for wanted, size in zip(shape, tensor.shape, strict=True)]
-    window = tuple(slice(wanted) for wanted in shape)
-    return tensor.repeat(times)[window].clone(memory_format=torch.contiguous_format)
 
 
 def _size(form: Form, free: Collection[str]) -> Size:

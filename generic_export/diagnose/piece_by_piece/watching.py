@@ -20,6 +20,7 @@ from generic_export.diagnose.record.recording import Recording, all_paths
 from generic_export.diagnose.record.store import TensorStore
 from generic_export.errors import OptionError
 from generic_export.sizes import parse_size
+from generic_export.torch_graph.methods import as_forward
 
 TracedMethod = Mapping[type[nn.Module] | str, str | None]
 """`{class or class name: method}`: another method than forward; None or "" leaves the class and everything in it out."""
@@ -90,18 +91,9 @@ def watching(watch: Watch, functions: bool = False, leave_out: Collection[str] =
         yield
 
 
-class _Method(nn.Module):
-    """Another method of a module, as the forward of one."""
-
-    def __init__(self, module: nn.Module, method: str) -> None:
-        super().__init__()
-        self.module = module
-        self.forward = getattr(module, method)
-
-
 def with_method(case: Case, method: str) -> Case:
     """Return a case of which the method that was traced is the forward."""
-    return case if method == "forward" else replace(case, module=_Method(case.module, method))
+    return replace(case, module=as_forward(case.module, method))
 
 
 __all__ = ["TracedMethod", "Watch", "method_of", "watch_of", "watching", "with_method"]
