@@ -69,6 +69,11 @@ class _Memory(TorchDispatchMode):
         self._writes: dict[Any, bool] = {}
         self.undos: list[_Undo] = []
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Leave `torch.compile` at work: under other modes it marks `torch.cond` as what it must never compile again."""
+        return True
+
     def __torch_dispatch__(
         self, operator: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -125,6 +125,8 @@ def test_loops_and_branches_run() -> None:
     with torch.no_grad(), state_kept(module):
         assert module(x).shape == (4, 3)
     assert not module.calls.any()
+    with torch.no_grad():
+        assert module(x).shape == (4, 3)  # the process compiles branches as it did before
 
 
 def test_a_module_that_fails_is_as_it_was() -> None:
