@@ -6,18 +6,17 @@ says so. Those that the cache, attention and experts need are in `kvcache.compat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import nn
 
 from quant.prequantized.gguf_merges import merges_of
-from quant.prequantized.gguf_reader import LongArray
+from quant.prequantized.gguf_reader import LongArray, array_length
 
 # --- transformers: what a model's class says -------------------------------------------------------
 
@@ -58,9 +57,9 @@ def is_loaded(parameter: torch.Tensor) -> bool:
 def gguf_read_with(reader: type[Any]) -> Iterator[None]:
     """Let transformers read GGUF files with a reader of ours, arrays and strings whole, for the length of the block.
 
-    It has no switch for any of these: it takes a string apart into numbers of bytes first, reads a map of the file by
-    slices that are maps too, opens a file once for each thing it wants to know, makes the table of tensor names anew for
-    each module, halves tokens by four look-ups a time, and draws progress bars.
+    It has no switch for any of these: it takes a string apart into numbers of bytes first, reads a file anew for each
+    thing it wants to know, makes the table of tensor names anew for each module, halves tokens by four look-ups a time,
+    and draws progress bars.
     """
     import gguf
     from transformers import modeling_gguf_pytorch_utils as loader
@@ -74,19 +73,29 @@ def gguf_read_with(reader: type[Any]) -> Iterator[None]:
         kinds = types if isinstance(types, list) else [types]
         return value.tobytes().decode() if kinds[-1] == text else parse(value, types)
 
+    opened = cache(reader)
+
+    def metadata_and_names(path: str, string_arrays: Container[str] = ()) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """As the function of that name says: strings of an array are counted unless they are asked for."""
+        fields = opened(path).fields.values()
+        counted = {each.name for each in fields if list(each.types) == [9, text] and each.name not in string_arrays}
+        values = {each.name: array_length(each) if each.name in counted else each.contents() for each in fields}
+        return values, tuple(str(tensor.name) for tensor in opened(path).tensors)
+
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(loader, "tqdm", partial(loader.tqdm, disable=True)))
         patches.enter_context(mock.patch.object(loader, "_gguf_parse_value", parsed))
-        patches.enter_context(mock.patch("gguf.GGUFReader", cache(reader)))
+        patches.enter_context(mock.patch("gguf.GGUFReader", opened))
         patches.enter_context(mock.patch("gguf.get_tensor_name_map", cache(gguf.get_tensor_name_map)))
-        try:  # since 5.21
+        try:  # not in the oldest releases
+            from transformers.integrations import gguf as parts
             from transformers.integrations.gguf import gguf_tokenizer_mapping
             from transformers.integrations.gguf import reader as header
         except ImportError:
             pass
         else:
-            whole_map = header._mapped
-            patches.enter_context(mock.patch.object(header, "_mapped", lambda path: whole_map(path).view(np.ndarray)))
+            for module in (parts, header):
+                patches.enter_context(mock.patch.object(module, "read_gguf_metadata", metadata_and_names))
             patches.enter_context(mock.patch.object(gguf_tokenizer_mapping, "generate_merges", merges_of))
         yield
 

@@ -121,12 +121,14 @@ class GgufFile:
         architecture: as llama.cpp names it, such as `llama`.
         tensors: by GGUF name, of all parts.
         numbers: metadata that are single numbers or truth values, by key.
+        header: the mapped bytes of the first part that come before its tensors: all metadata.
     """
 
     paths: tuple[Path, ...]
     architecture: str
     tensors: Mapping[str, GgufTensor]
     numbers: Mapping[str, float | int | bool]
+    header: memoryview
 
 
 def open_gguf(path: Path) -> GgufFile:
@@ -164,7 +166,8 @@ def open_gguf(path: Path) -> GgufFile:
             f"{path}: its parts hold {len(tensors)} tensors where the first says {promised}.",
             "Parts of different models lie together; download them again.",
         )
-    return GgufFile(tuple(reader.paths), str(architecture.contents()), tensors, numbers)
+    header = memoryview(reader.data[: reader.data_offset]).cast("B")
+    return GgufFile(tuple(reader.paths), str(architecture.contents()), tensors, numbers, header)
 
 
 def _numbers(fields: Mapping[str, Any]) -> Iterator[tuple[str, float | int | bool]]:

@@ -100,6 +100,11 @@ def gguf_reader() -> type[Any]:
     return Reader
 
 
+def array_length(field: Any) -> int:
+    """Return how many values an array of a file's metadata has, without taking it apart."""
+    return field.parts[-1].length if isinstance(field.parts[-1], LongArray) else len(field.data)
+
+
 def _strings_size(data: Any, start: int, length: int) -> int:
     """Return how many bytes strings take that lie one behind the other, each after its length.
 
@@ -114,4 +119,4 @@ def _strings_size(data: Any, start: int, length: int) -> int:
     return place - start
 
 
-__all__ = ["LongArray", "gguf_reader"]
+__all__ = ["LongArray", "array_length", "gguf_reader"]

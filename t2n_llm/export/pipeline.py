@@ -106,7 +106,7 @@ def _opened(
         if options.check and not dry:
             require_engine(options.checking)
         reporter.stage(f"Reading {ref.name}")
-        model = open_source(ref, require_tokenizer=options.require_tokenizer)
+        model = open_source(ref, require_tokenizer=options.require_tokenizer, tell=reporter.stage)
         target = Path(output_dir) if output_dir is not None else Path(model.short_name)
         check_free(target, options.force)
         task.refuse(model, options.graph, options.compression, options.adapter)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from generic_export.errors import MissingTokenizerError, SourceError, first_line
+from generic_export.errors import MissingTokenizerError, SourceError
 from generic_export.weights.checkpoint import Checkpoint
 from quant.prequantized import GgufFile, open_gguf
 from quant.prequantized.gguf_parts import models_in
@@ -22,6 +22,7 @@ from quant.prequantized.gguf_reader import gguf_reader
 from t2n_llm.compat import gguf_read_with
 from t2n_llm.source.gguf_config import gguf_config, is_mixtral
 from t2n_llm.source.gguf_layout import parameter_sources
+from t2n_llm.source.gguf_tokenizer import Tell, write_tokenizer
 
 _EXACT_KINDS = ("Q4_0", "F16", "BF16", "F32")
 # llama.cpp computes the frequencies of Llama 3.1's long context itself; transformers' GGUF support reads no rope scaling.
@@ -67,12 +68,13 @@ def read_gguf_config(path: Path) -> Any:
     return gguf_config(open_gguf(path))
 
 
-def read_gguf_metadata(path: Path, *, require_tokenizer: bool) -> GgufMetadata:
+def read_gguf_metadata(path: Path, *, require_tokenizer: bool, tell: Tell) -> GgufMetadata:
     """Read config and tokenizer of a GGUF file.
 
     Args:
         path: the file.
         require_tokenizer: refuse a file whose tokenizer transformers cannot build; else go without.
+        tell: told what is done that takes its time.
 
     Raises:
         UnknownArchitectureError: transformers reads no GGUF files of this architecture.
@@ -80,21 +82,15 @@ def read_gguf_metadata(path: Path, *, require_tokenizer: bool) -> GgufMetadata:
         MissingTokenizerError: a tokenizer is required.
         WeightError, CorruptCheckpointError: as `open_gguf`.
     """
-    from transformers import AutoTokenizer
-
-    config = read_gguf_config(path)  # says what is wrong with a damaged file
-    where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, "local_files_only": True}
+    file = open_gguf(path)  # says what is wrong with a damaged file
+    config = gguf_config(file)
     folder = TemporaryDirectory(prefix="t2n-llm-gguf-")
+    try:
+        write_tokenizer(file, Path(folder.name), tell)
+    except MissingTokenizerError:
+        if require_tokenizer:
+            raise
     config.save_pretrained(folder.name)
-    with gguf_read_with(gguf_reader()):
-        try:
-            AutoTokenizer.from_pretrained(**where).save_pretrained(folder.name)
-        except Exception as error:  # tokenizers itself raises plain Exception
-            if require_tokenizer:
-                raise MissingTokenizerError(
-                    f"{path}: transformers cannot build its tokenizer: {first_line(error)}",
-                    "`t2n-llm export --no-tokenizer` goes without.",
-                ) from error
     return GgufMetadata(config, folder)
 
 

@@ -6,7 +6,8 @@ The hub is reached only through huggingface-hub, so its cache, tokens, offline m
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from quant.prequantized import METHODS, decode_checkpoint
 from quant.prequantized.gguf_parts import first_part, model_name
 from t2n_llm.source.reference import SourceRef
+
+logger = logging.getLogger(__name__)
 
 # What an export reads of a repository; no .gguf, .onnx or image is ever downloaded.
 _REPOSITORY_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
@@ -154,12 +157,15 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZER_MODELS)
 
 
-def open_source(source: str | SourceRef, *, require_tokenizer: bool = True) -> ModelSource:
+def open_source(
+    source: str | SourceRef, *, require_tokenizer: bool = True, tell: Callable[[str], None] = logger.debug
+) -> ModelSource:
     """Resolve a hub id, a local folder or a GGUF file.
 
     Args:
         source: where the model is; a bare name needs no revision, token or trust.
         require_tokenizer: refuse a source without a tokenizer that transformers can load.
+        tell: told what is done meanwhile that takes seconds.
 
     Raises:
         SourceError: the id or folder cannot be found or read.
@@ -170,7 +176,7 @@ def open_source(source: str | SourceRef, *, require_tokenizer: bool = True) -> M
     name = ref.name
     gguf = _gguf_file(name)
     if gguf is not None:
-        return _open_gguf(gguf, ref, require_tokenizer)
+        return _open_gguf(gguf, ref, require_tokenizer, tell)
     folder, commit = _fetched(ref)
     if not (folder / "config.json").is_file():
         raise SourceError(
@@ -208,15 +214,12 @@ def _refuse_revision(ref: SourceRef, what: str) -> None:
         raise SourceError(f"{ref.name} is a local {what}: --revision has no meaning there.", "Leave --revision out.")
 
 
-def _open_gguf(path: Path, ref: SourceRef, require_tokenizer: bool) -> ModelSource:
+def _open_gguf(path: Path, ref: SourceRef, require_tokenizer: bool, tell: Callable[[str], None]) -> ModelSource:
     from t2n_llm.source.gguf import read_gguf_metadata
 
     _refuse_revision(ref, "file" if Path(ref.name).suffix == GGUF_SUFFIX else "folder")
-    metadata = read_gguf_metadata(path, require_tokenizer=require_tokenizer)
-    source = ModelSource(ref.name, Path(metadata.folder.name), None, metadata.config, gguf=path, keeps=metadata.folder)
-    if require_tokenizer:
-        source.tokenizer()
-    return source
+    metadata = read_gguf_metadata(path, require_tokenizer=require_tokenizer, tell=tell)
+    return ModelSource(ref.name, Path(metadata.folder.name), None, metadata.config, gguf=path, keeps=metadata.folder)
 
 
 def fetch_folder(ref: SourceRef) -> tuple[Path, str | None]:
