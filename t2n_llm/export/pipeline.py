@@ -100,7 +100,7 @@ def _opened(
     """
     ref, options = _asked(source, options, choices)
     reporter, task = reporter or LogReporter(), task_of(options.task)
-    with suggested_diagnosis(ref, options.graph.dtype, possible=task.diagnosed):
+    with suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed):
         if output_dir is not None:
             check_free(Path(output_dir), options.force)
         if options.check and not dry:
@@ -244,7 +244,7 @@ class _Export:
                 states=main.graph.states,
                 needed=lambda: frozenset(name for part in parts for name in part.stored.needed),
                 checking=options.checking,
-                tolerance=Tolerance.for_export(options.graph.dtype, options.graph.kv_cache),
+                tolerance=Tolerance.for_export(options.graph.dtype, options.graph.kv_cache, mixed=options.graph.mixed),
                 reporter=self.folder.reporter,
                 with_text=options.require_tokenizer,
                 adapter=self.adapter,

@@ -87,6 +87,8 @@ class TractNNEF(InferenceTarget):
         streaming: the archive is for an input that comes in pieces (docs/streaming.md): loops along that axis remember, what
             cannot is refused, and the check runs it in pieces too; the wheel can from release 0.23.0.
         upsample_with_debox: write nearest upsampling of floats by whole factors as `debox` (release 0.23.0).
+        attention_as_products: attention of language models is two products for each key head, which read a long cache once;
+            `kvcache` writes it.
 
     Raises:
         OptionError: the version is not one this dialect is written for, or has no use for another option.
@@ -107,6 +109,7 @@ class TractNNEF(InferenceTarget):
     reify_sdpa_operator: bool | None = None
     upsample_with_debox: bool = False
     streaming: Streaming | None = None
+    attention_as_products: bool = False
 
     if TYPE_CHECKING:
 
@@ -126,6 +129,7 @@ class TractNNEF(InferenceTarget):
             reify_sdpa_operator: bool | None = None,
             upsample_with_debox: bool = False,
             streaming: Streaming | None = None,
+            attention_as_products: bool = False,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -213,6 +217,7 @@ class TractNNEF(InferenceTarget):
         return Spelling(
             streamed=self.streaming.symbol if self.streaming is not None else "",
             attention_operator=reified,
+            attention_products=self.attention_as_products,
             debox_upsampling=self.upsample_with_debox,
             resize_operator=has_operator(self.release, "tract_core_resize"),
             square_products=self.release not in ENDLESS_SQUARE_PRODUCTS,

@@ -160,8 +160,24 @@ def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_activations_in_f32_do_not_overflow(overflowing: Path, parent: Path) -> None:
+    outcome = call("export", overflowing, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 3, "--json")
+    assert outcome.code == 0, outcome
+    assert strict_json(outcome.out)["validation"]["passed"] is True
+
+
 def test_an_archive_that_disagrees_is_kept_as_failed(overflowing: Path, parent: Path) -> None:
-    arguments = ("export", overflowing, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 3)
+    arguments = (
+        "export",
+        overflowing,
+        "-o",
+        parent / "x",
+        "--no-tokenizer",
+        "--decode-steps",
+        3,
+        "--activations",
+        "f16",
+    )
     outcome = call(*arguments)
     assert outcome.code == 1, outcome
     assert "disagrees" in outcome.line("error")
@@ -180,7 +196,9 @@ def test_an_archive_that_disagrees_is_kept_as_failed(overflowing: Path, parent: 
 def test_a_failed_folder_replaces_nothing_of_the_user(overflowing: Path, parent: Path) -> None:
     (parent / "x.failed").mkdir()
     (parent / "x.failed" / "thesis.txt").write_text("mine")
-    outcome = call("export", overflowing, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 3)
+    outcome = call(
+        *("export", overflowing, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 3, "--activations", "f16")
+    )
     assert outcome.code == 1, outcome
     assert (parent / "x.failed" / "thesis.txt").read_text() == "mine"
     assert (parent / "x.failed-2" / "export.json").is_file()
@@ -193,6 +211,7 @@ def test_a_disagreeing_archive_does_not_replace_the_earlier_export(
     shutil.copytree(tiny_export, parent / "x")
     before = content(parent / "x")
     arguments = ("export", overflowing, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 3, "--force")
+    arguments += ("--activations", "f16")
     assert call(*arguments).code == 1
     assert content(parent / "x") == before
     assert sorted(path.name for path in parent.iterdir()) == ["x", "x.failed"]
