@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from generic_export.earlier_paths import keep_importable
 
 if TYPE_CHECKING:
-    from generic_export.checking import assert_io, assert_io_and_debug_bundle
     from generic_export.diagnose.piece_by_piece import (
         CustomOpStrategy,
         ModelDiagnoseOutput,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         TractFeatureFlag,
         TractNNEF,
     )
+    from generic_export.inference_target.tract.checking import assert_io, assert_io_and_debug_bundle
     from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
     from generic_export.inference_target.tract.engines.streaming import Streaming, open_stream
     from generic_export.inference_target.tract.evidence.through_onnx import debug_dumper_pytorch_to_onnx_to_nnef
@@ -65,8 +65,8 @@ _HOMES = {
     "TractNNEF": "generic_export.inference_target",
     "VariableNamingScheme": "generic_export.torch_graph.naming",
     "as_forward": "generic_export.torch_graph.methods",
-    "assert_io": "generic_export.checking",
-    "assert_io_and_debug_bundle": "generic_export.checking",
+    "assert_io": "generic_export.inference_target.tract.checking",
+    "assert_io_and_debug_bundle": "generic_export.inference_target.tract.checking",
     "assert_io_cmd_str": "generic_export.inference_target.tract.engines.asking",
     "debug_dumper_pytorch_to_onnx_to_nnef": "generic_export.inference_target.tract.evidence.through_onnx",
     "export_model_to_nnef": "generic_export.export",
@@ -114,6 +114,7 @@ __all__ = [
 
 keep_importable(
     {
+        "generic_export.checking": "generic_export.inference_target.tract.checking",
         "generic_export.exceptions": "generic_export.errors",
         "generic_export.inference_target.tract.wheel": "generic_export.inference_target.tract.engines.wheel",
         "generic_export.ops.builder": "generic_export.translate.builder",

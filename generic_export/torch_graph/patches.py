@@ -136,24 +136,9 @@ def _linspace(
 # --- recurrent layers ------------------------------------------------------------------------------
 
 
-def _lstm_shapes(
-    input: torch.Tensor,
-    hx: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
-    outputs = _outputs_like(input, hx[0], dropout, train, bidirectional)
-    return outputs, torch.empty_like(hx[0]), torch.empty_like(hx[1])
-
-
 def _layer_shapes(
     input: torch.Tensor,
-    hx: torch.Tensor,
+    hx: torch.Tensor | Sequence[torch.Tensor],
     params: Sequence[torch.Tensor],
     has_biases: bool,
     num_layers: int,
@@ -161,16 +146,13 @@ def _layer_shapes(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
-) -> Any:
-    return _outputs_like(input, hx, dropout, train, bidirectional), torch.empty_like(hx)
-
-
-def _outputs_like(
-    input: torch.Tensor, hidden: torch.Tensor, dropout: float, train: bool, bidirectional: bool
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, ...]:
+    """Results of lstm.input, whose states are two, and of gru.input, rnn_tanh.input and rnn_relu.input, which have one."""
     if train and dropout > 0:
         raise CaptureError("a recurrent layer has active dropout: it is in training mode.", "Call model.eval() first.")
-    return input.new_empty(*input.shape[:-1], hidden.shape[-1] * (2 if bidirectional else 1))
+    states = [hx] if isinstance(hx, torch.Tensor) else hx
+    outputs = input.new_empty(*input.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1))
+    return outputs, *map(torch.empty_like, states)
 
 
 def _pooled(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -181,7 +163,7 @@ def _pooled(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 _SHAPES: dict[OpOverload, Callable[..., Any]] = {
     aten.max_pool1d.default: _pooled,
-    aten.lstm.input: _lstm_shapes,
+    aten.lstm.input: _layer_shapes,
     aten.gru.input: _layer_shapes,
     aten.rnn_tanh.input: _layer_shapes,
     aten.rnn_relu.input: _layer_shapes,

@@ -132,6 +132,12 @@ def test_errors_in_json(tiny_llama: Path, parent: Path) -> None:
         assert error["hint"]
 
 
+def test_one_run_tells_the_next_nothing(parent: Path) -> None:
+    loud, plain = call("--debug", "verify", parent / "x", "--json"), call("verify", parent / "x")
+    assert "Traceback" in loud.err and strict_json(loud.out)["message"]
+    assert "Traceback" not in plain.err and plain.out == "" and plain.line("error")
+
+
 def test_quiet_error(tiny_llama: Path, parent: Path) -> None:
     outcome = call(*fresh(tiny_llama, parent / "x"), "--quiet", "--keep-f32", "nothing")
     assert len(outcome.err.splitlines()) == 2

@@ -1,0 +1,143 @@
+"""The check of an archive that exists already: its module is run again, and captured again when the check fails.
+
+In: a module, its arguments, the archive. Out: how close they are, or an error and a debug bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from generic_export.capture import evaluation_mode, prepare
+from generic_export.documents import translate_graph
+from generic_export.errors import OptionError, T2NError
+from generic_export.inference_target.example import ExampleRun
+from generic_export.inference_target.tract.check import Comparison
+from generic_export.inference_target.tract.engine_target import EngineTarget
+from generic_export.inference_target.tract.engines.npz_bundle import write_bundle
+from generic_export.inference_target.tract.evidence.debug_bundle import (
+    BundleOptions,
+    bundled_failure,
+    write_failing_case,
+)
+from generic_export.read.reading import read_graph_text, signature_of
+from generic_export.torch_graph.declared_axes import check_names
+from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme, identifier
+from generic_export.translate.translate import TranslationOptions
+
+
+@dataclass(frozen=True)
+class ArchiveCheck:
+    """An archive, the target it is for, and how its inputs and outputs are called.
+
+    Attributes:
+        archive: folder, `.tar` or `.tgz`.
+        target: gives the engine and the tolerance.
+        input_names, output_names: which of the archive's each tensor of the module is; None: they are in its order.
+        io_npz_path: npz of inputs and PyTorch's outputs to write, for `assert_io_cmd_str`.
+    """
+
+    archive: Path
+    target: EngineTarget
+    input_names: Sequence[str] | None = None
+    output_names: Sequence[str] | None = None
+    io_npz_path: Path | None = None
+
+    def run(self, example: ExampleRun) -> list[Comparison]:
+        """Run the archive on what the module was given, and compare.
+
+        Raises:
+            EngineError: the engine refuses or cannot run the archive.
+            MismatchError: an output is beyond the tolerance; says which, where and how much.
+            OptionError: names that the archive does not have.
+        """
+        signature = signature_of(read_graph_text(self.archive))
+        inputs = _by_name("input", signature.inputs, example.inputs, self.input_names)
+        outputs = _by_name("output", signature.outputs, example.outputs, self.output_names)
+        names = example.output_names if self.output_names is None else signature.outputs
+        if self.io_npz_path is not None:
+            given = dict(zip(signature.inputs, inputs, strict=True))
+            write_bundle(self.io_npz_path, [given], dict(zip(signature.outputs, outputs, strict=True)))
+        return self.target.require_close(
+            self.archive, ExampleRun(inputs, outputs, names), self.target.ask(self.archive, inputs)
+        )
+
+
+@dataclass(frozen=True)
+class RepeatedCheck:
+    """An archive and the call that it was exported from.
+
+    Attributes:
+        check: the archive.
+        model, args, kwargs: the module and its arguments.
+        naming_scheme: the one that was exported with.
+        options: what goes into a bundle.
+    """
+
+    check: ArchiveCheck
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    naming_scheme: VariableNamingScheme | str = DEFAULT_VARNAME_SCHEME
+    options: BundleOptions = field(default_factory=BundleOptions)
+
+    def run(self, bundle_path: Path | None = None) -> list[Comparison]:
+        """Run the module and the archive and compare; a failure is written as one file, if a path is given.
+
+        Raises:
+            EngineError, MismatchError, OptionError: as `ArchiveCheck.run`; the hint says where the bundle is.
+            ArchiveError: the bundle cannot be written.
+        """
+        with bundled_failure(None if bundle_path is None else partial(self._write_bundle, bundle_path)):
+            return self.check.run(self._example())
+
+    def _example(self) -> ExampleRun:
+        with evaluation_mode(self.model):
+            return ExampleRun.of(self.model, self.args, self.kwargs)
+
+    def _write_bundle(self, path: Path, error: T2NError) -> Path:
+        target = self.check.target
+        signature = signature_of(read_graph_text(self.check.archive))
+        check_names(target.dynamic_axes, signature.inputs, signature.outputs)
+        with evaluation_mode(self.model):
+            prepared = prepare(
+                self.model,
+                self.args,
+                target,
+                self.check.input_names or signature.inputs,
+                self.check.output_names or signature.outputs,
+                kwargs=self.kwargs,
+                allow_same_io_names=True,
+            )
+            options = TranslationOptions(naming_scheme=self.naming_scheme)
+            document = translate_graph(prepared.graph, target, options, self.model)
+            example = ExampleRun.of(self.model, self.args, self.kwargs)
+            return write_failing_case(
+                path, self.check.archive, example, prepared, document, target, error, self.options
+            )
+
+
+def _by_name(
+    what: str, archived: Sequence[str], arrays: Sequence[np.ndarray], names: Sequence[str] | None
+) -> Sequence[np.ndarray]:
+    """Return arrays in the order of the archive's inputs or outputs."""
+    if names is None and len(arrays) == len(archived):
+        return arrays
+    named = [identifier(name) for name in (names or ())]
+    if sorted(named) != sorted(archived) or len(named) != len(arrays):
+        said = f", called {', '.join(names)}" if names is not None else ""
+        raise OptionError(
+            f"{len(arrays)} {what} tensors{said}; the archive has {len(archived)}.",
+            f"Its {what}s are {', '.join(archived)}.",
+        )
+    found = dict(zip(named, arrays, strict=True))
+    return [found[name] for name in archived]
+
+
+__all__ = ["ArchiveCheck", "RepeatedCheck"]
