@@ -6,14 +6,11 @@ Sums run over the values of a group in order, with groups side by side in the ve
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from quant.blocks import GROUP, ZERO_POINT
+from quant.compiled import compiled, inlined, part
 from quant.lanes import BLOCK_WORDS, LANES, LEVEL_WORDS, Floats, Lanes, Words
 
 OK, BAD_WEIGHT, BAD_IMPORTANCE = 0, 1, 2
@@ -56,36 +53,10 @@ _FIRST_LOOK_NOISE = np.float32(2.1 * 1.25 * 2.0**-8)  # a little more: what it l
 
 _MANY = 8  # one in so many groups on a grid is no chance
 
-Compiled = Callable[..., Any]
-
-
-def _compiled(function: Compiled) -> Compiled:
-    """Compile at the first call, without Python's lock, and keep the result between processes where a cache can be written."""
-    try:
-        compiled: Compiled = njit(nogil=True, error_model="numpy", cache=True)(function)
-    except RuntimeError:  # neither the package's folder nor the home can be written
-        compiled = njit(nogil=True, error_model="numpy")(function)
-    return compiled
-
-
-def _part(function: Compiled) -> Compiled:
-    """Compile as a part of compiled functions only: nothing to call it from Python is made, which takes the most time."""
-    part: Compiled = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
-    return part
-
-
-def _inlined(function: Compiled) -> Compiled:
-    """As `_part`, copied to where it is used, so that arguments that are constants there remove branches from its loops."""
-    part: Compiled = njit(
-        nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, inline="always"
-    )(function)
-    return part
-
-
 # --- float16 ----------------------------------------------------------------------------------------
 
 
-@_part
+@part
 def half(value: np.float32) -> np.float32:
     """Return a float32 that float16 holds exactly, next to `value`."""
     value = min(max(value, -_LARGEST_HALF), _LARGEST_HALF)
@@ -93,7 +64,7 @@ def half(value: np.float32) -> np.float32:
     return np.rint(value * _HALF_STEPS) * _HALF_STEP if abs(value) < _SMALLEST_NORMAL_HALF else split - (split - value)
 
 
-@_part
+@part
 def _half_bits(value: np.float32, bits: np.uint32) -> np.uint16:
     """Return the float16 of a float32, with its own bits, that float16 holds exactly."""
     magnitude = bits & _MAGNITUDE_BITS
@@ -106,7 +77,7 @@ def _half_bits(value: np.float32, bits: np.uint32) -> np.uint16:
 # --- reading ----------------------------------------------------------------------------------------
 
 
-@_part
+@part
 def _deal(source: Words, target: Words) -> None:
     """Deal values in turn onto the two halves of the target."""
     middle = GROUP * LANES // 2
@@ -115,7 +86,7 @@ def _deal(source: Words, target: Words) -> None:
         target[place + middle] = source[2 * place + 1]
 
 
-@_part
+@part
 def _turn(groups: Words, first: int, spare: Words, lanes: Words) -> None:
     """Put groups `first` and following into lanes: dealt five times, the 32 values of a group end that far apart."""
     begin, end = first * GROUP, (first + LANES) * GROUP
@@ -131,13 +102,13 @@ def _turn(groups: Words, first: int, spare: Words, lanes: Words) -> None:
     _deal(spare, lanes)
 
 
-@_part
+@part
 def _widen_bfloat16(short: NDArray[np.uint16], bits: NDArray[np.uint32]) -> None:
     for place in range(GROUP * LANES):
         bits[place] = np.uint32(short[place]) << np.uint32(16)
 
 
-@_part
+@part
 def _widen_float16(short: NDArray[np.uint16], bits: NDArray[np.uint32], values: Floats) -> None:
     """Fill in float32 `values`; `bits` is the same memory."""
     for place in range(GROUP * LANES):
@@ -150,7 +121,7 @@ def _widen_float16(short: NDArray[np.uint16], bits: NDArray[np.uint32], values: 
         values[place] = -positive if short[place] >= np.uint16(0x8000) else positive
 
 
-@_part
+@part
 def _load(short: NDArray[np.uint16], long: NDArray[np.uint32], kind: int, first: int, lanes: Lanes) -> bool:
     """Fill in the values of groups `first` and following; say whether all of them are finite."""
     bits = lanes.bits
@@ -168,7 +139,7 @@ def _load(short: NDArray[np.uint16], long: NDArray[np.uint32], kind: int, first:
     return bool(largest < _INFINITY_BITS)
 
 
-@_part
+@part
 def _load_importance(importance: Floats, columns: int, row_step: int, first: int, lanes: Lanes) -> bool:
     """Fill in the importance of groups `first` and following, divided by the largest of its group.
 
@@ -198,7 +169,7 @@ def _load_importance(importance: Floats, columns: int, row_step: int, first: int
     return bool(worst < _INFINITY_BITS)
 
 
-@_part
+@part
 def _normalise(values: Floats, unit: Floats, largest: Floats, divisor: Floats) -> None:
     """Divide each group by its signed maximum.
 
@@ -223,7 +194,7 @@ def _normalise(values: Floats, unit: Floats, largest: Floats, divisor: Floats) -
             unit[index * LANES + lane] = values[index * LANES + lane] / divisor[lane]
 
 
-@_part
+@part
 def _take_magnitudes(unit: Floats, share: Floats) -> None:
     """Let each value matter as much as it is large; the largest of a group is 1."""
     for place in range(GROUP * LANES):
@@ -233,7 +204,7 @@ def _take_magnitudes(unit: Floats, share: Floats) -> None:
 # --- the search -------------------------------------------------------------------------------------
 
 
-@_inlined
+@inlined
 def _add_up(lanes: Lanes, position: np.float32, clip_above: bool, clip_below: bool) -> None:
     """Add up s w q and s q^2 of each group, for the levels q that a position gives, clipped where they have to be."""
     unit, share, overlap, power = lanes.unit, lanes.share, lanes.overlap, lanes.power
@@ -253,7 +224,7 @@ def _add_up(lanes: Lanes, position: np.float32, clip_above: bool, clip_below: bo
             overlap[lane], power[lane] = products, squares
 
 
-@_inlined
+@inlined
 def _take_better(lanes: Lanes) -> None:
     """Make the refitted scale, relative to the signed maximum, the candidate where the error is smaller.
 
@@ -267,7 +238,7 @@ def _take_better(lanes: Lanes) -> None:
         candidate[lane] = scale if better else candidate[lane]
 
 
-@_part
+@part
 def _try_positions(lanes: Lanes) -> None:
     """Make the best of all positions the candidate."""
     for lane in range(LANES):
@@ -284,7 +255,7 @@ def _try_positions(lanes: Lanes) -> None:
         lanes.candidate[lane] = half(lanes.candidate[lane] * lanes.largest[lane])
 
 
-@_inlined
+@inlined
 def _improve(lanes: Lanes, refit: bool) -> None:
     """Take the candidates that lower the error; with `refit`, those then become the winners' refits to their own levels."""
     unit, share, largest, candidate = lanes.unit, lanes.share, lanes.largest, lanes.candidate
@@ -314,17 +285,17 @@ def _improve(lanes: Lanes, refit: bool) -> None:
         candidate[lane] = half(refitted * largest[lane]) if refit and better else candidate[lane]
 
 
-@_part
+@part
 def _compare(lanes: Lanes) -> None:
     _improve(lanes, False)
 
 
-@_part
+@part
 def _compare_and_refit(lanes: Lanes) -> None:
     _improve(lanes, True)
 
 
-@_part
+@part
 def _search(lanes: Lanes) -> None:
     """Fill in the scales: the signed maximum over -8, or the best position, refitted; whatever has the smallest error."""
     for lane in range(LANES):
@@ -340,7 +311,7 @@ def _search(lanes: Lanes) -> None:
 # --- grids ------------------------------------------------------------------------------------------
 
 
-@_part
+@part
 def _look_for_grids(unit: Floats, flags: Floats) -> None:
     """Fill in 1 for the groups whose probes could lie on a grid, else 0: whichever level their maximum may have."""
     for lane in range(LANES):
@@ -356,12 +327,12 @@ def _look_for_grids(unit: Floats, flags: Floats) -> None:
             flags[lane] = _ONE if excess <= _ZERO else flags[lane]
 
 
-@_part
+@part
 def _level(value: np.float32, scale: np.float32) -> np.float32:
     return min(max(np.rint(value / scale), _LOWEST), _HIGHEST)
 
 
-@_part
+@part
 def _misfit(values: Floats, lane: int, largest: np.float32, guess: np.float32, scale: np.float32) -> np.float32:
     """Return the squared misfit of a scale for the levels that `guess` gives; inf where a value is off that grid."""
     total = _ZERO
@@ -374,7 +345,7 @@ def _misfit(values: Floats, lane: int, largest: np.float32, guess: np.float32, s
     return total if scale != _ZERO else np.float32(np.inf)
 
 
-@_part
+@part
 def _fit_grid(values: Floats, lane: int, largest: np.float32, guess: np.float32) -> tuple[np.float32, np.float32]:
     """Return the scale, as float16 holds it, refitted to the levels that `guess` gives, and its squared misfit."""
     for index in range(0, GROUP, _PROBE_STEP):
@@ -405,7 +376,7 @@ def _fit_grid(values: Floats, lane: int, largest: np.float32, guess: np.float32)
     return scale, misfit
 
 
-@_part
+@part
 def _grid_scale(values: Floats, lane: int, largest: np.float32) -> np.float32:
     """Return the scale of which all values of a group are multiples, -8 to 7, but for storage noise; 0 where there is none."""
     best, best_misfit = _ZERO, np.float32(np.inf)
@@ -417,7 +388,7 @@ def _grid_scale(values: Floats, lane: int, largest: np.float32) -> np.float32:
     return best
 
 
-@_part
+@part
 def _propose_grids(lanes: Lanes) -> tuple[int, int]:
     """Make the scales of groups that lie on a grid candidates, and those of the others what they are.
 
@@ -437,7 +408,7 @@ def _propose_grids(lanes: Lanes) -> tuple[int, int]:
     return found, counted
 
 
-@_part
+@part
 def _keep_grids(lanes: Lanes) -> None:
     """Keep the grids that groups lie on; of single groups, which may do so by chance, only where that lowers the error.
 
@@ -455,7 +426,7 @@ def _keep_grids(lanes: Lanes) -> None:
 # --- blocks -----------------------------------------------------------------------------------------
 
 
-@_part
+@part
 def _round(lanes: Lanes) -> None:
     """Fill in the levels nearest to the weights; `found` and `power` become the squared error and the energy of each group."""
     values, levels, scale = lanes.values, lanes.levels, lanes.scale
@@ -478,7 +449,7 @@ def _round(lanes: Lanes) -> None:
             levels[word * LANES + lane] = np.uint16(packed)
 
 
-@_part
+@part
 def _store(lanes: Lanes, first: int, packed: NDArray[np.uint16], sums: NDArray[np.float64]) -> None:
     """Write the blocks of groups `first` and following, and add to the squared error and the energy of all."""
     for lane in range(min(LANES, len(packed) // BLOCK_WORDS - first)):
@@ -490,7 +461,7 @@ def _store(lanes: Lanes, first: int, packed: NDArray[np.uint16], sums: NDArray[n
         sums[1] += lanes.power[lane]
 
 
-@_compiled
+@compiled
 def quantize_groups(
     lanes: Lanes,
     short: NDArray[np.uint16],
@@ -538,7 +509,7 @@ def quantize_groups(
     return OK
 
 
-@_compiled
+@compiled
 def find_grids(lanes: Lanes, short: NDArray[np.uint16], long: NDArray[np.uint32], kind: int, scales: Floats) -> int:
     """Fill in the scale of each group that lies on a grid, as float16 holds it, and 0 for the others.
 

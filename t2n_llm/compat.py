@@ -7,13 +7,17 @@ says so. Those that the cache, attention and experts need are in `kvcache.compat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import nn
+
+from quant.prequantized.gguf_merges import merges_of
+from quant.prequantized.gguf_reader import LongArray
 
 # --- transformers: what a model's class says -------------------------------------------------------
 
@@ -52,21 +56,38 @@ def is_loaded(parameter: torch.Tensor) -> bool:
 
 @contextmanager
 def gguf_read_with(reader: type[Any]) -> Iterator[None]:
-    """Let transformers read GGUF files with a reader of ours, strings whole, no progress bar, for the length of the block.
+    """Let transformers read GGUF files with a reader of ours, arrays and strings whole, for the length of the block.
 
-    It has no switch for any of these, and takes a string apart into numbers of bytes first.
+    It has no switch for any of these: it takes a string apart into numbers of bytes first, reads a map of the file by
+    slices that are maps too, opens a file once for each thing it wants to know, makes the table of tensor names anew for
+    each module, halves tokens by four look-ups a time, and draws progress bars.
     """
+    import gguf
     from transformers import modeling_gguf_pytorch_utils as loader
 
     parse = loader._gguf_parse_value
     text = 8  # GGUFValueType.STRING
 
     def parsed(value: Any, types: Any) -> Any:
+        if isinstance(value, LongArray):
+            return value.values
         kinds = types if isinstance(types, list) else [types]
         return value.tobytes().decode() if kinds[-1] == text else parse(value, types)
 
-    silent = mock.patch.object(loader, "tqdm", partial(loader.tqdm, disable=True))
-    with silent, mock.patch.object(loader, "_gguf_parse_value", parsed), mock.patch("gguf.GGUFReader", reader):
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(loader, "tqdm", partial(loader.tqdm, disable=True)))
+        patches.enter_context(mock.patch.object(loader, "_gguf_parse_value", parsed))
+        patches.enter_context(mock.patch("gguf.GGUFReader", cache(reader)))
+        patches.enter_context(mock.patch("gguf.get_tensor_name_map", cache(gguf.get_tensor_name_map)))
+        try:  # since 5.21
+            from transformers.integrations.gguf import gguf_tokenizer_mapping
+            from transformers.integrations.gguf import reader as header
+        except ImportError:
+            pass
+        else:
+            whole_map = header._mapped
+            patches.enter_context(mock.patch.object(header, "_mapped", lambda path: whole_map(path).view(np.ndarray)))
+            patches.enter_context(mock.patch.object(gguf_tokenizer_mapping, "generate_merges", merges_of))
         yield
 
 

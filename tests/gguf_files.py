@@ -44,7 +44,13 @@ def permuted(values: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_llama_gguf(
-    path: Path, kinds: Mapping[str, str], *, tied: bool = True, tokenizer: bool = True, seed: int = 0
+    path: Path,
+    kinds: Mapping[str, str],
+    *,
+    tied: bool = True,
+    tokenizer: bool = True,
+    seed: int = 0,
+    tensors_a_part: int = 0,
 ) -> dict[str, np.ndarray]:
     """Write a Llama.
 
@@ -54,6 +60,7 @@ def write_llama_gguf(
         tied: leave `output.weight` out.
         tokenizer: write a byte-level tokenizer too.
         seed: of the values.
+        tensors_a_part: write parts of so many tensors, `path` with `-00001-of-00003` and so on in the name; 0 for one file.
 
     Returns:
         What was written, by GGUF name without `.weight`: raw bytes of a row each, in the file's order of rows.
@@ -63,7 +70,7 @@ def write_llama_gguf(
 
     tokens = [*SPECIAL, *_byte_alphabet(), "12"]
     weights = llama_weights(seed, tied=tied, vocab=len(tokens))
-    writer = GGUFWriter(str(path), "llama")
+    writer = GGUFWriter(str(path), "llama", split_max_tensors=tensors_a_part)
     _describe(writer, tokens, tokenizer)
     written = {}
     for name, values in weights.items():

@@ -75,7 +75,7 @@ ORDER = {
         stream weighted_search
         half block_kernel
         lanes packing protocol
-        blocks
+        blocks compiled
     """,
     "kvcache": """
         .

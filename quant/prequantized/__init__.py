@@ -14,7 +14,7 @@ from quant.prequantized.awq import decode_awq
 from quant.prequantized.bitsandbytes import decode_bitsandbytes
 from quant.prequantized.compressed_tensors import decode_compressed_tensors
 from quant.prequantized.float8 import decode_float8
-from quant.prequantized.gguf import GgufFile, GgufTensor, open_gguf
+from quant.prequantized.gguf import GgufFile, GgufTensor, joined, open_gguf
 from quant.prequantized.gptq import decode_gptq
 from quant.prequantized.hqq import decode_hqq
 from quant.prequantized.mxfp4 import decode_mxfp4
@@ -62,5 +62,6 @@ __all__ = [
     "GgufTensor",
     "StoredQ4",
     "decode_checkpoint",
+    "joined",
     "open_gguf",
 ]

@@ -1,14 +1,14 @@
 """GGUF files: each tensor as a source that reads the memory-mapped file, Q4_0 as the very blocks.
 
 In: a path. Out: `GgufFile`, its tensors in GGUF's own names and orientation (the axes in PyTorch's order). Everything but Q4_0,
-F16, BF16 and F32 is dequantised by the `gguf` package, a piece of rows at a time.
+F16, BF16 and F32 is dequantised a piece of rows at a time, rare types by the `gguf` package.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import torch
 from generic_export.errors import CorruptCheckpointError, WeightError
 from quant.blocks import GROUP, Q4Blocks
 from quant.packing import unpack_q4_0
+from quant.prequantized.gguf_blocks import LAYOUTS, decode_blocks
+from quant.prequantized.gguf_parts import all_parts, named_parts
 from quant.prequantized.gguf_reader import gguf_reader
 from quant.prequantized.tensors import DecodedTensor, ExactTensor, ranges
 
@@ -48,6 +50,15 @@ class GgufTensor:
         """Whether its values are floats of 16 or 32 bits."""
         return self.kind in _PLAIN
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its blocks are those that tract runs."""
+        return self.kind == _EXACT and self.shape[-1] % GROUP == 0
+
+    def rows(self, start: int, stop: int) -> GgufTensor:
+        """Return some of its rows, all axes but the last one counted as one, as a matrix."""
+        return replace(self, shape=(stop - start, self.shape[-1]), data=self.data[start:stop])
+
     def source(self, name: str, order: np.ndarray | None = None) -> ExactTensor | DecodedTensor:
         """Return the tensor as a source.
 
@@ -55,7 +66,7 @@ class GgufTensor:
             name: what to call it.
             order: row i of the result is row `order[i]` here (int [rows]); None keeps the order.
         """
-        if self.kind == _EXACT and self.shape[-1] % GROUP == 0:
+        if self.is_exact:
             return ExactTensor(name, self.shape, lambda: self._blocks(order))
         dtype = _PLAIN.get(self.kind, torch.float32)
         return DecodedTensor(name, self.shape, lambda: self._values(order), dtype, not self.is_plain)
@@ -75,13 +86,30 @@ class GgufTensor:
             yield unpack_q4_0(torch.from_numpy(rows))
 
     def _values(self, order: np.ndarray | None) -> Iterator[torch.Tensor]:
-        from gguf import dequantize
-
         for rows in self._rows(order):
             if self.is_plain:
                 yield torch.from_numpy(rows).view(_PLAIN[self.kind])
             else:
-                yield torch.from_numpy(np.ascontiguousarray(dequantize(rows, self.code), dtype=np.float32))
+                yield torch.from_numpy(_decoded(rows, self.kind, self.code))
+
+
+def joined(name: str, shape: tuple[int, ...], pieces: Sequence[GgufTensor]) -> ExactTensor | DecodedTensor:
+    """Return matrices one below the other as one source: with the blocks where all have them, in one dtype where they share it.
+
+    Args:
+        name: what to call it.
+        shape: of the result; it may have more axes.
+        pieces: at least one.
+    """
+    if all(piece.is_exact for piece in pieces):
+        return ExactTensor(name, shape, lambda: (each for piece in pieces for each in piece._blocks(None)))
+    kinds = {piece.kind for piece in pieces}
+    dtype = _PLAIN.get(kinds.pop(), torch.float32) if len(kinds) == 1 else torch.float32
+
+    def values() -> Iterator[torch.Tensor]:
+        return (each.to(dtype) for piece in pieces for each in piece._values(None))
+
+    return DecodedTensor(name, shape, values, dtype, not all(piece.is_plain for piece in pieces))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,21 +117,23 @@ class GgufFile:
     """An opened GGUF file.
 
     Attributes:
-        path: the file.
+        paths: its parts in order; of most models there is one.
         architecture: as llama.cpp names it, such as `llama`.
-        tensors: by GGUF name.
+        tensors: by GGUF name, of all parts.
+        numbers: metadata that are single numbers or truth values, by key.
     """
 
-    path: Path
+    paths: tuple[Path, ...]
     architecture: str
     tensors: Mapping[str, GgufTensor]
+    numbers: Mapping[str, float | int | bool]
 
 
 def open_gguf(path: Path) -> GgufFile:
     """Map a GGUF file; no tensor is read.
 
     Raises:
-        WeightError: it cannot be read, the `gguf` package is not installed, or the file is one of several parts.
+        WeightError: it cannot be read, the `gguf` package is not installed, or a part of the model is missing.
         CorruptCheckpointError: it is no GGUF file, or ends early.
     """
     try:
@@ -114,23 +144,42 @@ def open_gguf(path: Path) -> GgufFile:
         ) from error
     try:
         reader = reader_class(path)
+    except WeightError:  # a part is missing
+        raise
     except FileNotFoundError as error:
+        all_parts(path, named_parts(path))  # says that it is not the only one
         raise WeightError(f"{path}: no such file.") from error
     except OSError as error:
         raise WeightError(f"{path}: cannot be read: {error.strerror}.") from error
     except Exception as error:  # a damaged file makes the reader fail wherever it happens to be
         raise CorruptCheckpointError(f"{path}: not a whole GGUF file ({error}).", "Download it again.") from error
-    parts = reader.get_field("split.count")
-    if parts is not None and int(parts.contents()) > 1:
-        raise WeightError(
-            f"{path}: one of {int(parts.contents())} parts of a model.",
-            "Join them first: llama-gguf-split --merge FIRST_PART WHOLE.gguf.",
-        )
     architecture = reader.get_field("general.architecture")
     if architecture is None:
         raise CorruptCheckpointError(f"{path}: it names no architecture.", "Download it again.")
     tensors = {str(tensor.name): _tensor(path, tensor) for tensor in reader.tensors}
-    return GgufFile(path, str(architecture.contents()), tensors)
+    numbers = dict(_numbers(reader.fields))
+    promised = numbers.get("split.tensors.count", len(tensors))
+    if promised != len(tensors):
+        raise CorruptCheckpointError(
+            f"{path}: its parts hold {len(tensors)} tensors where the first says {promised}.",
+            "Parts of different models lie together; download them again.",
+        )
+    return GgufFile(tuple(reader.paths), str(architecture.contents()), tensors, numbers)
+
+
+def _numbers(fields: Mapping[str, Any]) -> Iterator[tuple[str, float | int | bool]]:
+    for name, field in fields.items():
+        value = field.contents() if len(field.types) == 1 else None
+        if isinstance(value, (float, int)):
+            yield name, value
+
+
+def _decoded(rows: np.ndarray, kind: str, code: Any) -> np.ndarray:
+    if kind in LAYOUTS:
+        return decode_blocks(kind, rows)
+    from gguf import dequantize
+
+    return np.ascontiguousarray(dequantize(rows, code), dtype=np.float32)
 
 
 def _tensor(path: Path, tensor: Any) -> GgufTensor:

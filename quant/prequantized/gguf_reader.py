@@ -1,66 +1,117 @@
-"""The `gguf` package's reader, with arrays of a file's metadata read at once: a vocabulary is 262,144 strings, numbers and types.
+"""The `gguf` package's reader: long arrays of a file's metadata stay one piece, the tensors of all parts of a model are there.
 
-In: the class of that package. Out: one that reads the same file into the same fields, an array of strings ten times faster.
-Format: ggml's docs/gguf.md, `gguf_metadata_value_t`.
+In: the class of that package. Out: one that reads the same file into the same fields; a vocabulary of 262,144 strings, numbers and
+types is not taken apart before somebody wants it. Format: ggml's docs/gguf.md, `gguf_metadata_value_t`.
 """
 
 from __future__ import annotations
 
 import struct
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quant.prequantized.gguf_parts import all_parts
+
+_SIZE = struct.Struct("<Q")
+_LONG = 64  # below, an array is taken apart as the package does
+
+
+@dataclass(frozen=True, eq=False)
+class LongArray:
+    """An array of a file's metadata.
+
+    Attributes:
+        data: its bytes (uint8): numbers, or strings one behind the other, each after its length (uint64).
+        length: how many values.
+        number: type of numbers; None for strings.
+    """
+
+    data: np.ndarray
+    length: int
+    number: type[Any] | None
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """The values as Python has them."""
+        if self.number is not None:
+            return list(self.data.view(self.number).tolist())
+        blob, size_at, start, found = self.data.tobytes(), _SIZE.unpack_from, 8, []
+        for _ in range(self.length):
+            end = start + size_at(blob, start - 8)[0]
+            found.append(blob[start:end].decode("utf-8"))
+            start = end + 8
+        return found
+
 
 @cache
 def gguf_reader() -> type[Any]:
-    """Return the reader's class.
+    """Return the reader's class; besides those of its base, its objects have `paths`: the files of the model, in order.
 
     Raises:
         ImportError: the gguf package is not installed.
     """
     from gguf import GGUFReader, GGUFValueType
+    from gguf.gguf_reader import ReaderField
 
-    class Reader(GGUFReader):
-        """Reads arrays of numbers and of strings at once; whatever else there is, as its base does."""
+    class Field(ReaderField):  # type: ignore[misc]
+        """A field that may have a long array in one part."""
+
+        def contents(self, index_or_slice: int | slice = slice(None)) -> Any:
+            last = self.parts[-1]
+            return last.values[index_or_slice] if isinstance(last, LongArray) else super().contents(index_or_slice)
+
+    class Reader(GGUFReader):  # type: ignore[misc]
+        """Reads long arrays of numbers and of strings at once; whatever else there is, as its base does."""
+
+        def __init__(self, path: Any, mode: str = "r") -> None:
+            super().__init__(path, mode)
+            split = self.get_field("split.count")
+            self.paths = all_parts(Path(path), 0 if split is None else int(split.contents()))
+            self.tensors: list[Any] = sum((_Part(other, mode).tensors for other in self.paths[1:]), self.tensors)
+
+        def _push_field(self, field: Any, skip_sum: bool = False) -> int:
+            return super()._push_field(Field(*field), skip_sum)  # type: ignore[no-any-return]
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
                 return super()._get_field_parts(orig_offs, raw_type)
             data = self.data.view(np.ndarray)
             kind, length = struct.unpack_from("<IQ", data, orig_offs)
-            head = [
-                data[orig_offs : orig_offs + 4].view(np.uint32),
-                data[orig_offs + 4 : orig_offs + 12].view(np.uint64),
-            ]
             start, number = orig_offs + 12, self.gguf_scalar_to_np.get(kind)
-            if kind == GGUFValueType.STRING:
-                elements, end = _strings(data, start, length)
-            elif number is not None:
-                end = start + length * np.dtype(number).itemsize
-                elements = list(data[start:end].view(number).reshape(-1, 1))
-            else:
+            if length < _LONG or (number is None and kind != GGUFValueType.STRING):
                 return super()._get_field_parts(orig_offs, raw_type)
-            if len(elements) != length:
+            size = _strings_size(data, start, length) if number is None else length * np.dtype(number).itemsize
+            if start + size > len(data):
                 raise ValueError(f"an array of {length} values ends early")
-            types = [GGUFValueType.ARRAY, *([GGUFValueType(kind)] if length else [])]
-            return end - orig_offs, [*head, *elements], list(range(2, 2 + length)), types
+            head = [data[orig_offs : orig_offs + 4].view(np.uint32), data[orig_offs + 4 : start].view(np.uint64)]
+            array = LongArray(data[start : start + size], length, number)
+            return 12 + size, [*head, array], [2], [GGUFValueType.ARRAY, GGUFValueType(kind)]
+
+    class _Part(Reader):
+        """One of the other parts: its own tensors alone."""
+
+        def __init__(self, path: Any, mode: str) -> None:
+            GGUFReader.__init__(self, path, mode)
 
     return Reader
 
 
-def _strings(data: Any, start: int, length: int) -> tuple[list[np.ndarray], int]:
-    """Return the bytes of strings that lie one behind the other, each after its length, and where they end."""
-    found = []
+def _strings_size(data: Any, start: int, length: int) -> int:
+    """Return how many bytes strings take that lie one behind the other, each after its length.
+
+    Raises:
+        ValueError: they end behind the file.
+    """
+    size_at, place, last = _SIZE.unpack_from, start, len(data) - 8
     for _ in range(length):
-        (size,) = struct.unpack_from("<Q", data, start)
-        end = start + 8 + size
-        if end > len(data):
+        if place > last:
             raise ValueError("a string ends behind the file")
-        found.append(data[start + 8 : end])
-        start = end
-    return found, start
+        place += 8 + size_at(data, place)[0]
+    return place - start
 
 
-__all__ = ["gguf_reader"]
+__all__ = ["LongArray", "gguf_reader"]

@@ -16,7 +16,9 @@ from t2n_llm.source.reference import SourceRef
 
 @takes_options
 def export(
-    source: Annotated[str, typer.Argument(help="Hub id (meta-llama/Llama-3.1-8B), local folder or .gguf file.")],
+    source: Annotated[
+        str, typer.Argument(help="Hub id (meta-llama/Llama-3.1-8B), local folder, or .gguf file or folder.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Folder to make; by default named after the model."),

@@ -15,6 +15,7 @@ from generic_export.errors import DiskFullError, MissingTokenizerError, SourceEr
 from generic_export.files import is_disk_full
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from quant.prequantized import METHODS, decode_checkpoint
+from quant.prequantized.gguf_parts import first_part, model_name
 from t2n_llm.source.reference import SourceRef
 
 # What an export reads of a repository; no .gguf, .onnx or image is ever downloaded.
@@ -55,7 +56,8 @@ class ModelSource:
         config: transformers config.
         trust_remote_code: whether code beside the checkpoint may run.
         quantization: `quantization_config` of a checkpoint that is quantised already, or None; `config` is without.
-        gguf: the GGUF file that the model comes from, or None; `folder` then holds what was read of its metadata.
+        gguf: the GGUF file that the model comes from, the first where it has parts, or None; `folder` then holds what was
+            read of its metadata.
         keeps: what must live as long as this source (the folder of a GGUF file's metadata).
     """
 
@@ -77,7 +79,7 @@ class ModelSource:
     def short_name(self) -> str:
         """Last part of the name: the default name of an export folder."""
         if self.gguf is not None:
-            return self.gguf.stem
+            return model_name(self.gguf)
         return self.folder.resolve().name if self.is_local else self.name.rsplit("/", 1)[-1]
 
     @property
@@ -166,8 +168,9 @@ def open_source(source: str | SourceRef, *, require_tokenizer: bool = True) -> M
     """
     ref = SourceRef.of(source)
     name = ref.name
-    if Path(name).suffix == GGUF_SUFFIX and Path(name).expanduser().is_file():
-        return _open_gguf(Path(name).expanduser(), ref, require_tokenizer)
+    gguf = _gguf_file(name)
+    if gguf is not None:
+        return _open_gguf(gguf, ref, require_tokenizer)
     folder, commit = _fetched(ref)
     if not (folder / "config.json").is_file():
         raise SourceError(
@@ -190,6 +193,16 @@ def _fetched(ref: SourceRef, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS) -> 
     return folder, None
 
 
+def _gguf_file(name: str) -> Path | None:
+    """Return the GGUF file that a name stands for: the file, the first of its parts, or the one model of a folder."""
+    from t2n_llm.source.gguf import gguf_in
+
+    if Path(name).suffix == GGUF_SUFFIX and Path(name).expanduser().is_file():
+        return first_part(Path(name).expanduser())
+    folder = _local_folder(name)
+    return None if folder is None else gguf_in(folder)
+
+
 def _refuse_revision(ref: SourceRef, what: str) -> None:
     if ref.revision is not None:
         raise SourceError(f"{ref.name} is a local {what}: --revision has no meaning there.", "Leave --revision out.")
@@ -198,7 +211,7 @@ def _refuse_revision(ref: SourceRef, what: str) -> None:
 def _open_gguf(path: Path, ref: SourceRef, require_tokenizer: bool) -> ModelSource:
     from t2n_llm.source.gguf import read_gguf_metadata
 
-    _refuse_revision(ref, "file")
+    _refuse_revision(ref, "file" if Path(ref.name).suffix == GGUF_SUFFIX else "folder")
     metadata = read_gguf_metadata(path, require_tokenizer=require_tokenizer)
     source = ModelSource(ref.name, Path(metadata.folder.name), None, metadata.config, gguf=path, keeps=metadata.folder)
     if require_tokenizer:
@@ -245,13 +258,15 @@ def open_config(source: str | SourceRef) -> ConfigSource:
     """
     ref = SourceRef.of(source)
     name, trust = ref.name, ref.trust_remote_code
-    path = Path(name).expanduser() if name else Path()
-    if path.suffix in (GGUF_SUFFIX, ".json") and path.is_file():
-        _refuse_revision(ref, "file")
-        if path.suffix == GGUF_SUFFIX:
-            from t2n_llm.source.gguf import read_gguf_metadata
+    gguf = _gguf_file(name)
+    if gguf is not None:
+        from t2n_llm.source.gguf import read_gguf_config
 
-            return ConfigSource(name, read_gguf_metadata(path, require_tokenizer=False).config)
+        _refuse_revision(ref, "file" if Path(name).suffix == GGUF_SUFFIX else "folder")
+        return ConfigSource(name, read_gguf_config(gguf))
+    path = Path(name).expanduser() if name else Path()
+    if path.suffix == ".json" and path.is_file():
+        _refuse_revision(ref, "file")
         return ConfigSource(name, _load_config(name, path, trust), None, trust)
     folder, commit = _fetched(ref, _CONFIG_PATTERNS)
     if not (folder / "config.json").is_file():

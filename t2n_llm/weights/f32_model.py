@@ -91,8 +91,8 @@ def load_f32(weights: Path, trust_remote_code: bool = False) -> Any:
 def load_dequantized(weights: Path, *, trust_remote_code: bool = False) -> Any | None:
     """Return the model of a quantised checkpoint in f32, or None when the checkpoint is not quantised.
 
-    A GGUF file is dequantised by transformers. The other formats would need a library each, most of which run on GPUs only:
-    their values come from this project's own decoders, which are tested against the published formats.
+    A GGUF file is dequantised by transformers where it can. The other formats would need a library each, most of which
+    run on GPUs only: their values come from this project's own decoders, which are tested against the published formats.
 
     Args:
         weights: a folder, or a `.gguf` file.
@@ -103,11 +103,13 @@ def load_dequantized(weights: Path, *, trust_remote_code: bool = False) -> Any |
         CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.
     """
     if weights.suffix == GGUF_SUFFIX and weights.is_file():
-        return load_gguf_model(weights)
-    if not (weights / "config.json").is_file():
+        model = load_gguf_model(weights)
+        if model is not None:
+            return model
+    elif not (weights / "config.json").is_file():
         return None
     source = open_source(SourceRef(str(weights), trust_remote_code=trust_remote_code), require_tokenizer=False)
-    if source.quantization is None:
+    if not source.is_quantized:
         return None
     model_class = type(meta_model(source.config, trust_remote_code=source.trust_remote_code))
     model, missing = dequantized(source, model_class)

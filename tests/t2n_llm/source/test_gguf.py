@@ -172,7 +172,7 @@ def test_gemma_norms_are_stored_plus_one(tmp_path: Path) -> None:
     from transformers.modeling_gguf_pytorch_utils import Gemma2TensorProcessor
 
     from quant.prequantized import GgufTensor
-    from t2n_llm.source.gguf import _parameter
+    from t2n_llm.source.gguf_layout import _parameter
 
     values = np.array([[1.5, 2.0, 0.5, 1.0]], np.float32)
     tensor = GgufTensor("blk.0.attn_norm.weight", (4,), "F32", values.view(np.uint8), None)
@@ -218,20 +218,6 @@ def test_an_architecture_that_transformers_does_not_read(tmp_path: Path) -> None
     writer.close()
     with pytest.raises(UnknownArchitectureError, match="'clip'"):
         open_source(str(tmp_path / "odd.gguf"), require_tokenizer=False)
-
-
-def test_a_part_of_a_split_model(tmp_path: Path) -> None:
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(str(tmp_path / "part.gguf"), "llama")
-    writer.add_uint16("split.count", 3)
-    writer.add_tensor("a.weight", np.zeros((2, 2), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(WeightError, match="one of 3 parts"):
-        open_source(str(tmp_path / "part.gguf"), require_tokenizer=False)
 
 
 def test_a_scale_that_is_no_number(tmp_path: Path) -> None:
