@@ -79,7 +79,7 @@ ORDER = {
     """,
     "kvcache": """
         .
-        operators state_adapters engine_state
+        operators state_adapters engine_state half_states
         forms moe_engine attention
         explicit_cache moe_families
         attention_families compressed_layer recurrent windows

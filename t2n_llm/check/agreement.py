@@ -63,7 +63,7 @@ class Tolerance:
         """
         if kv_cache is not None:
             return {"int8": Tolerance(0.03, 0.01), "int4": Tolerance(0.5, 0.5)}[kv_cache]
-        return Tolerance(1e-2, 1e-3) if mixed else Tolerance.for_dtype(dtype)
+        return Tolerance(2e-2, 1e-3) if mixed else Tolerance.for_dtype(dtype)
 
 
 @dataclass(frozen=True)
