@@ -24,7 +24,7 @@ from generic_export.inference_target.tract.check import (
 )
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions
-from generic_export.inference_target.tract.evidence.repeated_check import ArchiveCheck, RepeatedCheck
+from generic_export.inference_target.tract.evidence.repeated_check import ArchiveCheck
 from generic_export.inference_target.tract.target import TractNNEF
 
 
@@ -113,9 +113,14 @@ def assert_io_and_debug_bundle(
         tract_cli, io_npz_path = io_npz_path, None
     target = _target(tract_cli, inference_target, check_tolerance)
     check = ArchiveCheck(Path(nnef_file_path), target, input_names, output_names, _path(io_npz_path))
-    options = BundleOptions(weight_seed=weight_seed, second_opinion=second_opinion)
-    repeated = RepeatedCheck(check, model, _tuple(test_input), kwargs or {}, nnef_variable_naming_scheme, options)
-    return repeated.run(_path(debug_bundle_path))
+    return check.run_again(
+        model,
+        _tuple(test_input),
+        kwargs,
+        bundle_path=_path(debug_bundle_path),
+        naming_scheme=nnef_variable_naming_scheme,
+        options=BundleOptions(weight_seed=weight_seed, second_opinion=second_opinion),
+    )
 
 
 def _target(

@@ -32,7 +32,7 @@ from generic_export.inference_target.tract.engines.streaming import (
     open_stream,
 )
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from generic_export.inference_target.tract.evidence.repeated_check import ArchiveCheck, RepeatedCheck
+from generic_export.inference_target.tract.evidence.repeated_check import ArchiveCheck
 from generic_export.inference_target.tract.releases.dialect import (
     ENDLESS_SQUARE_PRODUCTS,
     RELEASES,
@@ -271,7 +271,7 @@ class TractNNEF(EngineTarget):
                 self._require_streams(archive, args.example, self.streaming)
             return
         bundle = None if debug_bundle_path is None else Path(debug_bundle_path)
-        RepeatedCheck(ArchiveCheck(archive, self), model, tuple(args)).run(bundle)
+        ArchiveCheck(archive, self).run_again(model, tuple(args), bundle_path=bundle)
 
     def _require_streams(self, archive: Path, example: ExampleRun, streaming: Streaming) -> None:
         with open_stream(archive, streaming, self._wheel(), self.registries) as stream:

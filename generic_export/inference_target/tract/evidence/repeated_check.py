@@ -6,7 +6,7 @@ In: a module, its arguments, the archive. Out: how close they are, or an error a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,59 +68,45 @@ class ArchiveCheck:
             self.archive, ExampleRun(inputs, outputs, names), self.target.ask(self.archive, inputs)
         )
 
+    def run_again(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        bundle_path: Path | None = None,
+        naming_scheme: VariableNamingScheme | str = DEFAULT_VARNAME_SCHEME,
+        options: BundleOptions | None = None,
+    ) -> list[Comparison]:
+        """Run the module, then the archive; what fails is captured again and written as one file, if a path is given.
 
-@dataclass(frozen=True)
-class RepeatedCheck:
-    """An archive and the call that it was exported from.
-
-    Attributes:
-        check: the archive.
-        model, args, kwargs: the module and its arguments.
-        naming_scheme: the one that was exported with.
-        options: what goes into a bundle.
-    """
-
-    check: ArchiveCheck
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    naming_scheme: VariableNamingScheme | str = DEFAULT_VARNAME_SCHEME
-    options: BundleOptions = field(default_factory=BundleOptions)
-
-    def run(self, bundle_path: Path | None = None) -> list[Comparison]:
-        """Run the module and the archive and compare; a failure is written as one file, if a path is given.
+        Args:
+            model, args, kwargs: the module and its arguments.
+            bundle_path: the `.tgz` to write; None writes none.
+            naming_scheme: the one that was exported with.
+            options: what goes into the bundle.
 
         Raises:
-            EngineError, MismatchError, OptionError: as `ArchiveCheck.run`; the hint says where the bundle is.
+            EngineError, MismatchError, OptionError: as `run`; the hint says where the bundle is.
             ArchiveError: the bundle cannot be written.
         """
-        with bundled_failure(None if bundle_path is None else partial(self._write_bundle, bundle_path)):
-            return self.check.run(self._example())
 
-    def _example(self) -> ExampleRun:
-        with evaluation_mode(self.model):
-            return ExampleRun.of(self.model, self.args, self.kwargs)
+        def write(path: Path, error: T2NError) -> Path:
+            target, signature = self.target, signature_of(read_graph_text(self.archive))
+            check_names(target.dynamic_axes, signature.inputs, signature.outputs)
+            names = self.input_names or signature.inputs, self.output_names or signature.outputs
+            with evaluation_mode(model):
+                prepared = prepare(model, args, target, *names, kwargs=kwargs, allow_same_io_names=True)
+                document = translate_graph(
+                    prepared.graph, target, TranslationOptions(naming_scheme=naming_scheme), model
+                )
+                example = ExampleRun.of(model, args, kwargs)
+                return write_failing_case(path, self.archive, example, prepared, document, target, error, options)
 
-    def _write_bundle(self, path: Path, error: T2NError) -> Path:
-        target = self.check.target
-        signature = signature_of(read_graph_text(self.check.archive))
-        check_names(target.dynamic_axes, signature.inputs, signature.outputs)
-        with evaluation_mode(self.model):
-            prepared = prepare(
-                self.model,
-                self.args,
-                target,
-                self.check.input_names or signature.inputs,
-                self.check.output_names or signature.outputs,
-                kwargs=self.kwargs,
-                allow_same_io_names=True,
-            )
-            options = TranslationOptions(naming_scheme=self.naming_scheme)
-            document = translate_graph(prepared.graph, target, options, self.model)
-            example = ExampleRun.of(self.model, self.args, self.kwargs)
-            return write_failing_case(
-                path, self.check.archive, example, prepared, document, target, error, self.options
-            )
+        with bundled_failure(None if bundle_path is None else partial(write, bundle_path)):
+            with evaluation_mode(model):
+                example = ExampleRun.of(model, args, kwargs)
+            return self.run(example)
 
 
 def _by_name(
@@ -140,4 +126,4 @@ def _by_name(
     return [found[name] for name in archived]
 
 
-__all__ = ["ArchiveCheck", "RepeatedCheck"]
+__all__ = ["ArchiveCheck"]
