@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from generic_export.earlier_paths import keep_importable
 
 if TYPE_CHECKING:
-    from generic_export.checking import assert_io, assert_io_and_debug_bundle
     from generic_export.diagnose.piece_by_piece import (
         CustomOpStrategy,
         ModelDiagnoseOutput,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         TractFeatureFlag,
         TractNNEF,
     )
+    from generic_export.inference_target.tract.checking import assert_io, assert_io_and_debug_bundle
     from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
     from generic_export.inference_target.tract.engines.streaming import Streaming, open_stream
     from generic_export.inference_target.tract.evidence.through_onnx import debug_dumper_pytorch_to_onnx_to_nnef
@@ -46,36 +46,24 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "DEFAULT_VARNAME_SCHEME": "generic_export.torch_graph.naming",
-    "CustomOpStrategy": "generic_export.diagnose.piece_by_piece",
-    "InferenceTarget": "generic_export.inference_target",
-    "KhronosNNEF": "generic_export.inference_target",
-    "ModelDiagnoseOutput": "generic_export.diagnose.piece_by_piece",
-    "SemanticVersion": "generic_export.inference_target",
-    "Streaming": "generic_export.inference_target.tract.engines.streaming",
-    "StatusExport": "generic_export.diagnose.piece_by_piece",
-    "StatusExportCode": "generic_export.diagnose.piece_by_piece",
-    "T2NError": "generic_export.errors",
-    "ToleranceLimits": "generic_export.inference_target",
-    "TractBinaryDownloader": "generic_export.inference_target.tract.releases.downloader",
-    "TractCheckTolerance": "generic_export.inference_target",
-    "TractCli": "generic_export.inference_target",
-    "TractFeature": "generic_export.inference_target",
-    "TractFeatureFlag": "generic_export.inference_target",
-    "TractNNEF": "generic_export.inference_target",
-    "VariableNamingScheme": "generic_export.torch_graph.naming",
-    "as_forward": "generic_export.torch_graph.methods",
-    "assert_io": "generic_export.checking",
-    "assert_io_and_debug_bundle": "generic_export.checking",
-    "assert_io_cmd_str": "generic_export.inference_target.tract.engines.asking",
-    "debug_dumper_pytorch_to_onnx_to_nnef": "generic_export.inference_target.tract.evidence.through_onnx",
-    "export_model_to_nnef": "generic_export.export",
-    "export_tensors_from_disk_to_nnef": "generic_export.write.weights_only",
-    "export_tensors_to_nnef": "generic_export.write.weights_only",
-    "open_stream": "generic_export.inference_target.tract.engines.streaming",
-    "iter_torch_tensors_from_disk": "generic_export.write.weights_only",
-    "trace_execution_piece_by_piece": "generic_export.diagnose.piece_by_piece",
-    "trace_forward_execution": "generic_export.diagnose.piece_by_piece",
+    name: module
+    for module, names in {
+        "generic_export.diagnose.piece_by_piece": "CustomOpStrategy ModelDiagnoseOutput StatusExport StatusExportCode "
+        "trace_execution_piece_by_piece trace_forward_execution",
+        "generic_export.errors": "T2NError",
+        "generic_export.export": "export_model_to_nnef",
+        "generic_export.inference_target": "InferenceTarget KhronosNNEF SemanticVersion ToleranceLimits TractCheckTolerance "
+        "TractCli TractFeature TractFeatureFlag TractNNEF",
+        "generic_export.inference_target.tract.checking": "assert_io assert_io_and_debug_bundle",
+        "generic_export.inference_target.tract.engines.asking": "assert_io_cmd_str",
+        "generic_export.inference_target.tract.engines.streaming": "Streaming open_stream",
+        "generic_export.inference_target.tract.evidence.through_onnx": "debug_dumper_pytorch_to_onnx_to_nnef",
+        "generic_export.inference_target.tract.releases.downloader": "TractBinaryDownloader",
+        "generic_export.torch_graph.methods": "as_forward",
+        "generic_export.torch_graph.naming": "DEFAULT_VARNAME_SCHEME VariableNamingScheme",
+        "generic_export.write.weights_only": "export_tensors_from_disk_to_nnef export_tensors_to_nnef iter_torch_tensors_from_disk",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [
@@ -114,6 +102,7 @@ __all__ = [
 
 keep_importable(
     {
+        "generic_export.checking": "generic_export.inference_target.tract.checking",
         "generic_export.exceptions": "generic_export.errors",
         "generic_export.inference_target.tract.wheel": "generic_export.inference_target.tract.engines.wheel",
         "generic_export.ops.builder": "generic_export.translate.builder",

@@ -11,14 +11,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 import generic_export.ops  # noqa: F401 - registers the translations, which decide what a capture keeps whole
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError
-from generic_export.inference_target.base import InferenceTarget
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.known_numbers import fold_numbers
@@ -32,6 +31,9 @@ from generic_export.translate.modules import translated_modules
 from generic_export.translate.registry import is_translated
 from generic_export.weights.offload import OffloadedTensor, unread_parameters
 from generic_export.weights.source import InMemoryTensor, SelfStored, TensorSource
+
+if TYPE_CHECKING:  # the package of targets is above this room: its __init__ imports the tract target, which captures
+    from generic_export.inference_target.base import InferenceTarget
 
 logger = logging.getLogger("generic_export")
 

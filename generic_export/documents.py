@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from generic_export.errors import GraphError
-from generic_export.inference_target.base import InferenceTarget
 from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.extensions import extension_lines, fragment_of, with_extensions
 from generic_export.nnef.graph import NnefGraph
@@ -19,6 +19,9 @@ from generic_export.torch_graph.tracer import torch_version
 from generic_export.translate.translate import TranslationOptions, translate
 from generic_export.weights.part import part_source
 from generic_export.weights.source import BlockTensorSource, TensorSource
+
+if TYPE_CHECKING:  # the package of targets is above this room: its __init__ imports the tract target, which captures
+    from generic_export.inference_target.base import InferenceTarget
 
 PRODUCER = "t2n-llm"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,14 @@ import torch
 from torch import nn
 
 from generic_export.assertions import held, parse_extensions
-from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
+from generic_export.capture import class_name, evaluation_mode, prepare
 from generic_export.documents import producer_properties, translate_graph, with_tensors
-from generic_export.errors import CaptureError, EngineError, EngineMissingError, MismatchError, OptionError, T2NError
+from generic_export.errors import CaptureError, OptionError, T2NError
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
-from generic_export.inference_target.tract.evidence.bisect import Provenance
-from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions, FailingCase, write_debug_bundle
+from generic_export.inference_target.tract.evidence.debug_bundle import bundled_failure, write_failing_case
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
-from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
 from generic_export.translate.translate import TranslationOptions
@@ -165,36 +163,6 @@ def _proven(target: Path) -> Iterator[Path]:
     put_in_place(waiting, target)
 
 
-@contextmanager
-def bundled_failure(write: Callable[[T2NError], Path] | None) -> Iterator[None]:
-    """Write a debug bundle when the check in the block fails, and say where it is; None writes none."""
-    try:
-        yield
-    except EngineMissingError:
-        raise
-    except (MismatchError, EngineError) as error:
-        if write is None:
-            raise
-        hint = f"{error.hint or ''} The case is in {write(error)}.".strip()
-        raise type(error)(error.message, hint) from error
-
-
-def write_failing_case(
-    path: Path,
-    archive: Path,
-    example: ExampleRun,
-    prepared: Prepared,
-    document: NnefGraph,
-    target: TractNNEF,
-    error: T2NError,
-    options: BundleOptions | None = None,
-) -> Path:
-    """Write the debug bundle of a check that failed; see `write_debug_bundle`."""
-    translation = Provenance(prepared.graph, document, prepared.stored)
-    case = FailingCase(archive, error, example, translation, target, prepared.model, prepared.args, prepared.kwargs)
-    return write_debug_bundle(path, case, options)
-
-
 def _example_run(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], graph: TorchModuleIRGraph
 ) -> ExampleRun:
@@ -211,4 +179,4 @@ def _completed(given: Sequence[str] | None, own: Sequence[str]) -> Sequence[str]
     return given if given is None else (*given[: len(own)], *own[len(given) :])
 
 
-__all__ = ["bundled_failure", "export_model_to_nnef", "write_failing_case"]
+__all__ = ["export_model_to_nnef"]

@@ -16,7 +16,13 @@ import torch
 from torch import nn
 
 from generic_export.errors import CaptureError
-from generic_export.ops.attention import additive_mask, causal_mask, engine_attention, spelled_out_attention
+from generic_export.ops.attention import (
+    additive_mask,
+    causal_mask,
+    engine_attention,
+    grouped_attention,
+    spelled_out_attention,
+)
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
 from kvcache.attention_families import explicit_attention_families, registered
@@ -267,13 +273,11 @@ def translate_attention(
         query, key, value = (b.cast(tensor, torch.float32) for tensor in (query, key, value))
     steps, total = query.shape[-2], key.shape[-2]
     yes_or_no = mask is None or mask.dtype is torch.bool
-    if softcap is None and sinks is None and yes_or_no:
-        additive = None if mask is None else additive_mask(b, mask, steps, total)
-        result = engine_attention(b, query, key, value, additive, scale, is_causal=is_causal)
-    else:
-        additive = additive_mask(b, mask, steps, total) if mask is not None and mask.dtype is torch.bool else mask
-        if is_causal:
-            causal = additive_mask(b, causal_mask(b, steps, total), steps, total)
-            additive = causal if additive is None else b.binary("add", b.cast(additive, torch.float32), causal)
-        result = spelled_out_attention(b, query, key, value, additive, scale, softcap, sinks)
-    return b.cast(result, dtype)
+    additive = additive_mask(b, mask, steps, total) if mask is not None and yes_or_no else mask
+    if softcap is None and sinks is None and yes_or_no and not b.spelling.attention_products:
+        return b.cast(engine_attention(b, query, key, value, additive, scale, is_causal=is_causal), dtype)
+    if is_causal:
+        causal = additive_mask(b, causal_mask(b, steps, total), steps, total)
+        additive = causal if additive is None else b.binary("add", b.cast(additive, torch.float32), causal)
+    attend = grouped_attention if b.spelling.attention_products else spelled_out_attention
+    return b.cast(attend(b, query, key, value, additive, scale, softcap, sinks), dtype)

@@ -163,60 +163,6 @@ def _explicit(layer: Any, index: int) -> Any:
 # --- slots -----------------------------------------------------------------------------------------
 
 
-def _put_keys(layer: Any, _: int, tensor: torch.Tensor) -> None:
-    layer.keys = tensor
-    layer.dtype, layer.device = tensor.dtype, tensor.device
-    layer.is_initialized = True
-
-
-def _put_values(layer: Any, _: int, tensor: torch.Tensor) -> None:
-    layer.values = tensor
-
-
-def _put_indexer_keys(layer: Any, _: int, tensor: torch.Tensor) -> None:
-    layer.indexer_keys = tensor
-    layer.indexer_dtype, layer.indexer_device = tensor.dtype, tensor.device
-    layer.is_indexer_initialized = True
-
-
-def _put_indexer_positions(layer: Any, _: int, tensor: torch.Tensor) -> None:
-    layer.indexer_position_ids = tensor
-
-
-def _put_index_keys(layer: Any, _: int, tensor: torch.Tensor) -> None:
-    setattr(layer, _INDEX_KEYS, tensor)
-
-
-def _put_compressor_input(layer: Any, _: int, tensor: torch.Tensor) -> None:
-    layer.compressor_input = tensor
-
-
-def _put_indexer_input(layer: Any, _: int, tensor: torch.Tensor) -> None:
-    layer.indexer_input = tensor
-
-
-def _put_conv_state(layer: Any, index: int, tensor: torch.Tensor) -> None:
-    layer.conv_states[index] = tensor
-    layer.is_conv_states_initialized[index] = layer.has_previous_state[index] = True
-    layer.conv_kernel_size[index] = tensor.shape[-1]
-
-
-def _put_recurrent_state(layer: Any, index: int, tensor: torch.Tensor) -> None:
-    layer.recurrent_states[index] = tensor
-    layer.is_recurrent_states_initialized[index] = layer.has_previous_state[index] = True
-
-
-_PUT: Mapping[str, Callable[[Any, int, torch.Tensor], None]] = {
-    "cache_key": _put_keys,
-    "cache_value": _put_values,
-    "indexer_key": _put_indexer_keys,
-    "indexer_position": _put_indexer_positions,
-    "index_key": _put_index_keys,
-    "compressor_input": _put_compressor_input,
-    "indexer_input": _put_indexer_input,
-    "conv_state": _put_conv_state,
-    "recurrent_state": _put_recurrent_state,
-}
 _SINGLE = {
     "cache_key": "keys",
     "cache_value": "values",
@@ -229,12 +175,46 @@ _SINGLE = {
 _NUMBERED = {"conv_state": "conv_states", "recurrent_state": "recurrent_states"}
 
 
+def _tell_keys(layer: Any, _: int, tensor: torch.Tensor) -> None:
+    layer.dtype, layer.device = tensor.dtype, tensor.device
+    layer.is_initialized = True
+
+
+def _tell_indexer_keys(layer: Any, _: int, tensor: torch.Tensor) -> None:
+    layer.indexer_dtype, layer.indexer_device = tensor.dtype, tensor.device
+    layer.is_indexer_initialized = True
+
+
+def _tell_conv_state(layer: Any, index: int, tensor: torch.Tensor) -> None:
+    layer.is_conv_states_initialized[index] = layer.has_previous_state[index] = True
+    layer.conv_kernel_size[index] = tensor.shape[-1]
+
+
+def _tell_recurrent_state(layer: Any, index: int, _: torch.Tensor) -> None:
+    layer.is_recurrent_states_initialized[index] = layer.has_previous_state[index] = True
+
+
+# What a layer must know of a state beside having it.
+_TOLD: Mapping[str, Callable[[Any, int, torch.Tensor], None]] = {
+    "cache_key": _tell_keys,
+    "indexer_key": _tell_indexer_keys,
+    "conv_state": _tell_conv_state,
+    "recurrent_state": _tell_recurrent_state,
+}
+
+
 def put_states(cache: Cache, states: Mapping[Slot, torch.Tensor]) -> None:
     """Make tensors the states of a cache; it gets layers of plain keys and values where it has none yet."""
     for slot, tensor in states.items():
         while len(cache.layers) <= slot.layer:
             cache.layers.append(DynamicLayer())
-        _PUT[slot.kind](cache.layers[slot.layer], slot.index, tensor)
+        layer = cache.layers[slot.layer]
+        if slot.kind in _SINGLE:
+            setattr(layer, _SINGLE[slot.kind], tensor)
+        else:
+            getattr(layer, _NUMBERED[slot.kind])[slot.index] = tensor
+        if slot.kind in _TOLD:
+            _TOLD[slot.kind](layer, slot.index, tensor)
 
 
 def states_of(cache: Cache) -> States:

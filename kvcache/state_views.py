@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference
+from generic_export.nnef.rewriting import FreeNames
 
-_MOVES = frozenset({"transpose", "reshape", "unsqueeze", "squeeze", "tract_core_broadcast", "tile"})
+_MOVES = frozenset({"tract_core_cast", "transpose", "reshape", "unsqueeze", "squeeze", "tract_core_broadcast", "tile"})
 
 
 def keep_states_whole(graph: NnefGraph) -> NnefGraph:
@@ -35,7 +36,7 @@ class _Rewriter:
     def __post_init__(self) -> None:
         self.views: set[str] = set()
         self.makers: dict[str, NnefOperation] = {}
-        self.taken = {name for operation in self.graph.operations for name in operation.outputs}
+        self.names = FreeNames(self.graph)
 
     def rewritten(self, operation: NnefOperation) -> list[NnefOperation]:
         """Return what stands for an operation."""
@@ -89,7 +90,7 @@ class _Rewriter:
         )
         if not alone:
             return [places, gathered]
-        every = replace(gathered, outputs=(self._free(f"{operation.outputs[0]}_whole"),), note="")
+        every = replace(gathered, outputs=(self.names.take(f"{operation.outputs[0]}_whole"),), note="")
         return [places, every, replace(operation, inputs=(Reference(every.outputs[0]),))]
 
     def _with_hidden_concats(self, operation: NnefOperation, operands: ArrayLiteral) -> list[NnefOperation]:
@@ -118,14 +119,7 @@ class _Rewriter:
     def _operation(
         self, operator: str, inputs: tuple[Argument, ...], near: NnefOperation, suffix: str
     ) -> NnefOperation:
-        return NnefOperation(operator, inputs, (), (self._free(f"{near.outputs[0]}_{suffix}"),), near.block)
-
-    def _free(self, wanted: str) -> str:
-        name, number = wanted, 1
-        while name in self.taken:
-            name, number = f"{wanted}_{number}", number + 1
-        self.taken.add(name)
-        return name
+        return NnefOperation(operator, inputs, (), (self.names.take(f"{near.outputs[0]}_{suffix}"),), near.block)
 
 
 def _number(argument: Argument | Mapping | None) -> int | None:

@@ -3,8 +3,9 @@
     python scripts/import_graph.py             the figures
     python scripts/import_graph.py --arrows    and every arrow between rooms, with the modules that make it
 
-An import anywhere in a file counts: at the top, inside a function, or for typing only. A folder's `__init__` counts where it is
-named; that Python runs it on the way to a module below it is no arrow.
+An import anywhere in a file counts: at the top, inside a function, for typing only, or as a text that names a module
+(`import_module`, tables of what is imported when first used). A folder's `__init__` counts where it is named; that Python runs
+it on the way to a module below it is no arrow, and an error only where it closes a circle (`entangled`).
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ class ImportGraph:
     Attributes:
         files: dotted name -> file, `a.b` for `a/b/__init__.py`.
         imports: dotted name -> the dotted names it imports, none outside `files`.
+        at_start: those of them that it imports while it is imported itself.
     """
 
     files: Mapping[str, Path]
     imports: Mapping[str, frozenset[str]]
+    at_start: Mapping[str, frozenset[str]]
 
     @cached_property
     def arrows(self) -> tuple[Arrow, ...]:
@@ -46,6 +49,29 @@ class ImportGraph:
         """Groups of modules of which each reaches every other, and modules that import themselves."""
         found = (tuple(sorted(group)) for group in strong_components(self.imports))
         return tuple(sorted(group for group in found if len(group) > 1 or group[0] in self.imports[group[0]]))
+
+    @cached_property
+    def entangled(self) -> tuple[Arrow, ...]:
+        """Arrows into a folder from a module outside that the folder's `__init__` needs: it cannot be imported first."""
+        started = {name: self._started_by(name) for name, file in self.files.items() if file.name == "__init__.py"}
+        return tuple(
+            (one, other)
+            for one in sorted(self.at_start)
+            for other in sorted(self.at_start[one])
+            for folder in parents(other)
+            if one in started.get(folder, ()) and not in_package(one, folder) and not in_package(folder, one)
+        )
+
+    def _started_by(self, folder: str) -> set[str]:
+        """Return what is imported when a folder is, `__init__`s on the way included, but not those it stands in."""
+        found = set(parents(folder))
+        waiting = [folder]
+        while waiting:
+            for other in self.at_start[waiting.pop()]:
+                new = {name for name in parents(other) if name in self.files} - found
+                found |= new
+                waiting += new
+        return found
 
     def floors(self, package: str) -> int:
         """Return how many modules of one package the longest way through its imports passes, a circle counting once."""
@@ -60,8 +86,12 @@ class ImportGraph:
 def import_graph(packages: Iterable[str] = PACKAGES, root: Path = ROOT) -> ImportGraph:
     """Return what the modules of some packages import of each other, read from their files without running them."""
     files = {dotted(file, root): file for package in packages for file in sorted((root / package).rglob("*.py"))}
-    imports = {name: frozenset(imported(name, file, files)) for name, file in files.items()}
-    return ImportGraph(files, imports)
+    trees = {name: ast.parse(file.read_text()) for name, file in files.items()}
+    imports, at_start = (
+        {name: frozenset(imported(name, file, files, nodes(trees[name]))) for name, file in files.items()}
+        for nodes in (ast.walk, executed)
+    )
+    return ImportGraph(files, imports, at_start)
 
 
 def dotted(file: Path, root: Path) -> str:
@@ -73,9 +103,26 @@ def in_package(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def imported(module: str, file: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the known modules that a file imports: `from a import b` is `a.b` where that is a module."""
-    for node in ast.walk(ast.parse(file.read_text())):
+def parents(module: str) -> list[str]:
+    """Return a module and the packages that it is in."""
+    parts = module.split(".")
+    return [".".join(parts[: length + 1]) for length in range(len(parts))]
+
+
+def executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements that run when a module is imported: no function's body, nothing for typing only."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+            continue
+        typing_only = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        if not (typing_only or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            yield node
+            yield from executed(node)
+
+
+def imported(module: str, file: Path, known: Mapping[str, Path], nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the known modules that some nodes of a file import: `from a import b` is `a.b` where that is a module."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):
@@ -86,6 +133,14 @@ def imported(module: str, file: Path, known: Mapping[str, Path]) -> Iterator[str
                     yield below
                 elif source in known:
                     yield source
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from named(node.value, known)
+
+
+def named(text: str, known: Mapping[str, Path]) -> list[str]:
+    """Return the module that a text names, as `a.b`, `a.b:name` or `a.b.name`; a word without a dot is no module."""
+    module = text.partition(":")[0]
+    return [name for name in (module, module.rpartition(".")[0]) if "." in name and name in known][:1]
 
 
 def imported_from(node: ast.ImportFrom, module: str, file: Path) -> str:
@@ -157,9 +212,10 @@ def main() -> None:
         for folder, modules in sorted(folders.items()):
             print(f"  {modules:4} {folder}")
     print(f"scripts: {lines('scripts'):,} lines")
-    print(f"circles: {len(graph.circles)}")
-    for circle in graph.circles:
-        print("  " + ", ".join(circle))
+    for what, found in (("circles", graph.circles), ("entangled", graph.entangled)):
+        print(f"{what}: {len(found)}")
+        for names in found:
+            print("  " + ", ".join(names))
     if options.arrows:
         for (above, below), made in sorted(between.items()):
             print(f"{above} -> {below}: {len(made)}")

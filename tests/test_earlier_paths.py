@@ -10,6 +10,7 @@ import pytest
 @pytest.mark.parametrize(
     ("earlier", "now", "name"),
     [
+        ("generic_export.checking", "generic_export.inference_target.tract.checking", "assert_io"),
         ("generic_export.exceptions", "generic_export.errors", "T2NErrorTorchJitTraceFailed"),
         ("generic_export.ops.builder", "generic_export.translate.builder", "NnefBuilder"),
         ("generic_export.ops.registry", "generic_export.translate.registry", "translates"),

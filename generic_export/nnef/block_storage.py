@@ -21,6 +21,7 @@ from generic_export.nnef.graph import (
     Reference,
     references,
 )
+from generic_export.nnef.rewriting import FreeNames, attribute, cast_operation, renamed, with_attribute
 
 _GROUP = 32
 _FLOATS = ("f16", "f32")
@@ -76,11 +77,11 @@ def split_products(graph: NnefGraph, labels: Mapping[str, str]) -> NnefGraph:
         labels: label of the tensor -> label of the copy that the products read.
     """
     names = _variable_names(graph)
-    taken = {name for op in graph.operations for name in op.outputs}
+    names_left = FreeNames(graph)
     copies: dict[str, str] = {}
     for label in labels:
         for name in names[label]:
-            copies[name] = _free_name(f"{name}_product", taken)
+            copies[name] = names_left.take(f"{name}_product")
     operations: list[NnefOperation] = []
     placed: set[str] = set()
     for op in graph.operations:
@@ -89,7 +90,7 @@ def split_products(graph: NnefGraph, labels: Mapping[str, str]) -> NnefGraph:
             if name not in placed:
                 placed.add(name)
                 operations.append(_copied_variable(graph, name, copies[name], labels, op))
-        operations.append(_renamed(op, {name: copies[name] for name in wanted}) if wanted else op)
+        operations.append(renamed(op, {name: copies[name] for name in wanted}) if wanted else op)
     by_label = {variable.label: variable for variable in graph.variables}
     added = tuple(replace(by_label[label], label=copy) for label, copy in labels.items())
     return replace(graph, operations=tuple(operations), variables=(*graph.variables, *added))
@@ -113,7 +114,7 @@ def store_in_blocks(graph: NnefGraph, formats: Mapping[str, str]) -> NnefGraph:
     names = _variable_names(graph)
     axes = {label: uses[label].axes for label in formats}
     label_of = {name: label for label in formats for name in names[label]}
-    taken = {name for op in graph.operations for name in op.outputs}
+    names_left = FreeNames(graph)
     operations: list[NnefOperation] = []
     for op in graph.operations:
         if op.operator == "variable" and op.outputs[0] in label_of:
@@ -121,7 +122,7 @@ def store_in_blocks(graph: NnefGraph, formats: Mapping[str, str]) -> NnefGraph:
             operations.append(_block_variable(op, formats[label], axes[label]))
         elif op.operator == "tract_core_einsum" and any(name in label_of for name in references(op)):
             moved = {name: axes[label_of[name]] for name in references(op) if name in label_of}
-            operations.extend(_wide_product(_blocks_first(_permuted_product(op, moved), set(moved)), taken))
+            operations.extend(_wide_product(_blocks_first(_permuted_product(op, moved), set(moved)), names_left))
         else:
             operations.append(op)
     variables = tuple(
@@ -149,30 +150,26 @@ def _variable_names(graph: NnefGraph) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {variable.label: [] for variable in graph.variables}
     for op in graph.operations:
         if op.operator == "variable":
-            names[str(_attribute(op, "label"))].append(op.outputs[0])
+            names[str(attribute(op, "label"))].append(op.outputs[0])
     return names
-
-
-def _attribute(op: NnefOperation, name: str) -> Argument | None:
-    return dict(op.attributes).get(name)
 
 
 def _use(
     variable: NnefVariable, name: str, op: NnefOperation, readers: Mapping[str, Sequence[NnefOperation]]
 ) -> StorageUse:
-    if op.operator == "tract_core_gather" and op.inputs[0] == Reference(name) and _attribute(op, "axis") == 0:
+    if op.operator == "tract_core_gather" and op.inputs[0] == Reference(name) and attribute(op, "axis") == 0:
         return StorageUse(gathered=True)
     if op.operator == "tract_core_einsum":
         return _product_use(variable, name, op)
     if op.operator == "reshape" and _folds_back(variable, op, readers):
         return StorageUse(gathered=True)
     if op.operator == "conv" and op.inputs[1] == Reference(name):
-        grouped = _attribute(op, "groups") != 1
+        grouped = attribute(op, "groups") != 1
         return StorageUse(multiplied=True, obstacle="it is the kernel of a grouped convolution" if grouped else "")
     if op.operator == "tract_moe_ffn" and Reference(name) in [
         op.inputs[i] for i in _MOE_OPERANDS if i < len(op.inputs)
     ]:
-        linear = _attribute(op, "expert_layout") == "linear"
+        linear = attribute(op, "expert_layout") == "linear"
         return StorageUse(multiplied=True, obstacle="" if linear else "its experts do not lie as blocks want them")
     return StorageUse(obstacle=f"the graph reads it with {op.operator} ({op.outputs[0]})")
 
@@ -182,7 +179,7 @@ def _folds_back(variable: NnefVariable, op: NnefOperation, readers: Mapping[str,
     if len(variable.shape) != 2 or len(readers.get(op.outputs[0], ())) != 1:
         return False
     back = readers[op.outputs[0]][0]
-    if back.operator != "reshape" or _attribute(back, "shape") != ArrayLiteral((variable.shape[1],)):
+    if back.operator != "reshape" or attribute(back, "shape") != ArrayLiteral((variable.shape[1],)):
         return False
     last = readers.get(back.outputs[0], ())
     return bool(last) and all(
@@ -210,7 +207,7 @@ def _product_use(variable: NnefVariable, name: str, op: NnefOperation) -> Storag
 
 
 def _einsum(op: NnefOperation) -> tuple[list[str], str, tuple[Argument, ...]]:
-    expression = str(_attribute(op, "expr"))
+    expression = str(attribute(op, "expr"))
     terms, _, output = expression.partition("->")
     operands = op.inputs[0]
     return terms.split(","), output, operands.elements if isinstance(operands, ArrayLiteral) else ()
@@ -247,16 +244,12 @@ def _permuted(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple[int
     return shape if axes is None else tuple(shape[axis] for axis in axes)
 
 
-def _with_attribute(op: NnefOperation, name: str, value: Argument) -> NnefOperation:
-    return replace(op, attributes=tuple((key, value if key == name else old) for key, old in op.attributes))
-
-
 def _block_variable(op: NnefOperation, block_format: str, axes: tuple[int, ...] | None) -> NnefOperation:
-    sizes = _attribute(op, "shape")
+    sizes = attribute(op, "shape")
     elements = sizes.elements if isinstance(sizes, ArrayLiteral) else ()
     ordered = elements if axes is None else tuple(elements[axis] for axis in axes)
     note = f"{block_format} [{','.join(str(size) for size in ordered)}]"
-    return replace(_with_attribute(op, "shape", ArrayLiteral(ordered)), note=note)
+    return replace(with_attribute(op, "shape", ArrayLiteral(ordered)), note=note)
 
 
 def _permuted_product(op: NnefOperation, moved: Mapping[str, tuple[int, ...] | None]) -> NnefOperation:
@@ -266,7 +259,7 @@ def _permuted_product(op: NnefOperation, moved: Mapping[str, tuple[int, ...] | N
         axes = moved.get(operand.name) if isinstance(operand, Reference) else None
         if axes is not None:
             terms[index] = "".join(terms[index][axis] for axis in axes)
-    return _with_attribute(op, "expr", f"{','.join(terms)}->{output}")
+    return with_attribute(op, "expr", f"{','.join(terms)}->{output}")
 
 
 def _blocks_first(op: NnefOperation, blocks: set[str]) -> NnefOperation:
@@ -277,44 +270,22 @@ def _blocks_first(op: NnefOperation, blocks: set[str]) -> NnefOperation:
     if len(operands) != 2 or not isinstance(operands[1], Reference) or operands[1].name not in blocks:
         return op
     swapped = replace(op, inputs=(ArrayLiteral(operands[::-1]), *op.inputs[1:]))
-    return _with_attribute(swapped, "expr", f"{terms[1]},{terms[0]}->{output}")
+    return with_attribute(swapped, "expr", f"{terms[1]},{terms[0]}->{output}")
 
 
-def _wide_product(op: NnefOperation, taken: set[str]) -> list[NnefOperation]:
+def _wide_product(op: NnefOperation, names: FreeNames) -> list[NnefOperation]:
     """Return the einsum accumulating in f32, and the cast that rounds it where its result was f16."""
     # On x86 the Q4_0 kernels accumulate in f32 whatever is said; those of ARM with f16 arithmetic do as they are told.
-    if _attribute(op, "acc") != "f16":
+    if attribute(op, "acc") != "f16":
         return [op]
-    sums = _free_name(f"{op.outputs[0]}_sum", taken)
-    product = replace(_with_attribute(op, "acc", "f32"), outputs=(sums,), note=op.note.replace("f16", "f32", 1))
-    rounding = NnefOperation(
-        "tract_core_cast", (Reference(sums),), (("to", "f16"),), op.outputs, block=op.block, note=op.note
-    )
-    return [product, rounding]
+    sums = names.take(f"{op.outputs[0]}_sum")
+    product = replace(with_attribute(op, "acc", "f32"), outputs=(sums,), note=op.note.replace("f16", "f32", 1))
+    return [product, cast_operation(sums, op.outputs[0], "f16", op, op.note)]
 
 
 def _copied_variable(
     graph: NnefGraph, name: str, copy: str, labels: Mapping[str, str], reader: NnefOperation
 ) -> NnefOperation:
     original = next(op for op in graph.operations if op.operator == "variable" and op.outputs == (name,))
-    label = labels[str(_attribute(original, "label"))]
-    return replace(_with_attribute(original, "label", label), outputs=(copy,), block=reader.block)
-
-
-def _renamed(op: NnefOperation, names: Mapping[str, str]) -> NnefOperation:
-    def swap(argument: Argument) -> Argument:
-        if isinstance(argument, Reference):
-            return Reference(names.get(argument.name, argument.name))
-        if isinstance(argument, ArrayLiteral):
-            return ArrayLiteral(tuple(swap(element) for element in argument.elements))
-        return argument
-
-    return replace(op, inputs=tuple(swap(argument) for argument in op.inputs))
-
-
-def _free_name(wanted: str, taken: set[str]) -> str:
-    name, number = wanted, 1
-    while name in taken:
-        name, number = f"{wanted}_{number}", number + 1
-    taken.add(name)
-    return name
+    label = labels[str(attribute(original, "label"))]
+    return replace(with_attribute(original, "label", label), outputs=(copy,), block=reader.block)

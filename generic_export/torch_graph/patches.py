@@ -42,10 +42,34 @@ def capture_patches() -> Iterator[None]:
             mock.patch("torch.tensor", _tensor),
             _ListsOfPlaces(),
             _symbolic_math(),
+            _gradients_off_once(),
         ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@contextmanager
+def _gradients_off_once() -> Iterator[None]:
+    """A capture computes no gradients: `torch.no_grad` in a model's code has nothing to do in it.
+
+    torch.export notes where such a block begins and ends, and cuts its graph there; putting the parts together again takes
+    time that grows with the square of their number (DeepSeek's 58 routers: two thirds of a capture).
+    """
+    enter, leave = torch.no_grad.__enter__, torch.no_grad.__exit__
+
+    def entered(block: torch.no_grad) -> None:
+        if torch.is_grad_enabled():
+            enter(block)
+        else:
+            block.prev = False
+
+    def left(block: torch.no_grad, *error: Any) -> None:
+        if block.prev != torch.is_grad_enabled():
+            leave(block, *error)
+
+    with mock.patch.object(torch.no_grad, "__enter__", entered), mock.patch.object(torch.no_grad, "__exit__", left):
+        yield
 
 
 def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -136,24 +160,9 @@ def _linspace(
 # --- recurrent layers ------------------------------------------------------------------------------
 
 
-def _lstm_shapes(
-    input: torch.Tensor,
-    hx: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
-    outputs = _outputs_like(input, hx[0], dropout, train, bidirectional)
-    return outputs, torch.empty_like(hx[0]), torch.empty_like(hx[1])
-
-
 def _layer_shapes(
     input: torch.Tensor,
-    hx: torch.Tensor,
+    hx: torch.Tensor | Sequence[torch.Tensor],
     params: Sequence[torch.Tensor],
     has_biases: bool,
     num_layers: int,
@@ -161,16 +170,13 @@ def _layer_shapes(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
-) -> Any:
-    return _outputs_like(input, hx, dropout, train, bidirectional), torch.empty_like(hx)
-
-
-def _outputs_like(
-    input: torch.Tensor, hidden: torch.Tensor, dropout: float, train: bool, bidirectional: bool
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, ...]:
+    """Results of lstm.input, whose states are two, and of gru.input, rnn_tanh.input and rnn_relu.input, which have one."""
     if train and dropout > 0:
         raise CaptureError("a recurrent layer has active dropout: it is in training mode.", "Call model.eval() first.")
-    return input.new_empty(*input.shape[:-1], hidden.shape[-1] * (2 if bidirectional else 1))
+    states = [hx] if isinstance(hx, torch.Tensor) else hx
+    outputs = input.new_empty(*input.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1))
+    return outputs, *map(torch.empty_like, states)
 
 
 def _pooled(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -181,7 +187,7 @@ def _pooled(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 _SHAPES: dict[OpOverload, Callable[..., Any]] = {
     aten.max_pool1d.default: _pooled,
-    aten.lstm.input: _lstm_shapes,
+    aten.lstm.input: _layer_shapes,
     aten.gru.input: _layer_shapes,
     aten.rnn_tanh.input: _layer_shapes,
     aten.rnn_relu.input: _layer_shapes,

@@ -30,6 +30,7 @@ class Spelling:
     Attributes:
         streamed: the symbol of an axis that comes in pieces: loops along it go on where they ended; "" for none.
         attention_operator: attention is one operator of the engine; otherwise products, softmax and masks.
+        attention_products: attention over a cache is two grouped products that read it once, in the place of that operator.
         debox_upsampling: nearest upsampling by whole factors is `debox`.
         resize_operator: images are resampled by `tract_core_resize` where it has PyTorch's meaning; otherwise by repeating
             and gathering.
@@ -38,6 +39,7 @@ class Spelling:
 
     streamed: str = ""
     attention_operator: bool = True
+    attention_products: bool = False
     debox_upsampling: bool = False
     resize_operator: bool = True
     square_products: bool = True

@@ -50,15 +50,20 @@ class Tolerance:
         return table[dtype]
 
     @staticmethod
-    def for_export(dtype: str, kv_cache: str | None = None) -> Tolerance:
-        """Return the tolerance for archives of an element type, whose cache may be quantised to `int8` or `int4`.
+    def for_export(dtype: str, kv_cache: str | None = None, *, mixed: bool = False) -> Tolerance:
+        """Return the tolerance for archives of an element type.
 
         A quantised cache changes what the model says, it is not a fault of the graph: the limits only tell a cache of that
         resolution from a wrong one, and the checks report the difference.
+
+        Args:
+            dtype: of weights, `f32` or `f16`.
+            kv_cache: `int8` or `int4` for a cache that is quantised to that.
+            mixed: f16 weights and caches under f32 activations, where each value is rounded once, when it is stored.
         """
-        return {"int8": Tolerance(0.03, 0.01), "int4": Tolerance(0.5, 0.5)}.get(
-            kv_cache or "", Tolerance.for_dtype(dtype)
-        )
+        if kv_cache is not None:
+            return {"int8": Tolerance(0.03, 0.01), "int4": Tolerance(0.5, 0.5)}[kv_cache]
+        return Tolerance(2e-2, 1e-3) if mixed else Tolerance.for_dtype(dtype)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from t2n_llm.cli.generate import generate
 from t2n_llm.cli.inspect import inspect
 from t2n_llm.cli.quantize_report import quantize_report
 from t2n_llm.cli.remodel import remodel
-from t2n_llm.cli.session import EXIT_BAD_INPUT, EXIT_BUG, EXIT_DISAGREES, session
+from t2n_llm.cli.session import EXIT_BAD_INPUT, EXIT_BUG, EXIT_DISAGREES, Session
 from t2n_llm.cli.zoo import zoo
 
 if TYPE_CHECKING:
@@ -42,13 +42,14 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")] = False,
 ) -> None:
     del version
-    session.debug = debug
+    context.ensure_object(Session).debug = debug
 
 
 # --- the edge: exceptions become one line, a hint and an exit code -----------------------------
@@ -57,13 +58,13 @@ def _root(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    session.debug, session.mode = False, _spoken(words)
+    session = Session(mode=_spoken(words))
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with interruptible():
         try:
-            code = app(words, prog_name=COMMAND, standalone_mode=False)
+            code = app(words, prog_name=COMMAND, standalone_mode=False, obj=session)
         except (Exception, Interrupted) as error:
-            code = _report(error)
+            code = _report(error, session)
     sys.exit(code or 0)
 
 
@@ -75,7 +76,7 @@ def _spoken(words: list[str]) -> OutputMode:
     return OutputMode.JSON if to_stdout or "--json=-" in words else OutputMode.HUMAN
 
 
-def _report(error: BaseException) -> int:
+def _report(error: BaseException, session: Session) -> int:
     """Print an error; return the exit code."""
     if session.debug:
         import traceback

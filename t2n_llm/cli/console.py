@@ -287,23 +287,28 @@ class Sink:
             self._json(plan.asdict())
             return
         headings = "tensors", ">count", ">shape", ">type", ">MB"
-        rows = [
-            (
-                group.name,
-                str(group.count),
-                " x ".join(map(str, group.shape)) or "scalar",
-                group.dtype,
-                f"{group.bytes / 1e6:.2f}",
-            )
-            for group in plan.groups
-        ]
-        table = filled_table(headings, rows, f"{plan.output_dir}: nothing is written")
-        table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
-        self._print(table)
+        for archive in plan.archives:
+            rows = [
+                (
+                    group.name,
+                    str(group.count),
+                    " x ".join(map(str, group.shape)) or "scalar",
+                    group.dtype,
+                    f"{group.bytes / 1e6:.2f}",
+                )
+                for group in archive.groups
+            ]
+            place = plan.output_dir if len(plan.archives) == 1 else plan.output_dir / archive.name
+            table = filled_table(headings, rows, f"{place}: nothing is written")
+            table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+            self._print(table)
         most = "" if plan.exact else " at most (uncompressed)"
         seconds = "unknown (the disk cannot be tried)" if plan.seconds is None else f"about {plan.seconds:.0f} s"
         check = f", of which {plan.check_bytes / 1e9:.2f} GB to check" if plan.check_bytes else ""
-        self._out.print(f"archive   {plan.archive_bytes} bytes{most}; free on that disk: {plan.free_bytes}")
+        for archive in plan.archives if len(plan.archives) > 1 else ():
+            self._out.print(f"archive   {archive.bytes} bytes{most}: {escape(archive.name)}")
+        what = "archive " if len(plan.archives) == 1 else "together"
+        self._out.print(f"{what}  {plan.archive_bytes} bytes{most}; free on that disk: {plan.free_bytes}")
         self._out.print(f"memory    about {plan.peak_bytes / 1e9:.2f} GB at its peak (estimate{check})")
         self._out.print(f"time      {seconds} to write the weights (estimate, from a small probe)")
         self._out.print(f"{escape(str(plan.output_dir))}/")

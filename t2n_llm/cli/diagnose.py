@@ -50,7 +50,7 @@ def coverage(
     Exit code 0: all can be written. 1: something is missing or cannot be captured. 2: bad input. 3: a bug.
     """
     with sink_for_json(json_file) as sink:
-        quiet_libraries()
+        quiet_libraries(sink)
         _require_writable(_file_of(json_file))
         from t2n_llm.explain.coverage import cover_model
 
@@ -108,7 +108,7 @@ def diagnose(
     Exit code 0: everything passes. 1: something fails, or was interrupted. 2: bad input. 3: a bug.
     """
     with sink_for_json(json_file) as sink:
-        quiet_libraries()
+        quiet_libraries(sink)
         if tiny and weights:
             raise OptionError("--tiny and --weights exclude each other.", "A tiny twin has random weights.")
         for path in (html, _file_of(json_file)):

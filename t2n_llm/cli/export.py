@@ -44,7 +44,7 @@ def export(
     Exit code 0: exported (and checked). 1: tract disagrees; the archive is kept as DIR.failed. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
-        quiet_libraries()
+        quiet_libraries(sink)
         model = origin.named(source)
         if adapter_only:
             from t2n_llm.export.adapter_only import export_adapter
@@ -78,7 +78,7 @@ def validate(
     Exit code 0: they agree within the element type's tolerance. 1: they differ. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
-        quiet_libraries()
+        quiet_libraries(sink)
         from t2n_llm.export.revalidate import validate_folder
 
         report = validate_folder(folder, origin.named(reference or ""), options=options, reporter=sink)

@@ -28,7 +28,7 @@ def generate(
 ) -> None:
     """Generate text in tract, streamed, with the cache kept by the engine."""
     with open_sink(as_json) as sink:
-        quiet_libraries()
+        quiet_libraries(sink)
         from t2n_llm.measure.generate import ExportedModel, Sampling
 
         sampling = Sampling(temperature, top_p, seed)

@@ -14,7 +14,25 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+from t2n_llm.cli.console import OutputMode
+from t2n_llm.cli.session import Session
 from t2n_llm.option import Option, Panel, made, options_of
+
+
+def _speaks_json(context: typer.Context, value: bool) -> bool:
+    """Note that errors are told as JSON too."""
+    if value:
+        context.ensure_object(Session).mode = OutputMode.JSON
+    return value
+
+
+def _speaks_little(context: typer.Context, value: bool) -> bool:
+    """Note that an error is told without the checks before it, unless in JSON."""
+    session = context.ensure_object(Session)
+    if value and session.mode is OutputMode.HUMAN:
+        session.mode = OutputMode.QUIET
+    return value
+
 
 ArchiveArgument = Annotated[
     Path, typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.")
@@ -22,11 +40,22 @@ ArchiveArgument = Annotated[
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or metal, where tract has it.")]
 JsonOption = Annotated[
     bool,
-    typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=Panel.OUTPUT.value),
+    typer.Option(
+        "--json",
+        callback=_speaks_json,
+        help="Print one JSON object instead of text.",
+        rich_help_panel=Panel.OUTPUT.value,
+    ),
 ]
 QuietOption = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.", rich_help_panel=Panel.OUTPUT.value),
+    typer.Option(
+        "--quiet",
+        "-q",
+        callback=_speaks_little,
+        help="Print nothing but warnings and errors.",
+        rich_help_panel=Panel.OUTPUT.value,
+    ),
 ]
 
 _PANELS = [panel.value for panel in Panel]

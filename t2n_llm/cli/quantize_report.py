@@ -47,7 +47,7 @@ def quantize_report(
     Exit code 0: measured. 1: the divergence is above --max-kl. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
-        quiet_libraries()
+        quiet_libraries(sink)
         from t2n_llm.cli.report_plot import plot_report, require_plotting
         from t2n_llm.measure import quantize_report as measuring
 

@@ -16,22 +16,18 @@ EXIT_BUG = 3
 
 @dataclass
 class Session:
-    """Set by the root command and by `open_sink`, read where errors are told."""
+    """Made by `main`, filled by typer's callbacks as the context's object, read where errors are told."""
 
     debug: bool = False
     mode: OutputMode = OutputMode.HUMAN
 
 
-session = Session()
-
-
 def open_sink(as_json: bool, quiet: bool = False) -> Sink:
-    """Return the sink of a command, and note how errors are to be told."""
-    session.mode = OutputMode.JSON if as_json else OutputMode.QUIET if quiet else OutputMode.HUMAN
-    return Sink(session.mode)
+    """Return the sink of a command."""
+    return Sink(OutputMode.JSON if as_json else OutputMode.QUIET if quiet else OutputMode.HUMAN)
 
 
-def quiet_libraries() -> None:
+def quiet_libraries(sink: Sink) -> None:
     """Keep the progress bars and notices of other libraries out of our output; downloads may show theirs to people."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -39,5 +35,5 @@ def quiet_libraries() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the hub's as well
-    if session.mode is OutputMode.HUMAN and sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
+    if sink.mode is OutputMode.HUMAN and sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
         enable_progress_bars()

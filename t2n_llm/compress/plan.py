@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from generic_export.errors import OptionError
 from generic_export.nnef.block_storage import StorageUse, may_store, split_products, storage_uses, store_in_blocks
 from generic_export.nnef.dat import BLOCK_FORMATS
@@ -93,7 +91,7 @@ def plan_compression(
     """
     parts = _parts(graph, skeleton)
     choices, idle = choose(recipe, [part.name for part in parts])
-    _check_plain_schemes(choices, skeleton)
+    _check_plain_schemes(choices, parts, graph)
     kept = {part.name.name: _obstacle(part, choices) for part in parts}
     formats = {name: choices[name].scheme for name, reason in kept.items() if not reason}
     if recipe.target_size is not None:
@@ -173,13 +171,14 @@ def _obstacle(part: _Part, choices: Mapping[str, Choice]) -> str:
     return may_store(part.use, choice.scheme)
 
 
-def _check_plain_schemes(choices: Mapping[str, Choice], skeleton: Weightless) -> None:
-    narrow = skeleton.dtype is torch.float16
-    wide = next((name for name, choice in choices.items() if choice.scheme == "f32"), None)
-    if narrow and wide is not None:
+def _check_plain_schemes(choices: Mapping[str, Choice], parts: Sequence[_Part], graph: NnefGraph) -> None:
+    halves = {variable.label for variable in graph.variables if variable.dtype == "f16"}
+    stored = {part.name.name for part in parts if part.label in halves}
+    wide = [name for name, choice in choices.items() if choice.scheme == "f32" and name in stored]
+    if wide:
         raise OptionError(
-            f"the recipe keeps {wide} in f32, in a graph that computes in f16.",
-            f"Add --keep-f32 {wide!r} to the export.",
+            f"the recipe keeps {wide[0]} in f32, in a graph that stores it in f16.",
+            f"Add --keep-f32 {wide[0]!r} to the export.",
         )
 
 

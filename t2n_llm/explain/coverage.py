@@ -162,7 +162,7 @@ def cover_model(
         problems += found.problems
     return CoverageReport(
         model=ref.name,
-        architecture=_architecture(config, cut, trust_remote_code),
+        architecture=type(meta_model(cut.config, trust_remote_code=trust_remote_code)).__name__,
         model_type=str(config.model_type),
         how=how,
         layers=cut.picks,
@@ -173,10 +173,6 @@ def cover_model(
         seconds=time.monotonic() - started,
         versions=_versions(),
     )
-
-
-def _architecture(config: Any, cut: LayerCut, trust_remote_code: bool) -> str:
-    return type(meta_model(cut.config, trust_remote_code=trust_remote_code)).__name__
 
 
 def _versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 from generic_export.errors import MissingTensorError, OptionError
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.write.document import WrittenArchive
+from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.engines import require_engine
 from t2n_llm.compress.compressed import prepare
@@ -22,7 +23,7 @@ from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free
 from t2n_llm.export.manifest import Manifest, origin, stored_tensors
 from t2n_llm.export.next_step import suggested_diagnosis
 from t2n_llm.export.options import ExportOptions
-from t2n_llm.export.output import ARCHIVES, ExportFolder, ExportResult
+from t2n_llm.export.output import ExportFolder, ExportResult
 from t2n_llm.export.plan import ExportPlan, make_plan
 from t2n_llm.graph.interface import interface
 from t2n_llm.option import keywords_of, made
@@ -100,7 +101,7 @@ def _opened(
     """
     ref, options = _asked(source, options, choices)
     reporter, task = reporter or LogReporter(), task_of(options.task)
-    with suggested_diagnosis(ref, options.graph.dtype, possible=task.diagnosed):
+    with suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed):
         if output_dir is not None:
             check_free(Path(output_dir), options.force)
         if options.check and not dry:
@@ -152,21 +153,18 @@ class _Export:
         """Say what `run` would do."""
         folder, options = self.folder, self.folder.options
         with self._prepared(dry=True) as (_, parts):
-            if len(parts) > 1:
-                raise OptionError(f"--task {self.task.name} has no --dry-run.", "Leave --dry-run out.")
-            (part,) = parts
-            plan = part.stored.plan
-            check_bytes = (
-                self.task.check_bytes([part.graph], plan.total_bytes, options.checking) if options.check else 0
-            )
-            beside = [file.name for file in folder.companions()]
-            bundles = [f"{TESTS_FOLDER}/*.npz"] if options.check else []
+            graphs = [part.graph for part in parts]
+            plans = {folder.archive_name(part.graph.role): part.stored.plan for part in parts}
+            stored_bytes = sum(plan.total_bytes for plan in plans.values())
+            check_bytes = self.task.check_bytes(graphs, stored_bytes, options.checking) if options.check else 0
+            bundled = options.check and self.task.bundle_bytes(graphs, options.graph, options.checking)
+            beside = [file.name for file in folder.companions()] + ([f"{TESTS_FOLDER}/*.npz"] if bundled else [])
+            beside += [RECIPE_FILE] if any(part.stored.compression is not None for part in parts) else []
             return make_plan(
-                plan,
+                plans,
                 folder.target,
-                folder.archive_name(),
-                [*beside, *bundles, MANIFEST_NAME],
-                compression_level=ARCHIVES[options.archive][1],
+                [*beside, MANIFEST_NAME],
+                compression_level=folder.compression_level,
                 check_bytes=check_bytes,
             )
 
@@ -244,7 +242,7 @@ class _Export:
                 states=main.graph.states,
                 needed=lambda: frozenset(name for part in parts for name in part.stored.needed),
                 checking=options.checking,
-                tolerance=Tolerance.for_export(options.graph.dtype, options.graph.kv_cache),
+                tolerance=Tolerance.for_export(options.graph.dtype, options.graph.kv_cache, mixed=options.graph.mixed),
                 reporter=self.folder.reporter,
                 with_text=options.require_tokenizer,
                 adapter=self.adapter,

@@ -1,6 +1,6 @@
 """`--dry-run`: what an export would write, how much room and about how much time it would take.
 
-In: the matched document, of which no weight was read. Out: an `ExportPlan`, exact in bytes, an estimate in seconds.
+In: the matched documents, of which no weight was read. Out: an `ExportPlan`, exact in bytes, an estimate in seconds.
 The speed comes from a probe: a piece of memory cast, hashed and compressed, and an unnamed file on the target's disk.
 """
 
@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,16 +52,29 @@ class TensorGroup:
 
 
 @dataclass(frozen=True)
+class PlannedArchive:
+    """One archive.
+
+    Args:
+        name: of its file or folder.
+        bytes: its length; exact for a folder or a tar, the most it can take for a tgz.
+        groups: its tensors.
+    """
+
+    name: str
+    bytes: int
+    groups: tuple[TensorGroup, ...]
+
+
+@dataclass(frozen=True)
 class ExportPlan:
     """What an export would do.
 
     Args:
         output_dir: the folder it would make.
         files: what would be in it.
-        archive: name of the archive.
-        archive_bytes: its length; exact for a folder or a tar, the most it can take for a tgz.
-        exact: whether `archive_bytes` is exact.
-        groups: the tensors.
+        archives: the archives in it, the one that a runtime decodes with last.
+        exact: whether their lengths are exact.
         free_bytes: on the target's disk now.
         peak_bytes: most memory the export takes, an estimate; of which `check_bytes` only while it checks.
         seconds: about how long reading, casting and writing takes; None when the disk could not be tried.
@@ -69,53 +82,72 @@ class ExportPlan:
 
     output_dir: Path
     files: tuple[str, ...]
-    archive: str
-    archive_bytes: int
+    archives: tuple[PlannedArchive, ...]
     exact: bool
-    groups: tuple[TensorGroup, ...]
     free_bytes: int
     peak_bytes: int
     check_bytes: int
     seconds: float | None
 
+    @property
+    def archive(self) -> str:
+        """Name of the archive, or of several the one that a runtime decodes with."""
+        return self.archives[-1].name
+
+    @property
+    def archive_bytes(self) -> int:
+        """Length of the archives together."""
+        return sum(archive.bytes for archive in self.archives)
+
+    @property
+    def groups(self) -> tuple[TensorGroup, ...]:
+        """The tensors of all archives."""
+        return tuple(group for archive in self.archives for group in archive.groups)
+
     def asdict(self) -> dict[str, Any]:
         """Return the plan as plain data."""
-        return asdict(self) | {"output_dir": str(self.output_dir)}
+        together = {
+            "archive": self.archive,
+            "archive_bytes": self.archive_bytes,
+            "groups": list(map(asdict, self.groups)),
+        }
+        return asdict(self) | together | {"output_dir": str(self.output_dir)}
 
 
 def make_plan(
-    document: ArchivePlan,
+    documents: Mapping[str, ArchivePlan],
     output_dir: Path,
-    archive: str,
     files: Sequence[str],
     *,
     compression_level: int | None,
     check_bytes: int = 0,
 ) -> ExportPlan:
-    """Measure a document, try the disk, and say what an export would do.
+    """Measure documents, try the disk, and say what an export would do.
 
     Args:
-        document: what would be written.
+        documents: what would be written, by the names of the archives.
         output_dir: where.
-        archive: name of the archive in it.
         files: the other files in it.
-        compression_level: None for a folder, 0 for a tar, 1 to 9 for a tgz.
+        compression_level: None for folders, 0 for tars, 1 to 9 for tgz.
         check_bytes: memory that the check would take beyond what writing takes.
     """
     disk = _nearest_folder(output_dir)
-    total = document.total_bytes if compression_level is None else document.tar_bytes
+    archives = tuple(
+        PlannedArchive(
+            name, document.total_bytes if compression_level is None else document.tar_bytes, tensor_groups(document)
+        )
+        for name, document in documents.items()
+    )
     buffers = THREADS * (STAGING_BYTES + _CHUNKS_A_THREAD * CHUNK_BYTES)
     return ExportPlan(
         output_dir=output_dir,
-        files=(archive, *files),
-        archive=archive,
-        archive_bytes=total,
+        files=(*documents, *files),
+        archives=archives,
         exact=not compression_level,
-        groups=tensor_groups(document),
         free_bytes=shutil.disk_usage(disk).free,
         peak_bytes=psutil.Process().memory_info().rss + max(buffers, check_bytes),
         check_bytes=check_bytes,
-        seconds=_estimate(total, disk, compression_level),
+        seconds=_estimate(sum(archive.bytes for archive in archives), disk, compression_level),
     )
 
 

@@ -57,6 +57,7 @@ def validate_folder(
     task, exported = task_of(recorded_task(manifest)), _graph_options(manifest)
     records = (manifest.get("compression") or {}).get("tensors", ())
     main = list(archives.values())[-1]
+    tolerance = Tolerance.for_export(exported.dtype, exported.kv_cache, mixed=exported.mixed)
     return task.check(
         CheckSubject(
             source=source,
@@ -70,7 +71,7 @@ def validate_folder(
                 tensor.label for archive in archives.values() for tensor in read_contents(archive).tensors
             ),
             checking=options.checking,
-            tolerance=Tolerance.for_export(exported.dtype, exported.kv_cache).limited(options.atol, options.rtol),
+            tolerance=tolerance.limited(options.atol, options.rtol),
             reporter=reporter or LogReporter(),
             with_text=manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer(),
             adapter=adapter,
@@ -90,8 +91,9 @@ def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _graph_options(manifest: Mapping[str, Any]) -> GraphOptions:
-    """Return what decided the graph of an export; what an older one does not record has its default."""
-    recorded = {**manifest.get("options", {}), "dtype": manifest["graph"]["dtype"]}
+    """Return what decided the graph of an export; what an older one does not record is what there was then."""
+    dtype = manifest["graph"]["dtype"]
+    recorded = {"activations": dtype, "attention": "sdpa", **manifest.get("options", {}), "dtype": dtype}
     known = {each.name: recorded[each.name] for each in fields(GraphOptions) if each.name in recorded}
     return GraphOptions(**known | {"keep_f32": tuple(known.get("keep_f32", ()))})
 

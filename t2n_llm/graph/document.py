@@ -10,6 +10,7 @@ from kvcache import explicit_attention, explicit_experts
 from kvcache.engine_state import engine_held
 from kvcache.state_views import keep_states_whole
 from t2n_llm.graph.capture import document_of
+from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.skeleton import WRAPPER_ATTRIBUTE, Skeleton, build_skeleton
 
@@ -45,7 +46,8 @@ def build_graph(
             graph_name=str(skeleton.config.model_type),
             source_name=name,
         )
-    skeleton = replace(skeleton, buffers={**skeleton.buffers, **constants})
+    graph, states = as_stored(graph, skeleton.network, skeleton.states, options)
+    skeleton = replace(skeleton, buffers={**skeleton.buffers, **constants}, states=states)
     graph = keep_states_whole(graph)
     if not options.engine_keeps_cache:
         return skeleton, graph

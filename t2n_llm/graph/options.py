@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 DTYPES = ("f16", "f32")
 
+ACTIVATIONS = ("auto", "f16", "f32")
+
+ATTENTIONS = ("auto", "products", "sdpa")
+
 KV_CACHES: Mapping[str, int] = {"int8": 8, "int4": 4}
 """Bits of a quantised cache, by the name of the option."""
 
@@ -37,7 +41,21 @@ class GraphOptions:
         OptionError: an option has no meaning, or contradicts another.
     """
 
-    dtype: str = option("f16", "f16 or f32: weights, activations and caches.")
+    dtype: str = option("f16", "f16 or f32: weights and caches.")
+    activations: str = option(
+        "auto",
+        "f16, f32 or auto: what is computed between weights. f32 takes f16 weights and caches as they are.",
+        Panel.GRAPH,
+        choices=ACTIVATIONS,
+        noun="element type of activations",
+    )
+    attention: str = option(
+        "auto",
+        "products: two for each key head, which read a long cache once. sdpa: tract's operator, for GPUs. auto chooses.",
+        Panel.GRAPH,
+        choices=ATTENTIONS,
+        noun="attention",
+    )
     num_logits_to_keep: int = option(
         1,
         "Positions whose logits are given, from the end. 0: all, as speculative decoding wants.",
@@ -75,6 +93,10 @@ class GraphOptions:
                 f"Use --dtype {' or --dtype '.join(DTYPES)}.",
             )
         refuse_invalid(self)
+        if self.dtype == "f32" and self.activations == "f16":
+            raise OptionError(
+                "f16 activations have no use for f32 weights.", "Leave --activations out, or use --dtype f16."
+            )
         if self.window_cache and self.engine_keeps_cache:
             raise OptionError(
                 "the engine cannot cut a cache that it keeps itself: its only state that lasts from turn to turn grows.",
@@ -88,8 +110,18 @@ class GraphOptions:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Element type of weights, activations and caches."""
-        return torch_dtype(self.dtype)
+        """Element type that the graph computes in."""
+        return torch_dtype(self.computes_in)
+
+    @property
+    def computes_in(self) -> str:
+        """`f16` or `f32`: the element type between weights."""
+        return "f32" if self.mixed else self.dtype
+
+    @property
+    def mixed(self) -> bool:
+        """Whether a graph that computes in f32 reads weights and caches in f16."""
+        return self.dtype == "f16" and self.activations != "f16"
 
     @property
     def kv_bits(self) -> int | None:
@@ -101,13 +133,22 @@ class GraphOptions:
         """Whether keys and values are the engine's own state from the start."""
         return self.stateful or self.kv_cache is not None
 
-    def target(self, dynamic_axes: DynamicAxes, network: nn.Module, revision: str | None, **further: str) -> TractNNEF:
+    def target(
+        self,
+        dynamic_axes: DynamicAxes,
+        network: nn.Module,
+        revision: str | None,
+        *,
+        cached: bool = True,
+        **further: str,
+    ) -> TractNNEF:
         """Return the target that these options describe.
 
         Args:
             dynamic_axes: of the graph's inputs.
             network: the transformers model, whose class the archive names.
             revision: commit of the source; None where there is none.
+            cached: the graph reads keys and values of earlier calls.
             further: properties of the archive.
         """
         import transformers
@@ -123,7 +164,12 @@ class GraphOptions:
             dynamic_axes=dynamic_axes,
             check_io=False,
             specific_properties=properties | ({"source_revision": revision} if revision else {}),
+            attention_as_products=self._attends_by_products(cached=cached),
             force_attention_inner_in_f32=self.f32_attention,
             force_linear_accumulation_in_f32=self.f32_linear_accumulation,
             force_norm_in_f32=self.f32_norm,
         )
+
+    def _attends_by_products(self, *, cached: bool) -> bool:
+        """Say whether attention is products: where it reads a cache that is not quantised, unless told otherwise."""
+        return self.attention == "products" or (self.attention == "auto" and cached and self.kv_cache is None)

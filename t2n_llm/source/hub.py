@@ -205,8 +205,8 @@ def _gguf_file(name: str) -> Path | None:
 
     if Path(name).suffix == GGUF_SUFFIX and Path(name).expanduser().is_file():
         return first_part(Path(name).expanduser())
-    folder = _local_folder(name)
-    return None if folder is None else gguf_in(folder)
+    folder = Path(name).expanduser()
+    return gguf_in(folder) if name and folder.is_dir() else None
 
 
 def _refuse_revision(ref: SourceRef, what: str) -> None:

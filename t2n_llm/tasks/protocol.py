@@ -177,7 +177,8 @@ class Task(ABC):
     def check_bytes(self, graphs: Sequence[TaskGraph], stored_bytes: int, checking: CheckingOptions) -> int:
         """Return the most memory that the check takes: the reference in f32 and the archives in the engine."""
         del checking
-        return 4 * graphs[-1].parameters + stored_bytes
+        shapes = {variable.label: variable.shape for each in graphs for variable in each.graph.variables}
+        return 4 * sum(map(prod, shapes.values())) + stored_bytes
 
 
 __all__ = ["MODEL_ROLE", "CheckSubject", "Task", "TaskGraph"]

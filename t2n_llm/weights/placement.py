@@ -76,12 +76,10 @@ class Residency:
     Attributes:
         devices: `cpu`, `disk` or a GPU's number, by module path; together the paths own every parameter.
         disk_bytes: f32 bytes that are read from disk in every pass.
-        largest_bytes: f32 bytes of the largest layer.
     """
 
     devices: Mapping[str, str | int] = field(default_factory=dict)
     disk_bytes: int = 0
-    largest_bytes: int = 0
 
     @property
     def offloaded(self) -> bool:
@@ -123,7 +121,7 @@ def plan_residency(model: nn.Module, placement: Placement | None = None) -> Resi
     rooms = _rooms(placement, whole, largest)
     devices = _assign(blocks, rooms)
     on_disk = sum(block.size for block in blocks if devices[block.path] == _DISK)
-    return Residency(devices, on_disk, largest)
+    return Residency(devices, on_disk)
 
 
 def require_memory(network: nn.Module, placement: Placement | None) -> None:

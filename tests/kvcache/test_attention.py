@@ -70,6 +70,41 @@ def test_in_the_engine(key_heads: int, softcap: float | None, window: int | None
     assert "tile(" not in text and "tract_core_broadcast(input_1" not in text  # heads are never repeated
 
 
+PRODUCTS = TractNNEF(check_io=False, dynamic_axes=AXES, attention_as_products=True)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        Attention(),
+        Attention(window=3),
+        Attention(softcap=5.0, window=3),
+        Attention(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+        Attention(slope=-0.2),
+        Attention(slope=-0.2, window=3),
+    ],
+    ids=["causal", "window", "capped", "sinks", "bias", "bias and window"],
+)
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_as_two_products(attention: Attention, key_heads: int) -> None:
+    torch.manual_seed(0)
+    sizes = ((5, 12), (1, 9), (70, 130))
+    calls = [tensors(steps, total, key_heads=key_heads) for steps, total in sizes]
+    text = check(attention, *calls, target=PRODUCTS)
+    assert "sdpa" not in text and text.count("tract_core_einsum") == 2
+    assert text.index("einsum([input_1, ") < text.index("einsum([input_2, ")  # what may be a cache comes first
+
+
+def test_two_products_of_a_batch_and_of_values_wider_than_keys() -> None:
+    torch.manual_seed(0)
+    axes = {name: {**axes, 0: "B"} for name, axes in AXES.items()}
+    target = TractNNEF(check_io=False, dynamic_axes=axes, attention_as_products=True)
+    calls = [tensors(steps, total, batch=batch) for steps, total, batch in ((5, 12, 2), (1, 9, 3), (4, 4, 1))]
+    wider = [(query, key, torch.cat([value, value * 2], dim=-1)) for query, key, value in calls]
+    check(Attention(), *calls, target=target)
+    check(Attention(), *wider, target=target)
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_sinks_take_their_share(window: int | None) -> None:
     torch.manual_seed(0)

@@ -92,6 +92,12 @@ def real_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _export(REAL_MODEL, tmp_path_factory, check=False)
 
 
+@pytest.fixture(scope="session")
+def half_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model as tract can write it again: it has no words for products of two element types."""
+    return _export(REAL_MODEL, tmp_path_factory, check=False, activations="f16", attention="sdpa")
+
+
 def _export(source: Path, factory: pytest.TempPathFactory, **options: object) -> Path:
     from t2n_llm.export.pipeline import export_llm
 

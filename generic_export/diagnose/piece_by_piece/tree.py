@@ -5,8 +5,6 @@ In: a recording. Out: `ModelDiagnoseOutput`, a view that follows `named_modules(
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.capture import class_name, evaluation_mode
+from generic_export.capture import evaluation_mode
 from generic_export.diagnose.piece_by_piece.exporters import ExportRequest, exporter_named
+from generic_export.diagnose.piece_by_piece.module_node import ModuleNode
 from generic_export.diagnose.piece_by_piece.narration import Narration
 from generic_export.diagnose.piece_by_piece.node_text import Looks, export_report, recorded_text
 from generic_export.diagnose.piece_by_piece.opaque import OpaqueModule, learnt_maker
@@ -34,14 +33,13 @@ from generic_export.diagnose.record.leaves import call_layout, take_apart
 from generic_export.diagnose.record.pieces import Case, cases_of, with_children
 from generic_export.diagnose.record.recording import RecordedCall, Recording
 from generic_export.errors import CaptureError, OptionError
-from generic_export.torch_graph.nested import signature_of_function
 from generic_export.torch_graph.state import state_kept
 
 Maker = Callable[..., torch.Tensor]
 """Input tensors in; a tensor of the shape and element type of an output out."""
 
 
-class ModelDiagnoseOutput:
+class ModelDiagnoseOutput(ModuleNode):
     """A module in the tree of a traced model; iterating gives it and everything below it, parents first.
 
     Args:
@@ -55,11 +53,6 @@ class ModelDiagnoseOutput:
         children: the modules directly inside.
         inputs: `(args, kwargs)` of each call.
         outputs: what each call returned, as a tuple.
-        forward: the traced method, as it is when nothing is replaced.
-        signature: of that method.
-        forward_parameter_names: names of its parameters, without `*args` and `**kwargs`.
-        forward_ordered_parameter_names: names of all of them, in order.
-        forward_args, forward_kwargs: names of those two, or None.
         forward_custom_op_schema: of the operator that it was last replaced by, or None.
         exporter: the last exporter that was tried; what it made is an attribute of that name.
         exporter_status: the last status, or None.
@@ -75,21 +68,11 @@ class ModelDiagnoseOutput:
         level: int = 0,
         method_name: str = "forward",
     ) -> None:
+        super().__init__(name, model, level, method_name)
         self.parent = parent
-        self.name = name
-        self.model = model
-        self.level = level
-        self.method_name = method_name
         self.children: list[ModelDiagnoseOutput] = []
         self.inputs: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.outputs: list[tuple[Any, ...]] = []
-        self.forward: Callable[..., Any] = getattr(model, method_name)
-        self.signature = signature_of_function(self.forward)
-        self.forward_ordered_parameter_names = list(self.signature.parameters)
-        self.forward_args = self._parameter_of_kind(inspect.Parameter.VAR_POSITIONAL)
-        self.forward_kwargs = self._parameter_of_kind(inspect.Parameter.VAR_KEYWORD)
-        rest = {self.forward_args, self.forward_kwargs}
-        self.forward_parameter_names = {name for name in self.forward_ordered_parameter_names if name not in rest}
         self.forward_custom_op_schema: str | None = None
         self.exporter: str | None = None
         self.exporter_status: StatusExport | None = None
@@ -100,9 +83,6 @@ class ModelDiagnoseOutput:
         self._cases: list[Case] = []
         self._opaque: OpaqueModule | None = None
 
-    def _parameter_of_kind(self, kind: object) -> str | None:
-        return next((name for name, parameter in self.signature.parameters.items() if parameter.kind is kind), None)
-
     def __iter__(self) -> Iterator[ModelDiagnoseOutput]:
         yield self
         for child in self.children:
@@ -111,40 +91,7 @@ class ModelDiagnoseOutput:
     def __repr__(self) -> str:
         return f"ModelDiagnoseOutput({self.full_name}, {len(self.children)} children, {len(self.inputs)} calls)"
 
-    # --- what it is ------------------------------------------------------------------------------------
-
-    @property
-    def true_model_name(self) -> str:
-        """Class of the module."""
-        return class_name(self.model)
-
-    @property
-    def full_name(self) -> str:
-        """`name:Class`, with the method when it is not forward."""
-        method = "" if self.method_name == "forward" else f".{self.method_name}"
-        return f"{self.name}:{self.true_model_name}{method}"
-
-    @property
-    def module_name_type(self) -> str:
-        """`type(name)=Class`."""
-        return f"type({self.name})={self.true_model_name}"
-
-    @property
-    def dot_name(self) -> str:
-        """The name, indented by the level."""
-        return f"{'..' * self.level}{self.name}"
-
-    @property
-    def custom_op_name(self) -> str:
-        """Name of the opaque operator: `C_<RootClass>_<child>_<grandchild>`."""
-        if self.parent is None:
-            return f"C_{self.true_model_name}"
-        return f"{self.parent.custom_op_name}_{re.sub(r'[^A-Za-z0-9]+', '_', self.name).strip('_')}"
-
-    @property
-    def path(self) -> str:
-        """As in `named_modules()`."""
-        return "" if self.parent is None else f"{self.parent.path}.{self.name}".removeprefix(".")
+    # --- what it was called with ------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:

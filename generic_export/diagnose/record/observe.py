@@ -51,7 +51,6 @@ def observe(
     if max_calls < 1:
         raise OptionError(f"max_calls is {max_calls}.", "Record at least one call.")
     recording = Recording(model, TensorStore(parse_size(budget)), paths=all_paths(model))
-    recording.skipped = tuple(kind.__name__ for kind in skip)
     recorder = Recorder(recording, max_calls=max_calls, skip=tuple(skip))
     if any(module.training for module in model.modules()):
         recording.warn(f"{type(model).__name__} was recorded in training mode; pieces are tried in eval mode.")

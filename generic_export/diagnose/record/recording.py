@@ -122,7 +122,6 @@ class Recording:
     calls: list[RecordedCall] = field(default_factory=list)
     paths: dict[nn.Module, tuple[str, ...]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    skipped: tuple[str, ...] = ()
 
     def roots(self) -> list[RecordedCall]:
         """Return the outermost calls: one per input set."""

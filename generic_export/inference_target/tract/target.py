@@ -6,7 +6,6 @@ import getpass
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -15,15 +14,9 @@ import numpy as np
 from torch import nn
 
 from generic_export.errors import MismatchError, OptionError
-from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun
-from generic_export.inference_target.tract.check import (
-    Comparison,
-    ToleranceLimits,
-    TractCheckTolerance,
-    compare,
-    tolerance_of,
-)
+from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
+from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.inference_target.tract.engines.asking import ask_cli, ask_wheel
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.features import (
@@ -39,6 +32,7 @@ from generic_export.inference_target.tract.engines.streaming import (
     open_stream,
 )
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.inference_target.tract.evidence.repeated_check import ArchiveCheck
 from generic_export.inference_target.tract.releases.dialect import (
     ENDLESS_SQUARE_PRODUCTS,
     RELEASES,
@@ -63,7 +57,7 @@ _ATTENTION = "tract_transformers_sdpa"
 
 
 @dataclass(frozen=True)
-class TractNNEF(InferenceTarget):
+class TractNNEF(EngineTarget):
     """Export for tract.
 
     Args:
@@ -87,6 +81,8 @@ class TractNNEF(InferenceTarget):
         streaming: the archive is for an input that comes in pieces (docs/streaming.md): loops along that axis remember, what
             cannot is refused, and the check runs it in pieces too; the wheel can from release 0.23.0.
         upsample_with_debox: write nearest upsampling of floats by whole factors as `debox` (release 0.23.0).
+        attention_as_products: attention of language models is two products for each key head, which read a long cache once;
+            `kvcache` writes it.
 
     Raises:
         OptionError: the version is not one this dialect is written for, or has no use for another option.
@@ -107,6 +103,7 @@ class TractNNEF(InferenceTarget):
     reify_sdpa_operator: bool | None = None
     upsample_with_debox: bool = False
     streaming: Streaming | None = None
+    attention_as_products: bool = False
 
     if TYPE_CHECKING:
 
@@ -126,6 +123,7 @@ class TractNNEF(InferenceTarget):
             reify_sdpa_operator: bool | None = None,
             upsample_with_debox: bool = False,
             streaming: Streaming | None = None,
+            attention_as_products: bool = False,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -213,6 +211,7 @@ class TractNNEF(InferenceTarget):
         return Spelling(
             streamed=self.streaming.symbol if self.streaming is not None else "",
             attention_operator=reified,
+            attention_products=self.attention_as_products,
             debox_upsampling=self.upsample_with_debox,
             resize_operator=has_operator(self.release, "tract_core_resize"),
             square_products=self.release not in ENDLESS_SQUARE_PRODUCTS,
@@ -271,8 +270,8 @@ class TractNNEF(InferenceTarget):
             if self.streaming is not None:
                 self._require_streams(archive, args.example, self.streaming)
             return
-        by_hand = import_module("generic_export.checking")  # a room above: it captures the module again for the bundle
-        by_hand.assert_io_and_debug_bundle(model, tuple(args), archive, self, debug_bundle_path=debug_bundle_path)
+        bundle = None if debug_bundle_path is None else Path(debug_bundle_path)
+        ArchiveCheck(archive, self).run_again(model, tuple(args), bundle_path=bundle)
 
     def _require_streams(self, archive: Path, example: ExampleRun, streaming: Streaming) -> None:
         with open_stream(archive, streaming, self._wheel(), self.registries) as stream:
@@ -288,46 +287,10 @@ class TractNNEF(InferenceTarget):
     # --- the engine -----------------------------------------------------------------------------
 
     def ask(self, archive: Path, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run an archive in the engine of this target's release, with this target's registries.
-
-        Args:
-            archive: the archive.
-            inputs: one array per input, in order.
-        Returns:
-            One array per output, in order. The command gives f16 back as f32.
-        """
+        """See `EngineTarget.ask`."""
         if self.specific_tract_binary_path:
             return ask_cli(self._cli(), archive, inputs, registries=self.registries)
         return ask_wheel(self._wheel(), archive, inputs, registries=self.registries)
-
-    def compared(self, example: ExampleRun, answers: Sequence[np.ndarray]) -> list[Comparison]:
-        """Compare an engine's answers with PyTorch's within `check_io_tolerance`, output by output.
-
-        Raises:
-            MismatchError: the engine has another number of outputs.
-        """
-        if len(answers) != len(example.outputs):
-            raise MismatchError(f"tract gives {len(answers)} outputs, PyTorch {len(example.outputs)}.")
-        return [
-            compare(name, _as_stored(answer, reference), reference, self.check_io_tolerance.limits(reference.dtype))
-            for name, answer, reference in zip(example.output_names, answers, example.outputs, strict=True)
-        ]
-
-    def require_close(self, archive: Path, example: ExampleRun, answers: Sequence[np.ndarray]) -> list[Comparison]:
-        """Return how close the answers are.
-
-        Raises:
-            MismatchError: an output is beyond `check_io_tolerance`; says which ones, where and how much.
-        """
-        comparisons = self.compared(example, answers)
-        failed = [comparison for comparison in comparisons if not comparison.passed]
-        if failed:
-            raise MismatchError(
-                f"{archive}: {len(failed)} of {len(comparisons)} outputs of tract differ from PyTorch beyond tolerance "
-                f"'{self.check_io_tolerance}': " + "; ".join(map(str, failed)),
-                "Export in float32, or choose a wider check_io_tolerance if the difference is expected.",
-            )
-        return comparisons
 
     def _wheel(self) -> TractWheel:
         return TractWheel(packages=wheel_packages(self.release))
@@ -340,9 +303,3 @@ class TractNNEF(InferenceTarget):
                 f"Give the command of that release, or version={cli.version!r}.",
             )
         return cli
-
-
-def _as_stored(answer: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Undo what npz does to f16: the command writes it as f32, exactly."""
-    widened = answer.dtype == np.float32 and reference.dtype == np.float16
-    return answer.astype(np.float16) if widened else answer

@@ -19,6 +19,7 @@ from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
 from kvcache.recurrent import explicit_recurrences
 from t2n_llm.graph.capture import document_of, weightless_network
+from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.source.empty_model import BACKBONE, CLASSIFIER, ModelKind, take_buffers, tied_names
 from t2n_llm.tasks.names import FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION
@@ -159,11 +160,12 @@ def build_head_graph(
             skeleton.module,
             dict(zip(INPUT_NAMES, inputs, strict=True)),
             (head.output,),
-            options.target(skeleton.dynamic_axes, skeleton.network, revision, task=head.name),
+            options.target(skeleton.dynamic_axes, skeleton.network, revision, cached=False, task=head.name),
             prefix=f"{_WRAPPER_ATTRIBUTE}.",
             graph_name=str(config.model_type),
             source_name=name,
         )
+    graph, _ = as_stored(graph, skeleton.network, (), options)
     return replace(skeleton, buffers={**skeleton.buffers, **constants}), graph
 
 

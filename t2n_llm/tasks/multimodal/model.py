@@ -20,6 +20,7 @@ from kvcache.forms import state_form
 from kvcache.state_views import keep_states_whole
 from kvcache.states import Slot, StateTensor
 from t2n_llm.graph.capture import document_of, weightless_network
+from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.skeleton import probe_states
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, take_buffers, tied_names
@@ -269,9 +270,10 @@ def _built(part: NetworkPart, options: GraphOptions, name: str, revision: str | 
         part.module,
         part.inputs,
         part.output_names,
-        options.target(part.dynamic_axes, part.network, revision, role=part.role),
+        options.target(part.dynamic_axes, part.network, revision, cached=bool(part.states), role=part.role),
         prefix=f"{_WRAPPER_ATTRIBUTE}.",
         graph_name=part.role,
         source_name=name,
     )
-    return BuiltPart(replace(part, buffers={**part.buffers, **constants}), keep_states_whole(graph))
+    graph, states = as_stored(graph, part.network, part.states, options)
+    return BuiltPart(replace(part, buffers={**part.buffers, **constants}, states=states), keep_states_whole(graph))

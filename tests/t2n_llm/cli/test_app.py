@@ -132,6 +132,12 @@ def test_errors_in_json(tiny_llama: Path, parent: Path) -> None:
         assert error["hint"]
 
 
+def test_one_run_tells_the_next_nothing(parent: Path) -> None:
+    loud, plain = call("--debug", "verify", parent / "x", "--json"), call("verify", parent / "x")
+    assert "Traceback" in loud.err and strict_json(loud.out)["message"]
+    assert "Traceback" not in plain.err and plain.out == "" and plain.line("error")
+
+
 def test_quiet_error(tiny_llama: Path, parent: Path) -> None:
     outcome = call(*fresh(tiny_llama, parent / "x"), "--quiet", "--keep-f32", "nothing")
     assert len(outcome.err.splitlines()) == 2
@@ -160,8 +166,24 @@ def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_activations_in_f32_do_not_overflow(overflowing: Path, parent: Path) -> None:
+    outcome = call("export", overflowing, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 3, "--json")
+    assert outcome.code == 0, outcome
+    assert strict_json(outcome.out)["validation"]["passed"] is True
+
+
 def test_an_archive_that_disagrees_is_kept_as_failed(overflowing: Path, parent: Path) -> None:
-    arguments = ("export", overflowing, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 3)
+    arguments = (
+        "export",
+        overflowing,
+        "-o",
+        parent / "x",
+        "--no-tokenizer",
+        "--decode-steps",
+        3,
+        "--activations",
+        "f16",
+    )
     outcome = call(*arguments)
     assert outcome.code == 1, outcome
     assert "disagrees" in outcome.line("error")
@@ -180,7 +202,9 @@ def test_an_archive_that_disagrees_is_kept_as_failed(overflowing: Path, parent: 
 def test_a_failed_folder_replaces_nothing_of_the_user(overflowing: Path, parent: Path) -> None:
     (parent / "x.failed").mkdir()
     (parent / "x.failed" / "thesis.txt").write_text("mine")
-    outcome = call("export", overflowing, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 3)
+    outcome = call(
+        *("export", overflowing, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 3, "--activations", "f16")
+    )
     assert outcome.code == 1, outcome
     assert (parent / "x.failed" / "thesis.txt").read_text() == "mine"
     assert (parent / "x.failed-2" / "export.json").is_file()
@@ -193,6 +217,7 @@ def test_a_disagreeing_archive_does_not_replace_the_earlier_export(
     shutil.copytree(tiny_export, parent / "x")
     before = content(parent / "x")
     arguments = ("export", overflowing, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 3, "--force")
+    arguments += ("--activations", "f16")
     assert call(*arguments).code == 1
     assert content(parent / "x") == before
     assert sorted(path.name for path in parent.iterdir()) == ["x", "x.failed"]

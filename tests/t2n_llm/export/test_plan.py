@@ -11,12 +11,12 @@ from t2n_llm.export.pipeline import export_llm, plan_llm_export
 from tests.t2n_llm.command_line import call, refused, strict_json, unchanged
 
 
-@pytest.mark.parametrize("archive", ["tar", "dir"])
-def test_the_size_is_exact(archive: str, tiny_llama: Path, parent: Path) -> None:
-    options = ExportOptions(archive=archive, check=False, require_tokenizer=False)
+@pytest.mark.parametrize(("archive", "compress"), [("tar", None), ("dir", None), ("tar", "q4_0")])
+def test_the_size_is_exact(archive: str, compress: str | None, tiny_llama: Path, parent: Path) -> None:
+    options = ExportOptions.of(archive=archive, compress=compress, check=False, require_tokenizer=False)
     with unchanged(parent, tiny_llama):
         plan = plan_llm_export(str(tiny_llama), parent / "x", options=options)
-    result = export_llm(str(tiny_llama), parent / "x", archive=archive, check=False, require_tokenizer=False)
+    result = export_llm(str(tiny_llama), parent / "x", options=options)
     files = result.archive.iterdir() if result.archive.is_dir() else [result.archive]
     written = sum(path.stat().st_size for path in files)
     assert (plan.archive_bytes, plan.exact) == (written, True)
@@ -48,6 +48,17 @@ def test_the_command(tiny_llama: Path, parent: Path) -> None:
     assert record["exact"] is False and record["archive"] == "model.nnef.tgz"
     (group,) = [group for group in record["groups"] if group["name"] == "model.layers.*.mlp.down_proj.weight"]
     assert (group["count"], group["dtype"]) == (3, "float16")
+
+
+def test_a_head_has_a_plan_of_its_own(tiny_llama: Path, parent: Path) -> None:
+    options = ExportOptions.of(task="feature-extraction", require_tokenizer=False)
+    plan = plan_llm_export(str(tiny_llama), parent / "x", options=options)
+    result = export_llm(str(tiny_llama), parent / "x", options=options)
+    assert [(archive.name, archive.bytes) for archive in plan.archives] == [
+        (result.archive.name, result.archive.stat().st_size)
+    ]
+    assert "lm_head.weight" not in {group.name for group in plan.groups}
+    assert "tests/*.npz" in plan.files and (parent / "x" / "tests").is_dir()
 
 
 def test_a_dry_run_refuses_what_the_export_would(tiny_llama: Path, parent: Path) -> None:

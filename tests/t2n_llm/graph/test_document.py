@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.text import graph_text
 from t2n_llm import export_llm
@@ -32,10 +33,20 @@ def text_of(options: GraphOptions, config: object | None = None) -> str:
     return graph_text(build_graph(config or example_config(), options, name="example")[1])
 
 
+# What was the default before activations were f32: for GPUs, and for processors with f16 arithmetic.
+HALF = {"activations": "f16", "attention": "sdpa"}
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "tiny"
     return export_llm(str(EXAMPLE), folder, dtype="f16", check=False).archive
+
+
+@pytest.fixture(scope="module")
+def exported_in_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "tiny"
+    return export_llm(str(EXAMPLE), folder, dtype="f16", check=False, **HALF).archive
 
 
 def test_interface_names_symbols_and_properties() -> None:
@@ -57,8 +68,43 @@ def test_no_example_size_reaches_the_graph() -> None:
             assert not re.search(r"\b(5|7|12)\b(?!\])", re.sub(r"_\d+|layers_\d+", "", line.split("#")[0])), line
 
 
-def test_the_engine_sees_one_input_and_its_own_operators(exported: Path) -> None:
+def test_the_engine_reads_its_own_cache_in_two_products(exported: Path) -> None:
     with TractWheel().load(exported, transforms=[STATEFUL_TRANSFORM]) as model:
+        assert [fact.name for fact in model.inputs] == ["input_ids"]
+        operators = model.operators()
+    layers = 6
+    assert operators["DynamicKeyValueCache"] == 2 * layers
+    assert operators["ScaledMaskedSoftmax"] == layers
+    assert operators["FlashSDPA"] == operators["Softmax"] == 0
+    # Weights and caches are multiplied as they are: what is cast is the table's rows, and new keys and values.
+    assert operators["Cast"] <= 2 * layers + 2
+
+
+def test_weights_are_f16_and_everything_between_f32() -> None:
+    _, graph = build_graph(example_config(), GraphOptions(), name="example")
+    assert {variable.dtype for variable in graph.variables if len(variable.shape) > 1} == {"f16"}
+    assert {variable.dtype for variable in graph.variables if len(variable.shape) == 1} == {"f32"}
+    products = [line for line in graph_text(graph).splitlines() if "tract_core_einsum(" in line]
+    assert products and all('acc="f32"' in line for line in products)
+    caches = [line for line in graph_text(graph).splitlines() if "in_cache_" in line and "external" in line]
+    assert len(caches) == 12 and all('datum_type="f16"' in line for line in caches)
+
+
+def test_one_mask_serves_all_layers() -> None:
+    assert text_of(GraphOptions()).count(" = le(") == 1
+
+
+def test_activations_and_attention_are_chosen_apart(tmp_path: Path) -> None:
+    result = export_llm(
+        str(EXAMPLE), tmp_path / "export", activations="f32", attention="sdpa", decode_steps=8, stateful=True
+    )
+    assert result.validation is not None and result.validation.passed
+    with pytest.raises(OptionError, match="f16 activations have no use for f32 weights"):
+        GraphOptions(dtype="f32", activations="f16")
+
+
+def test_the_engine_sees_one_input_and_its_own_operators(exported_in_half: Path) -> None:
+    with TractWheel().load(exported_in_half, transforms=[STATEFUL_TRANSFORM]) as model:
         assert [fact.name for fact in model.inputs] == ["input_ids"]
         operators = model.operators()
     layers = 6
@@ -70,21 +116,21 @@ def test_the_engine_sees_one_input_and_its_own_operators(exported: Path) -> None
         assert operators[spelled_out] == 0, spelled_out
 
 
-def test_without_the_transform_attention_is_flash_and_caches_are_concatenated(exported: Path) -> None:
-    with TractWheel().load(exported) as model:
+def test_without_the_transform_attention_is_flash_and_caches_are_concatenated(exported_in_half: Path) -> None:
+    with TractWheel().load(exported_in_half) as model:
         operators = model.operators()
     assert operators["FlashSDPA"] == 6
     assert operators["Concat"] >= 12
 
 
 def test_grouped_query_heads_are_not_repeated() -> None:
-    text = text_of(GraphOptions())
-    assert "tile(" not in text
+    text = text_of(GraphOptions(attention="sdpa"))
+    assert "tile(" not in text + text_of(GraphOptions())
     assert re.search(r"tract_transformers_sdpa\(\w+, out_cache_key_0, out_cache_value_0", text)
 
 
 def test_rotary_tables_are_computed_in_f32_and_rounded_last() -> None:
-    text = text_of(GraphOptions(dtype="f16"))
+    text = text_of(GraphOptions(dtype="f16", activations="f16"))
     for function in ("cos", "sin"):
         (line,) = [line for line in text.splitlines() if f"= {function}(" in line]
         assert "# f32 " in line
@@ -107,19 +153,19 @@ def test_one_commented_block_per_module() -> None:
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [
-        (GraphOptions(f32_linear_accumulation=True), r'expr="abk,nk->abn", acc="f32"'),
-        (GraphOptions(f32_attention=True), r'tract_transformers_sdpa\(.*, datum_type="f32"'),
-        (GraphOptions(f32_norm=True), r"input_layernorm_rms_norm = tract_core_rms_norm\(.*# f32"),
+        (GraphOptions(f32_linear_accumulation=True, **HALF), r'expr="abk,nk->abn", acc="f32"'),
+        (GraphOptions(f32_attention=True, **HALF), r'tract_transformers_sdpa\(.*, datum_type="f32"'),
+        (GraphOptions(f32_norm=True, **HALF), r"input_layernorm_rms_norm = tract_core_rms_norm\(.*# f32"),
     ],
 )
 def test_numerics_switches_show(options: GraphOptions, pattern: str) -> None:
     assert re.search(pattern, text_of(options))
-    assert not re.search(pattern, text_of(GraphOptions()))
+    assert not re.search(pattern, text_of(GraphOptions(**HALF)))
 
 
 @pytest.mark.parametrize("switch", ["f32_linear_accumulation", "f32_attention", "f32_norm"])
 def test_numerics_switches_run(switch: str, tmp_path: Path) -> None:
-    result = export_llm(str(EXAMPLE), tmp_path / "export", dtype="f16", decode_steps=8, **{switch: True})
+    result = export_llm(str(EXAMPLE), tmp_path / "export", dtype="f16", decode_steps=8, **HALF, **{switch: True})
     assert result.validation is not None
     assert result.validation.passed
 

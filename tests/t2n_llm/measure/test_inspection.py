@@ -53,17 +53,17 @@ def test_an_export_in_json(real_export: Path) -> None:
     assert record["outputs"][:2] == ["outputs", "out_cache_key_0"]
     manifest = json.loads((real_export / "export.json").read_text())
     stored = sum(tensor["bytes"] // 2 for tensor in record["tensors"] if tensor["dtype"] == "f16")
-    assert stored == pytest.approx(manifest["model"]["parameters"], rel=1e-3)
-    assert record["bits_per_weight"] == pytest.approx(16, abs=0.01)
+    assert stored == pytest.approx(manifest["model"]["parameters"], rel=3e-3)
+    assert record["bits_per_weight"] == pytest.approx(16, abs=0.05)  # vectors are f32
     assert record["cache"] == {
         "tensors": 12,
         "bytes_per_token": 12 * 4 * 32 * 2,
         "max_positions": 1024,
         "peak_bytes": 12 * 4 * 32 * 2 * 1024,
     }
-    assert record["operators"]["tract_transformers_sdpa"] == 6
+    assert record["operators"]["tract_transformers_scaled_masked_softmax"] == 6
     engine = record["engine"]
-    assert engine["operators"]["InPlaceKvSdpa"] == 6
+    assert engine["operators"]["DynamicKeyValueCache"] == 12
     assert engine["stateful"] and [fact["name"] for fact in engine["inputs"]] == ["input_ids"]
     assert engine["peak_rss_bytes"] > record["stored_bytes"]
     assert (record["problems"], record["unknown"], engine["refusal"]) == ([], [], None)
@@ -73,9 +73,9 @@ def test_an_export_for_people(real_export: Path) -> None:
     outcome = run("inspect", real_export, "--tensors", 3)
     assert outcome.code == 0, outcome.err
     for words in (
-        "5,475,600 values at 16.00 bits",
+        "5,475,600 values at 16.01 bits",
         "model.embed_tokens.weight",
-        "InPlaceKvSdpa",
+        "ScaledMaskedSoftmax",
         "3.1 MB at the model's",
     ):
         assert words in outcome.out
@@ -114,7 +114,7 @@ def test_the_graph_is_printed_as_it_is_in_a_pipe_and_coloured_on_a_terminal(
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == QUANTISED
 
 
-def test_caches_of_an_archive_that_keeps_them_itself(real_export: Path, tmp_path: Path) -> None:
+def test_caches_of_an_archive_that_keeps_them_itself(half_export: Path, tmp_path: Path) -> None:
     """tract writes the graph again after the caches became state."""
     from tests.t2n_llm.command_line import run_python
 
@@ -122,7 +122,7 @@ def test_caches_of_an_archive_that_keeps_them_itself(real_export: Path, tmp_path
     run_python(
         "import sys, tract; n = tract.nnef().with_tract_transformers().with_tract_extra(); m = n.load(sys.argv[1]); "
         "m.transform('transformers_detect_all'); n.write_model_to_tar_gz(m, sys.argv[2])",
-        real_export / "model.nnef.tar",
+        half_export / "model.nnef.tar",
         written,
     )
     record = strict_json(call("inspect", written, "--json").out)

@@ -175,7 +175,7 @@ def on_meta(*sizes: int) -> nn.Module:
 
 def test_memory_is_filled_before_the_disk() -> None:
     residency = plan_residency(on_meta(100, 100, 100, 100), Placement("auto", {"cpu": 850}))
-    assert residency == Residency({"0": "cpu", "1": "cpu", "2": "disk", "3": "disk"}, 800, 400)
+    assert residency == Residency({"0": "cpu", "1": "cpu", "2": "disk", "3": "disk"}, 800)
 
 
 def test_what_fits_stays_in_memory() -> None:

@@ -12,7 +12,8 @@ import platform
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,9 +24,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from generic_export.errors import ArchiveError, EngineError, EngineTimeoutError, T2NError
+from generic_export.capture import Prepared
+from generic_export.errors import (
+    ArchiveError,
+    EngineError,
+    EngineMissingError,
+    EngineTimeoutError,
+    MismatchError,
+    T2NError,
+)
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.check import Comparison
+from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
 from generic_export.inference_target.tract.engines.npz_bundle import write_bundle
 from generic_export.inference_target.tract.evidence import reproduce
@@ -42,7 +52,7 @@ from generic_export.inference_target.tract.evidence.through_onnx import (
     SecondOpinion,
     opinion_through_onnx,
 )
-from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.nnef.graph import NnefGraph
 from generic_export.read.reading import read_graph_text, signature_of, unpack
 from generic_export.torch_graph.printing import graph_listing
 from generic_export.torch_graph.replay import replay
@@ -70,7 +80,7 @@ class FailingCase:
     error: T2NError
     example: ExampleRun
     translation: Provenance
-    target: TractNNEF
+    target: EngineTarget
     model: nn.Module
     args: Sequence[Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -128,6 +138,36 @@ def write_debug_bundle(path: Path, case: FailingCase, options: BundleOptions | N
         except OSError as error:
             raise ArchiveError(f"{path} cannot be written: {error.strerror or error}.") from error
     return path
+
+
+@contextmanager
+def bundled_failure(write: Callable[[T2NError], Path] | None) -> Iterator[None]:
+    """Write a debug bundle when the check in the block fails, and say where it is; None writes none."""
+    try:
+        yield
+    except EngineMissingError:
+        raise
+    except (MismatchError, EngineError) as error:
+        if write is None:
+            raise
+        hint = f"{error.hint or ''} The case is in {write(error)}.".strip()
+        raise type(error)(error.message, hint) from error
+
+
+def write_failing_case(
+    path: Path,
+    archive: Path,
+    example: ExampleRun,
+    prepared: Prepared,
+    document: NnefGraph,
+    target: EngineTarget,
+    error: T2NError,
+    options: BundleOptions | None = None,
+) -> Path:
+    """Write the debug bundle of a check that failed; see `write_debug_bundle`."""
+    translation = Provenance(prepared.graph, document, prepared.stored)
+    case = FailingCase(archive, error, example, translation, target, prepared.model, prepared.args, prepared.kwargs)
+    return write_debug_bundle(path, case, options)
 
 
 def _stem(path: Path) -> str:
@@ -362,4 +402,4 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-__all__ = ["BundleOptions", "FailingCase", "write_debug_bundle"]
+__all__ = ["BundleOptions", "FailingCase", "bundled_failure", "write_debug_bundle", "write_failing_case"]

@@ -22,10 +22,10 @@ from torch import nn
 from generic_export.errors import CaptureError, EngineError, MissingExtraError, T2NError, first_line
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.check import Comparison
+from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.wheel import TractWheel, convert_with_wheel
-from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
 
 ONNX_FILE = "model.onnx"
@@ -103,7 +103,7 @@ def opinion_through_onnx(
     folder: Path,
     *,
     kwargs: Mapping[str, Any] | None = None,
-    inference_target: TractNNEF | None = None,
+    inference_target: EngineTarget,
 ) -> SecondOpinion:
     """Write a module as ONNX, let tract run that, compare with PyTorch, and let tract write it as NNEF.
 
@@ -116,7 +116,6 @@ def opinion_through_onnx(
     Returns:
         What came of it; that a step is impossible is an answer, not an error.
     """
-    target = inference_target or TractNNEF.latest()
     try:
         _export_onnx(model, tuple(args), dict(kwargs or {}), folder)
     except (MissingExtraError, CaptureError) as error:
@@ -124,10 +123,10 @@ def opinion_through_onnx(
     example = ExampleRun.of(model, args, kwargs)
     try:
         with TractWheel().load(folder / ONNX_FILE) as engine:
-            comparisons = tuple(target.compared(example, engine.run(list(example.inputs))))
+            comparisons = tuple(inference_target.compared(example, engine.run(list(example.inputs))))
     except T2NError as error:
         return SecondOpinion(None, reason=f"tract cannot run its ONNX form: {error.message}")
-    reason = _write_nnef(folder, (*target.registries, "tract_onnx"))
+    reason = _write_nnef(folder, (*inference_target.registries, "tract_onnx"))
     return SecondOpinion(all(comparison.passed for comparison in comparisons), comparisons, reason)
 
 

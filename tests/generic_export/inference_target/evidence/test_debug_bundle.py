@@ -353,7 +353,7 @@ def test_an_engine_that_dies_gets_a_bundle_too(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("onnxscript") is None, reason="the package onnxscript is not installed")
 def test_second_opinion(model: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
-    opinion = opinion_through_onnx(model, (x,), tmp_path / "onnx")
+    opinion = opinion_through_onnx(model, (x,), tmp_path / "onnx", inference_target=TractNNEF())
     assert opinion.agrees and opinion.comparisons[0].passed, opinion.reason
     assert (tmp_path / "onnx" / "model.onnx").exists()
     data = (tmp_path / "onnx" / "model.onnx").read_bytes()
@@ -364,7 +364,7 @@ def test_second_opinion_without_the_packages(
     model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("generic_export.inference_target.tract.evidence.through_onnx.find_spec", lambda name: None)
-    opinion = opinion_through_onnx(model, (x,), tmp_path / "onnx")
+    opinion = opinion_through_onnx(model, (x,), tmp_path / "onnx", inference_target=TractNNEF())
     assert opinion.agrees is None and "onnx is not installed" in str(opinion)
 
 

@@ -15,7 +15,7 @@ from generic_export.errors import OptionError, UnknownArchitectureError
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.options import ExportOptions, ValidateOptions
-from t2n_llm.export.pipeline import ExportResult, export_llm
+from t2n_llm.export.pipeline import ExportResult, export_llm, plan_llm_export
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.export.verify import verify_export
 from t2n_llm.graph.interface import recorded_states
@@ -23,7 +23,7 @@ from t2n_llm.tasks.multimodal.check import Pipeline, plan_prompts
 from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 from tests.families import COMMON, WINDOW, leave_neutral_start
-from tests.t2n_llm.command_line import call
+from tests.t2n_llm.command_line import call, strict_json, unchanged
 
 _TEXT: dict[str, Any] = COMMON | {"num_hidden_layers": 2}
 _VISION: dict[str, Any] = {
@@ -183,6 +183,30 @@ def test_f16_archives(family: str, task: str, checkpoint: Callable[[str], Path],
 def gemma(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of Gemma 3, unchecked."""
     return exported(checkpoint("gemma3"), tmp_path_factory.mktemp("vlm-out") / "gemma", check=False).output_dir
+
+
+def test_a_dry_run_measures_each_archive(gemma: Path, checkpoint: Callable[[str], Path], parent: Path) -> None:
+    source = str(checkpoint("gemma3"))
+    options = ExportOptions.of(task=IMAGE_TEXT_TO_TEXT, require_tokenizer=False, dtype="f32", check=False)
+    with unchanged(parent):
+        plan = plan_llm_export(source, parent / "x", options=options)
+        checked = plan_llm_export(source, parent / "x", options=replace(options, check=True))
+        words = ("export", source, "-o", parent / "x", "--task", IMAGE_TEXT_TO_TEXT, "--no-tokenizer", "--dtype", "f32")
+        outcome = call(*words, "--no-check", "--dry-run")
+        record = strict_json(call(*words, "--no-check", "--dry-run", "--json").out)
+    parts = read_manifest(gemma)["parts"].values()
+    written = {part["archive"]: (gemma / part["archive"]).stat().st_size for part in parts}
+    assert {archive.name: archive.bytes for archive in plan.archives} == written and plan.exact
+    assert plan.archive_bytes == sum(written.values()) and plan.archive == "decoder.nnef.tar"
+    assert sorted(plan.files) == sorted(path.name for path in gemma.iterdir())
+    assert len(written) == 3 and "tests/*.npz" not in checked.files
+    assert checked.check_bytes > plan.archive_bytes and plan.check_bytes == 0  # both are in f32
+    assert outcome.code == 0, outcome
+    for name, size in written.items():
+        assert f"archive   {size} bytes: {name}" in outcome.out
+    assert f"together  {plan.archive_bytes} bytes" in outcome.out
+    assert [archive["name"] for archive in record["archives"]] == list(written)
+    assert sum(group["bytes"] for group in record["groups"]) < record["archive_bytes"] == plan.archive_bytes
 
 
 def test_what_is_seen_and_in_which_order_matters(

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from generic_export.capture import evaluation_mode, prepare
-from generic_export.documents import translate_graph
-from generic_export.errors import OptionError, T2NError
-from generic_export.export import bundled_failure, write_failing_case
+from generic_export.capture import evaluation_mode
+from generic_export.errors import OptionError
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.check import (
     Comparison,
@@ -27,13 +23,9 @@ from generic_export.inference_target.tract.check import (
     tolerance_of,
 )
 from generic_export.inference_target.tract.engines.cli import TractCli
-from generic_export.inference_target.tract.engines.npz_bundle import write_bundle
 from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions
+from generic_export.inference_target.tract.evidence.repeated_check import ArchiveCheck
 from generic_export.inference_target.tract.target import TractNNEF
-from generic_export.read.reading import GraphSignature, read_graph_text, signature_of
-from generic_export.torch_graph.declared_axes import check_names
-from generic_export.torch_graph.naming import identifier
-from generic_export.translate.translate import TranslationOptions
 
 
 def assert_io(
@@ -73,16 +65,11 @@ def assert_io(
         OptionError: names that the archive does not have.
     """
     target = _target(tract_cli, inference_target, check_tolerance)
-    archive = Path(nnef_file_path)
+    check = ArchiveCheck(Path(nnef_file_path), target, input_names, output_names, _path(io_npz_path))
     with evaluation_mode(model):
         example = ExampleRun.of(model, _tuple(test_input), kwargs)
     del model  # what is left of a large module is freed before the engine loads the archive
-    signature = signature_of(read_graph_text(archive))
-    example = _in_order(example, signature, input_names, output_names)
-    if io_npz_path is not None:
-        inputs = dict(zip(signature.inputs, example.inputs, strict=True))
-        write_bundle(Path(io_npz_path), [inputs], dict(zip(signature.outputs, example.outputs, strict=True)))
-    return target.require_close(archive, example, target.ask(archive, example.inputs))
+    return check.run(example)
 
 
 def assert_io_and_debug_bundle(
@@ -125,29 +112,15 @@ def assert_io_and_debug_bundle(
     if isinstance(io_npz_path, TractNNEF):
         tract_cli, io_npz_path = io_npz_path, None
     target = _target(tract_cli, inference_target, check_tolerance)
-    arguments, path = _tuple(test_input), Path(nnef_file_path)
-
-    def write(bundle_path: Path, error: T2NError) -> Path:
-        signature = signature_of(read_graph_text(path))
-        check_names(target.dynamic_axes, signature.inputs, signature.outputs)
-        with evaluation_mode(model):
-            prepared = prepare(
-                model,
-                arguments,
-                target,
-                input_names or signature.inputs,
-                output_names or signature.outputs,
-                kwargs=kwargs,
-                allow_same_io_names=True,
-            )
-            options = TranslationOptions(naming_scheme=nnef_variable_naming_scheme)
-            document = translate_graph(prepared.graph, target, options, model)
-            example = ExampleRun.of(model, arguments, kwargs)
-            bundle = BundleOptions(weight_seed=weight_seed, second_opinion=second_opinion)
-            return write_failing_case(bundle_path, path, example, prepared, document, target, error, bundle)
-
-    with bundled_failure(None if debug_bundle_path is None else partial(write, Path(debug_bundle_path))):
-        return assert_io(model, arguments, path, target, io_npz_path, input_names, output_names, kwargs=kwargs)
+    check = ArchiveCheck(Path(nnef_file_path), target, input_names, output_names, _path(io_npz_path))
+    return check.run_again(
+        model,
+        _tuple(test_input),
+        kwargs,
+        bundle_path=_path(debug_bundle_path),
+        naming_scheme=nnef_variable_naming_scheme,
+        options=BundleOptions(weight_seed=weight_seed, second_opinion=second_opinion),
+    )
 
 
 def _target(
@@ -167,30 +140,8 @@ def _target(
     return given if tolerance is None else replace(given, check_io_tolerance=tolerance_of(tolerance))
 
 
-def _in_order(
-    example: ExampleRun, signature: GraphSignature, inputs: Sequence[str] | None, outputs: Sequence[str] | None
-) -> ExampleRun:
-    """Return a run whose inputs and outputs stand in the order of the archive's."""
-    taken = _by_name("input", signature.inputs, example.inputs, inputs)
-    given = _by_name("output", signature.outputs, example.outputs, outputs)
-    names = example.output_names if outputs is None else signature.outputs
-    return ExampleRun(taken, given, names)
-
-
-def _by_name(
-    what: str, archived: Sequence[str], arrays: Sequence[np.ndarray], names: Sequence[str] | None
-) -> Sequence[np.ndarray]:
-    if names is None and len(arrays) == len(archived):
-        return arrays
-    named = [identifier(name) for name in (names or ())]
-    if sorted(named) != sorted(archived) or len(named) != len(arrays):
-        said = f", called {', '.join(names)}" if names is not None else ""
-        raise OptionError(
-            f"{len(arrays)} {what} tensors{said}; the archive has {len(archived)}.",
-            f"Its {what}s are {', '.join(archived)}.",
-        )
-    found = dict(zip(named, arrays, strict=True))
-    return [found[name] for name in archived]
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
 def _tuple(args: torch.Tensor | Sequence[Any]) -> tuple[Any, ...]:

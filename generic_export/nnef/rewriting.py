@@ -1,0 +1,61 @@
+"""What every pass over a finished document needs: attributes read and replaced, references renamed, names that are free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference
+
+
+def attribute(operation: NnefOperation, name: str) -> Argument | None:
+    """Return a named argument; None when it is not given."""
+    return dict(operation.attributes).get(name)
+
+
+def with_attribute(operation: NnefOperation, name: str, value: Argument) -> NnefOperation:
+    """Return the operation with another value of an argument that it has."""
+    return replace(
+        operation, attributes=tuple((key, value if key == name else old) for key, old in operation.attributes)
+    )
+
+
+def renamed(operation: NnefOperation, names: Mapping[str, str]) -> NnefOperation:
+    """Return the operation reading values under other names; attributes are left alone."""
+
+    def swap(argument: Argument) -> Argument:
+        if isinstance(argument, Reference):
+            return Reference(names.get(argument.name, argument.name))
+        if isinstance(argument, ArrayLiteral):
+            return ArrayLiteral(tuple(swap(element) for element in argument.elements))
+        return argument
+
+    return replace(operation, inputs=tuple(swap(argument) for argument in operation.inputs))
+
+
+def cast_operation(source: str, result: str, dtype: str, near: NnefOperation, note: str = "") -> NnefOperation:
+    """Return a cast of a value to a tract element type, in the block of another operation."""
+    return NnefOperation(
+        "tract_core_cast", (Reference(source),), (("to", dtype),), (result,), block=near.block, note=note
+    )
+
+
+def retyped_note(note: str, dtype: str) -> str:
+    """Return what the reader is told of a result, `f32 [1,S]`, for another element type."""
+    _, space, shape = note.partition(" ")
+    return f"{dtype}{space}{shape}" if note else note
+
+
+class FreeNames:
+    """Identifiers that a document does not have yet; each is handed out once."""
+
+    def __init__(self, graph: NnefGraph) -> None:
+        self._taken = {name for operation in graph.operations for name in operation.outputs}
+
+    def take(self, wanted: str) -> str:
+        """Return the name, or the first free one that begins with it."""
+        name, number = wanted, 1
+        while name in self._taken:
+            name, number = f"{wanted}_{number}", number + 1
+        self._taken.add(name)
+        return name

@@ -1,0 +1,113 @@
+"""Keys and values kept in f16 by a graph that computes in f32: half the memory of a cache, and of what a step reads of it.
+
+In: a finished document in f32 and its states. Out: the document whose caches are f16, and their description. Attention reads
+them as they are (the engine's operators take f16 keys and values for f32 queries); other readers through a cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference, references
+from generic_export.nnef.half_storage import is_mixed_product
+from generic_export.nnef.rewriting import FreeNames, cast_operation, renamed, retyped_note, with_attribute
+from kvcache.states import StateTensor
+
+_HALF, _FULL = "f16", "f32"
+_ATTENTION = "tract_transformers_sdpa"
+
+
+def keep_states_in_half(graph: NnefGraph, states: Sequence[StateTensor]) -> tuple[NnefGraph, tuple[StateTensor, ...]]:
+    """Return the document with its keys and values in f16, and the states as they are then.
+
+    Other states (recurrences, inputs of a compressor) stay in f32: they hold sums over all tokens, or the residual stream.
+
+    Args:
+        graph: computes in f32.
+        states: all of its states.
+    """
+    made = {operation.outputs[0] for operation in graph.operations}
+    halved = {state.input_name: state for state in states if _is_cache(state) and state.output_name in made}
+    walk = _Walk(FreeNames(graph), halved, {state.output_name for state in halved.values()})
+    operations = tuple(new for operation in graph.operations for new in walk.rewritten(operation))
+    after = tuple(replace(state, dtype=_HALF) if state.input_name in halved else state for state in states)
+    return replace(graph, operations=operations), after
+
+
+def _is_cache(state: StateTensor) -> bool:
+    return state.kind.endswith(("_key", "_value")) and state.axis is not None and state.dtype == _FULL
+
+
+@dataclass
+class _Walk:
+    """Walks the body once, in order.
+
+    Attributes:
+        names: what the document does not have yet.
+        inputs: the states that become f16, by the identifier that goes in.
+        outputs: the identifiers that come out.
+        halves: identifiers that are f16 so far.
+        widened: identifier -> the identifier of its cast to f32, once something needs it.
+    """
+
+    names: FreeNames
+    inputs: Mapping[str, StateTensor]
+    outputs: set[str]
+    halves: set[str] = field(default_factory=set)
+    widened: dict[str, str] = field(default_factory=dict)
+
+    def rewritten(self, operation: NnefOperation) -> Iterator[NnefOperation]:
+        """Yield what stands for an operation."""
+        result = operation.outputs[0]
+        if result in self.inputs:
+            self.halves.add(result)
+            yield replace(with_attribute(operation, "datum_type", _HALF), note=retyped_note(operation.note, _HALF))
+        elif result in self.outputs and self._appends(operation):
+            yield from self._appended(operation)
+        elif result in self.outputs:
+            wide = self.names.take(f"{result}_f32")
+            self.halves.add(result)
+            self.widened[result] = wide
+            yield from self._widening(replace(operation, outputs=(wide, *operation.outputs[1:])), ())
+            yield cast_operation(wide, result, _HALF, operation, retyped_note(operation.note, _HALF))
+        else:
+            yield from self._widening(operation, self._read_as_they_are(operation))
+
+    def _read_as_they_are(self, operation: NnefOperation) -> Sequence[Argument]:
+        """Return the arguments that the engine takes in f16 beside others in f32."""
+        if operation.operator == _ATTENTION:
+            return operation.inputs[1:3]
+        halves = [name for name in references(operation) if name in self.halves]
+        return operation.inputs[0].elements if is_mixed_product(operation, halves) else ()  # type: ignore[union-attr]
+
+    def _appends(self, operation: NnefOperation) -> bool:
+        """Say whether an operation puts new positions behind those of the cache that it grows."""
+        parts = operation.inputs[0] if operation.inputs else None
+        if operation.operator != "concat" or not isinstance(parts, ArrayLiteral) or len(parts.elements) != 2:
+            return False
+        first = parts.elements[0]
+        return isinstance(first, Reference) and first.name in self.inputs
+
+    def _appended(self, operation: NnefOperation) -> Iterator[NnefOperation]:
+        """Round the new positions, and append those."""
+        past, new = operation.inputs[0].elements  # type: ignore[union-attr]
+        (result,) = operation.outputs
+        rounded = self.names.take(f"{result}_new")
+        yield cast_operation(new.name, rounded, _HALF, operation)  # type: ignore[union-attr]
+        self.halves.add(result)
+        yield replace(
+            operation,
+            inputs=(ArrayLiteral((past, Reference(rounded))), *operation.inputs[1:]),
+            note=retyped_note(operation.note, _HALF),
+        )
+
+    def _widening(self, operation: NnefOperation, as_they_are: Sequence[Argument]) -> Iterator[NnefOperation]:
+        """Yield the casts that an operation needs, and the operation reading them."""
+        kept = {argument.name for argument in as_they_are if isinstance(argument, Reference)}
+        read = [name for name in dict.fromkeys(references(operation)) if name in self.halves - kept]
+        for name in read:
+            if name not in self.widened:
+                self.widened[name] = self.names.take(f"{name}_f32")
+                yield cast_operation(name, self.widened[name], _FULL, operation)
+        yield renamed(operation, {name: self.widened[name] for name in read}) if read else operation
