@@ -203,7 +203,11 @@ def _product_use(variable: NnefVariable, name: str, op: NnefOperation) -> Storag
     if len(summed) > 1:
         return StorageUse(multiplied=True, obstacle=f"{op.outputs[0]} sums over several of its axes")
     order = [axis for axis, letter in enumerate(letters) if letter not in summed]
-    return StorageUse(multiplied=True, axes=(*order, letters.index(summed[0])))
+    last = letters.index(summed[0])
+    if len(order) > 1 and variable.shape[last] % _GROUP:
+        odd = f"{op.outputs[0]} sums over {variable.shape[last]} values of it, no multiple of {_GROUP}"
+        return StorageUse(multiplied=True, obstacle=odd)
+    return StorageUse(multiplied=True, axes=(*order, last))
 
 
 def _einsum(op: NnefOperation) -> tuple[list[str], str, tuple[Argument, ...]]:

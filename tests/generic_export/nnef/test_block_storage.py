@@ -60,6 +60,7 @@ def graph_of(shape: tuple[int, ...], *operations: NnefOperation, dtype: str = "f
         (graph_of((8, 64), gather("w", "y")), ""),
         (graph_of((8, 64), gather("w", "y", axis=1)), "the graph reads it with tract_core_gather (y)"),
         (graph_of((8, 48), einsum("abk,nk->abn", ["x", "w"], "y")), "no multiple of 32"),
+        (graph_of((3, 48, 32), einsum("abk,bkn->abn", ["x", "w"], "y")), "sums over 48 values of it"),
         (graph_of((8, 64), einsum("abk,nk->abnk", ["x", "w"], "y")), "does not sum over its last axis"),
         (graph_of((4, 8, 64), einsum("asb,abk->sk", ["x", "w"], "y")), "sums over several of its axes"),
         (graph_of((8, 64), op("slice", [Reference("w")], "y")), "the graph reads it with slice (y)"),
