@@ -240,7 +240,7 @@ def test_every_width_to_f16(origin: torch.dtype, model: Path, tmp_path: Path) ->
     rewrite(model, tensors)
     found = archived(export(model, tmp_path / "x", dtype="f16"))
     for name, value in tensors.items():
-        assert torch.equal(found[name], value.half()), name
+        assert torch.equal(found[name], value.half() if value.ndim > 1 else value.float()), name  # vectors stay in f32
 
 
 def test_a_checkpoint_of_mixed_widths_to_f32(model: Path, tmp_path: Path) -> None:
