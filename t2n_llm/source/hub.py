@@ -205,8 +205,11 @@ def _gguf_file(name: str) -> Path | None:
 
     if Path(name).suffix == GGUF_SUFFIX and Path(name).expanduser().is_file():
         return first_part(Path(name).expanduser())
-    folder = Path(name).expanduser()
-    return gguf_in(folder) if name and folder.is_dir() else None
+    try:
+        folder = Path(name).expanduser()
+        return gguf_in(folder) if name and folder.is_dir() else None
+    except (OSError, RuntimeError):  # longer than a path can be; ~ of a user who does not exist
+        return None
 
 
 def _refuse_revision(ref: SourceRef, what: str) -> None:
