@@ -18,7 +18,6 @@ import torch
 from generic_export.errors import CorruptCheckpointError, WeightError
 from quant.blocks import GROUP, Q4Blocks
 from quant.packing import unpack_q4_0
-from quant.prequantized.gguf_blocks import LAYOUTS, decode_blocks
 from quant.prequantized.gguf_parts import all_parts, named_parts
 from quant.prequantized.gguf_reader import gguf_reader
 from quant.prequantized.tensors import DecodedTensor, ExactTensor, ranges
@@ -178,6 +177,8 @@ def _numbers(fields: Mapping[str, Any]) -> Iterator[tuple[str, float | int | boo
 
 
 def _decoded(rows: np.ndarray, kind: str, code: Any) -> np.ndarray:
+    from quant.prequantized.gguf_blocks import LAYOUTS, decode_blocks  # numba, a second at every start otherwise
+
     if kind in LAYOUTS:
         return decode_blocks(kind, rows)
     from gguf import dequantize

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -72,3 +74,9 @@ def test_the_benchmark_prints_every_type(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr("sys.argv", ["bench_gguf.py", "--types", "Q4_K,Q8_0", "--values", "2", "--repeat", "1"])
     script.main()
     assert re.findall(r"^\| (Q\w+) \| \d+ \| \d+ \|$", capsys.readouterr().out, re.M) == ["Q4_K", "Q8_0"]
+
+
+def test_what_decodes_nothing_does_not_import_the_compiler() -> None:
+    """numba takes a second of processor, which every command that opens a model would pay."""
+    code = "import sys, t2n_llm.export.pipeline; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
