@@ -203,11 +203,19 @@ def _gguf_file(name: str) -> Path | None:
     """Return the GGUF file that a name stands for: the file, the first of its parts, or the one model of a folder."""
     from t2n_llm.source.gguf import gguf_in
 
-    if Path(name).suffix == GGUF_SUFFIX and Path(name).expanduser().is_file():
-        return first_part(Path(name).expanduser())
+    path = _existing_path(name)
+    if path is None:
+        return None
+    if path.is_dir():
+        return gguf_in(path)
+    return first_part(path) if path.suffix == GGUF_SUFFIX else None
+
+
+def _existing_path(name: str) -> Path | None:
+    """Return what a name stands for on this machine's disk; None when there is no such file or folder."""
     try:
-        folder = Path(name).expanduser()
-        return gguf_in(folder) if name and folder.is_dir() else None
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
     except (OSError, RuntimeError):  # longer than a path can be; ~ of a user who does not exist
         return None
 
@@ -270,8 +278,8 @@ def open_config(source: str | SourceRef) -> ConfigSource:
 
         _refuse_revision(ref, "file" if Path(name).suffix == GGUF_SUFFIX else "folder")
         return ConfigSource(name, read_gguf_config(gguf))
-    path = Path(name).expanduser() if name else Path()
-    if path.suffix == ".json" and path.is_file():
+    path = _existing_path(name)
+    if path is not None and path.suffix == ".json" and path.is_file():
         _refuse_revision(ref, "file")
         return ConfigSource(name, _load_config(name, path, trust), None, trust)
     folder, commit = _fetched(ref, _CONFIG_PATTERNS)
@@ -284,14 +292,10 @@ def _local_folder(name: str) -> Path | None:
     """Return the folder that a name stands for; None when it can only be a hub id."""
     if not name:
         raise SourceError("the name of the model is empty.", "Give a folder, or a hub id such as owner/name.")
-    try:
-        folder = Path(name).expanduser()
-        is_folder, exists = folder.is_dir(), folder.exists()
-    except (OSError, RuntimeError):  # longer than a path can be; ~ of a user who does not exist
-        is_folder = exists = False
-    if is_folder:
-        return folder
-    if exists:
+    path = _existing_path(name)
+    if path is not None and path.is_dir():
+        return path
+    if path is not None:
         raise SourceError(f"{name}: a file, not a folder.", "Give the folder that holds config.json, or a .gguf file.")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise SourceError(

@@ -241,6 +241,7 @@ NAMES = {
     "/does/not/exist": "no such folder",
     "./nowhere": "no such folder",
     "~nobody-of-that-name/model": "no such folder",
+    "~nobody-of-that-name/model.gguf": "no such folder",
     "a/b/c": "no such folder",
     "two words": "hub id",
     "x" * 5000: "hub id",
