@@ -17,7 +17,7 @@ def interface(graph: NnefGraph, states: Sequence[StateTensor], dtype: str) -> di
     Args:
         graph: as written.
         states: which of them are states that are fed back.
-        dtype: of float inputs and outputs.
+        dtype: of weights and caches; logits may be wider, see `GraphOptions.computes_in`.
     """
     return {
         "inputs": list(graph.inputs),

@@ -117,7 +117,7 @@ class HeadTask(Task):
         batch = BATCH if BATCH in part.graph.symbols else 1
         rows = [batch, STEPS] if self.head.per_token else [batch]
         inputs = {name: {"shape": [batch, STEPS], "dtype": "i64"} for name in INPUT_NAMES}
-        outputs = {self.head.output: {"shape": [*rows, self._width(source.config)], "dtype": options.dtype}}
+        outputs = {self.head.output: {"shape": [*rows, self._width(source.config)], "dtype": options.computes_in}}
         return {
             "graph": interface(part.graph, (), options.dtype) | {"tensors": inputs | outputs},
             "model": text_model(source.config, part.graph.variables) | self._model(source.config),

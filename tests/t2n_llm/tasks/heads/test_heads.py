@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from generic_export.errors import MissingTensorError, OptionError, UnknownArchitectureError
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.located import locate_archive
@@ -132,6 +133,11 @@ def test_f16_archives(family: str, task: str, checkpoint: Callable[[str, str], P
     assert result.validation is not None
     assert result.validation.passed
     assert all(0 < check.max_abs_error < 2e-2 * check.scale for check in result.validation.checks)
+    graph = result.manifest["graph"]
+    with TractWheel().load(result.archive) as model:
+        (answer,) = model.run([np.ones((1, 3), np.int64)] * 2)
+    assert [graph["tensors"][name]["dtype"] for name in graph["outputs"]] == ["f32"]
+    assert answer.dtype == np.float32
 
 
 def test_padding_is_not_read(checkpoint: Callable[[str, str], Path], tmp_path: Path) -> None:
