@@ -6,12 +6,12 @@ them as they are (the engine's operators take f16 keys and values for f32 querie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference, references
 from generic_export.nnef.half_storage import is_mixed_product
-from generic_export.nnef.rewriting import FreeNames, cast_operation, renamed, retyped_note, with_attribute
+from generic_export.nnef.rewriting import FreeNames, Widening, cast_operation, retyped_note, with_attribute
 from kvcache.states import StateTensor
 
 _HALF, _FULL = "f16", "f32"
@@ -29,7 +29,9 @@ def keep_states_in_half(graph: NnefGraph, states: Sequence[StateTensor]) -> tupl
     """
     made = {operation.outputs[0] for operation in graph.operations}
     halved = {state.input_name: state for state in states if _is_cache(state) and state.output_name in made}
-    walk = _Walk(FreeNames(graph), halved, {state.output_name for state in halved.values()})
+    names = FreeNames(graph)
+    grown = frozenset(state.output_name for state in halved.values())
+    walk = _Walk(names, Widening(names), frozenset(halved), grown)
     operations = tuple(new for operation in graph.operations for new in walk.rewritten(operation))
     after = tuple(replace(state, dtype=_HALF) if state.input_name in halved else state for state in states)
     return replace(graph, operations=operations), after
@@ -45,17 +47,16 @@ class _Walk:
 
     Attributes:
         names: what the document does not have yet.
-        inputs: the states that become f16, by the identifier that goes in.
-        outputs: the identifiers that come out.
+        widening: the casts to f32.
+        inputs, outputs: identifiers of the states that become f16, as they go in and come out.
         halves: identifiers that are f16 so far.
-        widened: identifier -> the identifier of its cast to f32, once something needs it.
     """
 
     names: FreeNames
-    inputs: Mapping[str, StateTensor]
-    outputs: set[str]
+    widening: Widening
+    inputs: frozenset[str]
+    outputs: frozenset[str]
     halves: set[str] = field(default_factory=set)
-    widened: dict[str, str] = field(default_factory=dict)
 
     def rewritten(self, operation: NnefOperation) -> Iterator[NnefOperation]:
         """Yield what stands for an operation."""
@@ -68,7 +69,7 @@ class _Walk:
         elif result in self.outputs:
             wide = self.names.take(f"{result}_f32")
             self.halves.add(result)
-            self.widened[result] = wide
+            self.widening.made[result] = wide
             yield from self._widening(replace(operation, outputs=(wide, *operation.outputs[1:])), ())
             yield cast_operation(wide, result, _HALF, operation, retyped_note(operation.note, _HALF))
         else:
@@ -106,8 +107,4 @@ class _Walk:
         """Yield the casts that an operation needs, and the operation reading them."""
         kept = {argument.name for argument in as_they_are if isinstance(argument, Reference)}
         read = [name for name in dict.fromkeys(references(operation)) if name in self.halves - kept]
-        for name in read:
-            if name not in self.widened:
-                self.widened[name] = self.names.take(f"{name}_f32")
-                yield cast_operation(name, self.widened[name], _FULL, operation)
-        yield renamed(operation, {name: self.widened[name] for name in read}) if read else operation
+        yield from self.widening.read(operation, read)

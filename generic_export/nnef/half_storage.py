@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from generic_export.nnef.graph import ArrayLiteral, NnefGraph, NnefOperation, Reference, references
 from generic_export.nnef.rewriting import (
     FreeNames,
+    Widening,
     attribute,
     cast_operation,
-    renamed,
     retyped_note,
     with_attribute,
 )
@@ -39,7 +39,8 @@ def store_in_half(graph: NnefGraph, parameters: Collection[str]) -> NnefGraph:
         for variable in graph.variables
         if variable.dtype == _FULL and len(variable.shape) >= 2 and variable.parameter in parameters
     }
-    walk = _Walk(FreeNames(graph), chosen)
+    names = FreeNames(graph)
+    walk = _Walk(names, Widening(names), chosen)
     operations = tuple(new for operation in graph.operations for new in walk.rewritten(operation))
     variables = tuple(
         replace(variable, dtype=_HALF) if variable.label in chosen else variable for variable in graph.variables
@@ -53,15 +54,15 @@ class _Walk:
 
     Attributes:
         names: what the document does not have yet.
+        widening: the casts to f32.
         chosen: labels of what is stored in f16.
         halves: identifiers that are f16 so far.
-        widened: identifier -> the identifier of its cast to f32, once something needs it.
     """
 
     names: FreeNames
+    widening: Widening
     chosen: set[str]
     halves: set[str] = field(default_factory=set)
-    widened: dict[str, str] = field(default_factory=dict)
 
     def rewritten(self, operation: NnefOperation) -> Iterator[NnefOperation]:
         """Yield what stands for an operation."""
@@ -76,11 +77,7 @@ class _Walk:
         elif operation.operator in _VIEWS:
             yield self._half(operation)
         else:
-            for name in read:
-                if name not in self.widened:
-                    self.widened[name] = self.names.take(f"{name}_f32")
-                    yield cast_operation(name, self.widened[name], _FULL, operation)
-            yield renamed(operation, self.widened)
+            yield from self.widening.read(operation, read)
 
     def _half(self, operation: NnefOperation) -> NnefOperation:
         self.halves.update(operation.outputs)

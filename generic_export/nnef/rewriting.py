@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference
 
@@ -59,3 +59,26 @@ class FreeNames:
             name, number = f"{wanted}_{number}", number + 1
         self._taken.add(name)
         return name
+
+
+@dataclass
+class Widening:
+    """Casts of f16 values to f32, each made once, before what reads it first.
+
+    Attributes:
+        names: what the document does not have yet.
+        made: identifier -> the identifier of its cast.
+    """
+
+    names: FreeNames
+    made: dict[str, str] = field(default_factory=dict)
+
+    def read(self, operation: NnefOperation, halves: Iterable[str]) -> Iterator[NnefOperation]:
+        """Yield the casts that are not there yet, and the operation reading those instead of the values in f16."""
+        wide = {}
+        for name in halves:
+            if name not in self.made:
+                self.made[name] = self.names.take(f"{name}_f32")
+                yield cast_operation(name, self.made[name], "f32", operation)
+            wide[name] = self.made[name]
+        yield renamed(operation, wide)

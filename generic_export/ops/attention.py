@@ -207,11 +207,8 @@ def spelled_out_attention(
     grouped = b.reshape(query, [batch, key_heads, groups, steps, width])
     scores = b.einsum("bhgsd,bhtd->bhgst", [grouped, key], accumulator=accumulator)
     grouped_mask = None if mask is None else _grouped_mask(b, b.cast(mask, accumulator), key_heads, groups)
-    column = None
-    if sinks is not None:
-        rows = 1 if sinks.rank == 1 else steps
-        column = b.reshape(b.cast(sinks, accumulator), [1 if sinks.rank == 1 else batch, key_heads, groups, rows, 1])
-        column = b.broadcast(column, [batch, key_heads, groups, steps, 1])
+    sizes = (batch, key_heads, groups, steps)
+    column = None if sinks is None else _sink_column(b, b.cast(sinks, accumulator), sizes)
     weights = _softmax_of_scores(b, scores, grouped_mask, scale, softcap, column)
     weights = b.cast(weights, value.dtype)
     mixed = b.einsum("bhgst,bhtd->bhgsd", [weights, value], accumulator=value.dtype)
@@ -250,7 +247,10 @@ def grouped_attention(
         operator = "tract_transformers_scaled_masked_softmax"
         weights = b.emit(operator, [scores, row_mask], shape=scores.shape, dtype=wide, attributes=attributes)
     else:
-        column = None if sinks is None else _sink_column(b, b.cast(sinks, wide), (batch, key_heads, groups, steps))
+        column = None
+        if sinks is not None:
+            apart = _sink_column(b, b.cast(sinks, wide), (batch, key_heads, groups, steps))
+            column = b.reshape(apart, [batch, key_heads, rows, 1])
         weights = _softmax_of_scores(b, scores, row_mask, scale, softcap, column)
     mixed = b.einsum("bhnv,bhmn->bhmv", [value, weights], accumulator=wide)
     return b.cast(b.reshape(mixed, [batch, heads, steps, value.shape[-1]]), query.dtype)
@@ -274,12 +274,11 @@ def _softmax_of_scores(
 
 
 def _sink_column(b: NnefBuilder, sinks: Value, sizes: tuple[Dim, Dim, Dim, Dim]) -> Value:
-    """Sinks [H] or [B,H,S,1] as the scores of one more key, [B,Hkv,G*S,1]."""
+    """Sinks [H] or [B,H,S,1] as the scores of one more key, [B,Hkv,G,S,1]."""
     batch, key_heads, groups, steps = sizes
     shared = sinks.rank == 1
     column = b.reshape(sinks, [1 if shared else batch, key_heads, groups, 1 if shared else steps, 1])
-    rows = simplify_dim(sympy.sympify(groups) * sympy.sympify(steps))
-    return b.reshape(b.broadcast(column, [batch, key_heads, groups, steps, 1]), [batch, key_heads, rows, 1])
+    return b.broadcast(column, [batch, key_heads, groups, steps, 1])
 
 
 def _row_mask(b: NnefBuilder, mask: Value, key_heads: Dim, groups: Dim, rows: Dim) -> Value:

@@ -153,7 +153,7 @@ class CliRunner:
         """
         self._archive = archive
         self._states = states
-        self._casts = dtype == "f16" or any(state.dtype == "f16" for state in states)
+        self._casts = dtype == "f16"
         self._cli = cli
 
     @property

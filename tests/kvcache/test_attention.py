@@ -26,9 +26,10 @@ class Attention(nn.Module):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
         slope: float | None = None,
+        causal: bool = True,
     ) -> None:
         super().__init__()
-        self.window, self.softcap, self.slope = window, softcap, slope
+        self.window, self.softcap, self.slope, self.causal = window, softcap, slope, causal
         self.sinks = None if sinks is None else nn.Parameter(sinks)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -43,7 +44,7 @@ class Attention(nn.Module):
             keys = torch.arange(key.shape[2], dtype=query.dtype)[None, None, None, :]
             bias = (keys * self.slope).expand(1, 1, query.shape[2], -1)
             mask = bias if mask is None else bias.masked_fill(~mask, -65504.0)
-        return torch.ops.t2n.attention(query, key, value, mask, 0.3, causal, self.softcap, self.sinks)
+        return torch.ops.t2n.attention(query, key, value, mask, 0.3, causal and self.causal, self.softcap, self.sinks)
 
 
 def tensors(steps: int, total: int, heads: int = 4, key_heads: int = 2, width: int = 8, batch: int = 1):
@@ -77,13 +78,14 @@ PRODUCTS = TractNNEF(check_io=False, dynamic_axes=AXES, attention_as_products=Tr
     "attention",
     [
         Attention(),
+        Attention(causal=False),
         Attention(window=3),
         Attention(softcap=5.0, window=3),
         Attention(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
         Attention(slope=-0.2),
         Attention(slope=-0.2, window=3),
     ],
-    ids=["causal", "window", "capped", "sinks", "bias", "bias and window"],
+    ids=["causal", "open", "window", "capped", "sinks", "bias", "bias and window"],
 )
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 def test_as_two_products(attention: Attention, key_heads: int) -> None:
