@@ -65,10 +65,9 @@ def write_llama_gguf(
     Returns:
         What was written, by GGUF name without `.weight`: raw bytes of a row each, in the file's order of rows.
     """
-    from gguf import GGMLQuantizationType, GGUFWriter
-    from gguf.quants import quantize
+    from gguf import GGUFWriter
 
-    tokens = [*SPECIAL, *_byte_alphabet(), "12"]
+    tokens = [*SPECIAL, *byte_alphabet(), "12"]
     weights = llama_weights(seed, tied=tied, vocab=len(tokens))
     writer = GGUFWriter(str(path), "llama", split_max_tensors=tensors_a_part)
     _describe(writer, tokens, tokenizer)
@@ -77,19 +76,31 @@ def write_llama_gguf(
         last = name.rsplit(".", 1)[-1]
         if last in ("attn_q", "attn_k"):
             values = permuted(values, HEADS if last == "attn_q" else KV_HEADS)
-        kind = GGMLQuantizationType[kinds.get(last, "F32")]
-        data = quantize(values, kind)
-        plain = kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
-        writer.add_tensor(f"{name}.weight", data, raw_dtype=None if plain else kind)
-        written[name] = data
+        written[name] = add_tensor(writer, f"{name}.weight", values, kinds.get(last, "F32"))
+    finish(writer)
+    return written
+
+
+def add_tensor(writer: Any, name: str, values: np.ndarray, kind: str) -> np.ndarray:
+    """Quantise a tensor to a type of ggml and add it; returns the bytes."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    code = GGMLQuantizationType[kind]
+    data: np.ndarray = quantize(np.ascontiguousarray(values), code)
+    writer.add_tensor(name, data, raw_dtype=None if kind in ("F32", "F16") else code)
+    return data
+
+
+def finish(writer: Any) -> None:
+    """Write everything that was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return written
 
 
-def _byte_alphabet() -> list[str]:
+def byte_alphabet() -> list[str]:
     """GPT-2's printable character for each byte."""
     from tokenizers import pre_tokenizers
 
@@ -107,12 +118,17 @@ def _describe(writer: Any, tokens: list[str], tokenizer: bool) -> None:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
     if tokenizer:
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("smollm")
-        writer.add_token_list(tokens)
-        writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
-        writer.add_token_merges(["1 2"])
-        writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
-        writer.add_unk_token_id(0)
-        writer.add_pad_token_id(2)
+        add_tokenizer(writer, tokens)
+
+
+def add_tokenizer(writer: Any, tokens: list[str]) -> None:
+    """Add a byte-level tokenizer with one merge."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
+    writer.add_token_merges(["1 2"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.gguf_files import SPECIAL, _byte_alphabet, permuted
+from tests.gguf_files import SPECIAL, add_tensor, add_tokenizer, byte_alphabet, finish, permuted
 
 EXPERTS, USED, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS = 4, 2, 64, 32, 2, 4, 2
-TOKENS = [*SPECIAL, *_byte_alphabet(), "12"]
+TOKENS = [*SPECIAL, *byte_alphabet(), "12"]
 
 
 @dataclass(frozen=True)
@@ -147,21 +147,15 @@ def write_moe_gguf(
         kinds: last part of a tensor's name (`ffn_up_exps`) -> its type; F32 by default.
         single: each expert in a tensor of its own, as files before April 2024 have them.
     """
-    from gguf import GGMLQuantizationType, GGUFWriter
-    from gguf.quants import quantize
+    from gguf import GGUFWriter
 
     writer = GGUFWriter(str(path), family.architecture)
     _describe(writer, family)
     for name, values in gguf_tensors(family, model):
-        kind = GGMLQuantizationType[(kinds or {}).get(name.split(".")[-2], "F32")]
-        plain = kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
+        kind = (kinds or {}).get(name.split(".")[-2], "F32")
         for each, piece in _single(name, values) if single else [(name, values)]:
-            data = quantize(np.ascontiguousarray(piece), kind)
-            writer.add_tensor(each, data, raw_dtype=None if plain else kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+            add_tensor(writer, each, piece, kind)
+    finish(writer)
 
 
 def _single(name: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
@@ -184,12 +178,4 @@ def _describe(writer: Any, family: Family) -> None:
     for key, value in family.keys.items():
         add = writer.add_bool if isinstance(value, bool) else writer.add_uint32
         add(f"{family.architecture}.{key}", value)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)))
-    writer.add_token_merges(["1 2"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(2)
+    add_tokenizer(writer, TOKENS)

@@ -212,6 +212,9 @@ def test_time_is_told_by_operator_and_by_module(real_export: Path, engine: str) 
     assert (prefill["new_tokens"], prefill["past_tokens"], prefill["caches_as_inputs"]) == (32, 0, False)
     assert (decode["new_tokens"], decode["past_tokens"], decode["caches_as_inputs"]) == (1, 64, True)
     assert prefill["seconds"] > decode["seconds"] > 0
+    own = {group["name"]: group["nodes"] for group in prefill["operators"]}
+    assert own["DynamicKeyValueCache"] == 12
+    assert "DynamicKeyValueCache" not in {group["name"] for group in decode["operators"]}
     for phase in (prefill, decode):
         for groups in (phase["operators"], phase["modules"]):
             assert sum(group["share"] for group in groups) == pytest.approx(1)
@@ -229,8 +232,10 @@ def test_time_is_told_by_operator_and_by_module(real_export: Path, engine: str) 
 def test_without_a_past_the_engine_keeps_the_caches(real_export: Path) -> None:
     outcome = call("profile", real_export, "--prefill", 8, "--past", 0, "--rows", 2)
     assert outcome.code == 0, outcome.err
-    assert "OptMatMul" in outcome.out and "Caches came in as inputs" not in outcome.out
+    assert "Caches came in as inputs" not in outcome.out
     assert "... " in outcome.out  # the rows that are left out are summed up
+    outcome = call("profile", real_export, "--prefill", 8, "--past", 0, "--rows", 99)
+    assert outcome.out.count("DynamicKeyValueCache") == 2
 
 
 @pytest.mark.parametrize("engine", ["wheel", pytest.param("cli", marks=NEEDS_CLI)])

@@ -292,14 +292,16 @@ def test_the_warning_goes_to_stderr_in_every_mode(outlier: Path, parent: Path) -
     assert strict_json(outcome.out)["f16_overflows"]
 
 
-def test_keep_f32_keeps_the_value_and_the_result(outlier: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("activations", ["f16", "f32"])
+def test_keep_f32_keeps_the_value_and_the_result(activations: str, outlier: Path, tmp_path: Path) -> None:
     warnings = Warnings()
-    archive = export(outlier, tmp_path / "x", check=True, decode_steps=8, keep_f32=[DOWN], reporter=warnings)
+    options = {"check": True, "decode_steps": 8, "keep_f32": [DOWN], "activations": activations}
+    archive = export(outlier, tmp_path / "x", reporter=warnings, **options)
     assert warnings.said == []
     found = archived(archive)
     assert torch.equal(found[DOWN], stored(outlier)[DOWN].float())
-    matrices = {name for name, value in stored(outlier).items() if value.ndim > 1}
-    assert {found[name].dtype for name in matrices - {DOWN}} == {torch.float16}
+    narrow = {name for name, value in stored(outlier).items() if value.ndim > 1 or activations == "f16"}
+    assert {found[name].dtype for name in narrow - {DOWN}} == {torch.float16}
     manifest = json.loads((tmp_path / "x" / "export.json").read_text())
     assert manifest["f16_overflows"] == {}
     assert manifest["validation"]["passed"] is True
@@ -311,10 +313,12 @@ def test_without_keep_f32_the_check_finds_the_cut_value(outlier: Path, parent: P
     assert "disagrees" in outcome.line("error")
 
 
-def test_keep_f32_takes_patterns(tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("activations", ["f16", "f32"])
+def test_keep_f32_takes_patterns(activations: str, tiny_llama: Path, tmp_path: Path) -> None:
     patterns: Sequence[str] = ["*.up_proj.weight", "model.norm.weight"]
-    found = archived(export(tiny_llama, tmp_path / "x", keep_f32=patterns, check=True, decode_steps=4))
-    matrices = {name for name, value in stored(tiny_llama).items() if value.ndim > 1}
-    assert {name for name in matrices if found[name].dtype is torch.float32} == {
-        f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(3)
-    }
+    options = {"keep_f32": patterns, "activations": activations}
+    found = archived(export(tiny_llama, tmp_path / "x", check=True, decode_steps=4, **options))
+    kept = {name for name in stored(tiny_llama) if found[name].dtype is torch.float32}
+    vectors = {name for name, value in stored(tiny_llama).items() if value.ndim == 1}
+    matrices = {f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(3)}
+    assert kept == matrices | ({"model.norm.weight"} if activations == "f16" else vectors)
