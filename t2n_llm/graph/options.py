@@ -44,14 +44,15 @@ class GraphOptions:
     dtype: str = option("f16", "f16 or f32: weights and caches.")
     activations: str = option(
         "auto",
-        "f16, f32 or auto: what is computed between weights. f32 takes f16 weights and caches as they are.",
+        "f16, f32 or auto (f32): what is computed between weights. f32 takes f16 weights and caches as they are.",
         Panel.GRAPH,
         choices=ACTIVATIONS,
         noun="element type of activations",
     )
     attention: str = option(
         "auto",
-        "products: two for each key head, which read a long cache once. sdpa: tract's operator, for GPUs. auto chooses.",
+        "products: two for each key head, which read a long cache once. sdpa: tract's operator, for GPUs. auto: products over a "
+        "cache that is not quantised.",
         Panel.GRAPH,
         choices=ATTENTIONS,
         noun="attention",
