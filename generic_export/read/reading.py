@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from generic_export.errors import ArchiveError
-from generic_export.read.entries import archive_entries, readable
+from generic_export.read.entries import READ_ERRORS, archive_entries, readable
 from generic_export.write.archive import GRAPH_FILE
 
 _SIGNATURE = re.compile(r"^graph\s+(\w+)\s*\(([^)]*)\)\s*->\s*\(([^)]*)\)", re.MULTILINE)
@@ -53,14 +52,20 @@ def unpack(archive: Path, folder: Path) -> Path:
     Raises:
         ArchiveError: the archive cannot be read, or a file of it would land outside the folder.
     """
+    # Not tarfile's own filter, which Pythons before 3.11.4 and 3.10.12 do not have.
     try:
-        if Path(archive).is_dir():
-            shutil.copytree(archive, folder)
-        else:
-            with tarfile.open(archive) as tar:
-                tar.extractall(folder, filter="data")
-    except (OSError, tarfile.TarError, EOFError) as error:
-        raise ArchiveError(f"{archive} cannot be unpacked: {error}.") from error
+        folder.mkdir(parents=True, exist_ok=True)
+        for entry in archive_entries(Path(archive)):
+            place = PurePosixPath(entry.name)
+            if place.is_absolute() or ".." in place.parts:
+                raise ArchiveError(f"{entry.name!r} would land outside the folder.")
+            target = folder / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                shutil.copyfileobj(entry.stream, file)
+    except (ArchiveError, *READ_ERRORS) as error:  # type: ignore[misc]
+        reason = error.message if isinstance(error, ArchiveError) else f"{error}."
+        raise ArchiveError(f"{archive} cannot be unpacked: {reason}", "Export or copy it again.") from error
     return folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.dat import read_dat
+from generic_export.read.reading import unpack
 from quant.half import CastReport
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.graph.document import build_graph
@@ -46,8 +46,8 @@ def export(source: Path, target: Path, **options: Any) -> Path:
 
 def archived(archive: Path) -> Tensors:
     """Return the tensors of an archive by label."""
-    with tempfile.TemporaryDirectory() as folder, tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(archive, Path(folder))
         return {path.name.removesuffix(".dat"): read_dat(path) for path in Path(folder).glob("*.dat")}
 
 

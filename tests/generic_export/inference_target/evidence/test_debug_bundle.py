@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -109,8 +110,7 @@ class Faulty(TractNNEF):
 
 def opened(bundle: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Unpack a bundle; returns its folder and its report."""
-    with tarfile.open(bundle) as tar:
-        tar.extractall(folder, filter="data")
+    shutil.unpack_archive(bundle, folder, "gztar")  # as a user does: scripts stay executable
     (content,) = folder.iterdir()
     return content, json.loads((content / "report.json").read_text())
 
