@@ -97,6 +97,10 @@ class GraphError(TranslationError):
     """The NNEF document is inconsistent: undefined value, duplicate name, wrong shape or dtype."""
 
 
+class NumericRangeError(TranslationError):
+    """A tensor has values that its element type does not hold."""
+
+
 # --- 3. write ---------------------------------------------------------------------------------
 
 

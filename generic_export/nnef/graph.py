@@ -82,12 +82,14 @@ class NnefVariable:
         shape: concrete.
         dtype: a tract name (`f16`), or a block format of `nnef.dat` (`q4_0`).
         part: what it is of a parameter, when it is not the parameter that bears its label.
+        factor: what the parameter's values are multiplied with before they are stored: a power of two.
     """
 
     label: str
     shape: tuple[int, ...]
     dtype: str
     part: TensorPart | None = None
+    factor: float = 1.0
 
     @property
     def parameter(self) -> str:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
 import torch
 
-from generic_export.compat import OpOverload
+from generic_export.compat import OpOverload, schema_of
 from generic_export.torch_graph.dims import Dim, Shape
 
 
@@ -94,6 +94,18 @@ class TorchOp:
         if only is None:
             raise ValueError(f"{self.target} has no tensor output")
         return only
+
+    def arguments(self) -> dict[str, Argument]:
+        """Return the call's arguments by schema name; those left out keep the schema's default by not being listed."""
+        schema = schema_of(self.target).arguments
+        return {argument.name: value for argument, value in zip(schema, self.args, strict=False)} | dict(self.kwargs)
+
+    def with_arguments(self, changes: Mapping[str, Argument]) -> TorchOp:
+        """Return the call with other values for some arguments, by schema name."""
+        names = [argument.name for argument in schema_of(self.target).arguments][: len(self.args)]
+        args = tuple(changes.get(name, value) for name, value in zip(names, self.args, strict=True))
+        further = {name: value for name, value in changes.items() if name not in names}
+        return replace(self, args=args, kwargs={**self.kwargs, **further})
 
     def tensor_inputs(self) -> Iterator[TensorVariable]:
         """Yield every tensor among the arguments, in order, repeated when used twice."""

@@ -23,13 +23,20 @@ from generic_export.torch_graph.units import module_of, state_names
 Stored = Callable[[str], torch.Tensor | None]
 """Gives a parameter, buffer or constant by its name."""
 
+Watch = Callable[[str, torch.Tensor], None]
+"""Is shown a result by its name."""
+
 _UNIT = torch.ops.t2n.unit.default
 
 log = logging.getLogger(__name__)
 
 
 def replay(
-    graph: TorchModuleIRGraph, inputs: Sequence[torch.Tensor], stored: Stored, wanted: Collection[str]
+    graph: TorchModuleIRGraph,
+    inputs: Sequence[torch.Tensor],
+    stored: Stored,
+    wanted: Collection[str],
+    watch: Watch | None = None,
 ) -> dict[str, torch.Tensor]:
     """Run a captured graph and return the tensors named in `wanted`, as far as they can be computed.
 
@@ -38,6 +45,7 @@ def replay(
         inputs: one tensor per input of the graph, of any size that its symbols allow.
         stored: the parameters, buffers and constants.
         wanted: names of inputs and results to keep; everything else is freed after its last use.
+        watch: shown each result, by name, as it is computed; those inside a loop's body are not.
 
     Raises:
         CaptureError: the inputs are not as many as the graph's.
@@ -46,7 +54,7 @@ def replay(
         raise CaptureError(f"the captured graph takes {len(graph.inputs)} tensors, got {len(inputs)}.")
     known = {variable.name: tensor.detach().cpu() for variable, tensor in zip(graph.inputs, inputs, strict=True)}
     with torch.no_grad():
-        return _run(graph, known, sizes_of(graph, inputs), stored, frozenset(wanted))
+        return _run(graph, known, sizes_of(graph, inputs), stored, frozenset(wanted), watch)
 
 
 def _run(
@@ -55,6 +63,7 @@ def _run(
     sizes: Mapping[sympy.Symbol, int],
     stored: Stored,
     wanted: frozenset[str],
+    watch: Watch | None = None,
 ) -> dict[str, torch.Tensor]:
     remaining = graph.use_counts()
     for op in graph.ops:
@@ -62,6 +71,8 @@ def _run(
         for variable, result in zip(op.outputs, results, strict=True):
             if variable is not None and result is not None:
                 known[variable.name] = result
+                if watch is not None:
+                    watch(variable.name, result)
         for tensor in op.tensor_inputs():
             remaining[tensor.name] -= 1
             if not remaining[tensor.name] and tensor.name not in wanted:
@@ -173,4 +184,4 @@ def _scan(op: TorchOp, arguments: _Arguments) -> list[torch.Tensor | None]:
     return [*states, *stacked]
 
 
-__all__ = ["Stored", "number_of", "replay", "sizes_of"]
+__all__ = ["Stored", "Watch", "number_of", "replay", "sizes_of"]

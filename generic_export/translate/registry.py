@@ -81,7 +81,7 @@ def translate_call(builder: NnefBuilder, op: TorchOp, arguments: Mapping[str, An
     Args:
         builder: where NNEF operations are emitted.
         op: the call.
-        arguments: its arguments by schema name, tensors already replaced by NNEF values (see `bind_arguments`).
+        arguments: its arguments by schema name, tensors already replaced by NNEF values (see `TorchOp.arguments`).
 
     Returns:
         One value per output of the operator.
@@ -103,14 +103,6 @@ def translate_call(builder: NnefBuilder, op: TorchOp, arguments: Mapping[str, An
     return (result,) if isinstance(result, Value) else tuple(result)
 
 
-def bind_arguments(op: TorchOp) -> dict[str, Any]:
-    """Return a call's arguments by schema name; those left out keep the schema's default by not being listed."""
-    schema = schema_of(op.target).arguments
-    bound = {argument.name: value for argument, value in zip(schema, op.args, strict=False)}
-    bound.update(op.kwargs)
-    return bound
-
-
 def unsupported(op: TorchOp, reason: str) -> UnsupportedOperatorError:
     """Return the error for a call that cannot be translated: operator, module, source line, what to do."""
     where = f" at {op.module_path}" if op.module_path else ""
@@ -122,7 +114,6 @@ def unsupported(op: TorchOp, reason: str) -> UnsupportedOperatorError:
 
 
 __all__ = [
-    "bind_arguments",
     "is_translated",
     "translate_call",
     "translated_overloads",

@@ -28,7 +28,7 @@ from generic_export.torch_graph.naming import IdentifierAllocator, identifier
 from generic_export.translate.builder import NnefBuilder
 from generic_export.translate.choices import Numerics, Spelling
 from generic_export.translate.emissions import inner_name, operation_of, reachable, shape_text
-from generic_export.translate.registry import bind_arguments, translate_call
+from generic_export.translate.registry import translate_call
 from generic_export.translate.value import Emission, Value
 
 
@@ -157,7 +157,7 @@ def _translate_op(op: TorchOp, builder: NnefBuilder, values: _Values) -> None:
     builder.block = Block(op.module_path, op.module_type)
     builder.hint = next((out.name for out in op.outputs if out is not None), op.module_path)
     builder.result_shapes = tuple(out.shape if out is not None else () for out in op.outputs)
-    arguments = {name: values.replace_tensors(argument) for name, argument in bind_arguments(op).items()}
+    arguments = {name: values.replace_tensors(argument) for name, argument in op.arguments().items()}
     try:
         results = translate_call(builder, op, arguments)
     except T2NError as error:

@@ -5,8 +5,8 @@ In: arrays of the engine and of PyTorch. Out: a `ValidationReport`; printing it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,7 @@ class ValidationReport:
         tolerance: what counts as agreement.
         checks: their results.
         original: how a compressed model agrees with the one it was made from, or None.
+        largest_states: the largest magnitude that PyTorch saw in each kind of state.
     """
 
     engine: str
@@ -183,6 +184,7 @@ class ValidationReport:
     tolerance: Tolerance
     checks: tuple[CheckResult, ...]
     original: Agreement | None = None
+    largest_states: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -212,6 +214,7 @@ class ValidationReport:
             "tolerance": asdict(self.tolerance),
             "checks": checks,
             "original": asdict(self.original) if self.original is not None else None,
+            "largest_states": dict(self.largest_states),
         }
 
 

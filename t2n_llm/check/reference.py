@@ -36,8 +36,16 @@ CHECK_TEXT = (
     "warehouses, and bringing up the rear of every funeral I meet, then, I account it high time to get to sea as soon as I can."
 )
 
+# What makes activations large: first tokens, line ends, digits, rare characters, the same token again and again.
+STRESS_TEXT = (
+    "\n\n\n# 0000000000 1234567890 3.14159265358979\n\tdef f(x):\n\t\treturn {'key': [x, -x, None]}  # !!! ??? ;;;\n"
+    "AAAAAAAAAAAAAAAA the the the the . . . . ,,,, \n\n<|x|> </s> \u00e9\u00df\u4f60\u597d\u043f\u0440\u0438\u0432\u0435\u0442 "
+    "\u0645\u0631\u062d\u0628\u0627 \U0001f600\U0001f600\n\n\n"
+)
+
 PROMPT_LENGTH = 12
 OFFLOADED_GREEDY_STEPS = 4  # each one reads every weight that is on disk
+_TYPICAL_TOKENS = 256
 _SHORTEST_TEXT = 29  # longer than the traced length, not a multiple of the chunk sizes
 _LOOK_SECONDS = 0.5
 _LONGEST_WINDOW = 256  # sliding windows up to this size are crossed by the check
@@ -112,6 +120,16 @@ def plan_check(
     return CheckPlan(tuple(int(i) for i in ids[:length]), tuple(ends), prompt, steps, teacher_forced)
 
 
+def typical_tokens(config: Any, tokenizer: Any | None, seed: int = 0) -> tuple[int, ...]:
+    """Return ids to measure a model on: the check's text, then one that makes activations large; random ids without a tokenizer."""
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    limit = min(_TYPICAL_TOKENS, int(getattr(text, "max_position_embeddings", 0) or _TYPICAL_TOKENS))
+    if tokenizer is None:
+        return tuple(np.random.default_rng(seed).integers(0, text.vocab_size, size=limit).tolist())
+    ids = [*tokenizer(STRESS_TEXT)["input_ids"], *tokenizer(CHECK_TEXT)["input_ids"]]
+    return tuple(int(each) for each in ids[:limit])
+
+
 @dataclass(frozen=True)
 class ReferenceRun:
     """What PyTorch answered to a plan, in f32.
@@ -133,6 +151,12 @@ class ReferenceRun:
     text_states: Mapping[Slot, np.ndarray]
     original_logits: np.ndarray | None = None
     past_states: Mapping[Slot, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def largest_states(self) -> dict[Slot, float]:
+        """The largest magnitude of each float state after the text, by slot."""
+        floats = {slot: values for slot, values in self.text_states.items() if values.dtype.kind == "f" and values.size}
+        return {slot: float(np.abs(values).max()) for slot, values in floats.items()}
 
     @property
     def decode_ids(self) -> tuple[int, ...]:

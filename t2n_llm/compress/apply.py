@@ -17,6 +17,7 @@ from generic_export.nnef.graph import NnefGraph, NnefVariable
 from generic_export.weights.part import TensorPart
 from generic_export.weights.source import BlockTensorSource, RenamedTensor, TensorSource
 from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM, find_algorithm
+from quant.factors import multiplied
 from quant.half import CastReport, cast_tensor
 from quant.imatrix import ImatrixQuantizer
 from quant.prequantized import ExactTensor, StoredQ4
@@ -47,6 +48,7 @@ class TensorRecord:
         axes: the order of the parameter's axes in the archive, or None when unchanged.
         part: what the tensor is of its parameter, or None when it is all of it.
         replaced: calibration gave it other values than the checkpoint's.
+        factor: what the parameter's values are multiplied with in the archive.
         kept: why it is not quantised although its kind could be, or "".
         relative_error: squared error over energy, once streamed; None when nothing was measured.
         output_error: the same of the layer's outputs on the calibration text; None without calibration.
@@ -61,6 +63,7 @@ class TensorRecord:
     axes: tuple[int, ...] | None = None
     part: TensorPart | None = None
     replaced: bool = False
+    factor: float = 1.0
     kept: str = ""
     relative_error: float | None = None
     output_error: float | None = None
@@ -196,7 +199,8 @@ def _fitting(override: TensorSource, variable: NnefVariable) -> TensorSource:
         raise WeightError(f"tensor {variable.label}: the recipe wants {variable.dtype}, calibration gave plain values.")
     if stored is not None and stored != variable.dtype:
         raise WeightError(f"tensor {variable.label}: the graph reads {variable.dtype}, calibration gave {stored}.")
-    return override if stored is not None else cast_tensor(override, _TORCH_DTYPES[variable.dtype], CastReport())
+    scaled = multiplied(override, variable.factor)
+    return scaled if stored is not None else cast_tensor(scaled, _TORCH_DTYPES[variable.dtype], CastReport())
 
 
 def _record(
@@ -219,5 +223,6 @@ def _record(
         axes=plan.axes.get(label) if quantized else None,
         part=variable.part,
         replaced=replaced,
+        factor=variable.factor,
         kept="" if quantized else plan.kept.get(label, ""),
     )

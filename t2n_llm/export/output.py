@@ -243,11 +243,18 @@ class ExportFolder:
             failed = keep_beside(staging, self.target, "failed")
             raise validation.failure(
                 self.source.name,
-                f"What was exported is kept in {failed}, with its report; for f16 try --f32-attention, --f32-norm or --dtype f32.",
+                f"What was exported is kept in {failed}, with its report{self._other_numerics()}.",
             )
         put_in_place(staging, self.target, self.options.force)
         placed = {role: self.target / path.name for role, path in paths.items()}
         return ExportResult(self.target, placed, manifest, validation)
+
+    def _other_numerics(self) -> str:
+        """Say what computes with more bits than this export did."""
+        graph = self.options.graph
+        if graph.dtype == "f32":
+            return ""
+        return "; try --dtype f32" if graph.mixed else "; try --activations f32, the default"
 
     def warn_of_unused(self, unused: Sequence[str]) -> None:
         """Tell which tensors of the checkpoint have no parameter."""

@@ -17,6 +17,7 @@ from generic_export.write.document import WrittenArchive
 from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.engines import require_engine
+from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import prepare
 from t2n_llm.compress.stored_form import StoredForm, stored_form
 from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free
@@ -26,6 +27,7 @@ from t2n_llm.export.options import ExportOptions
 from t2n_llm.export.output import ExportFolder, ExportResult
 from t2n_llm.export.plan import ExportPlan, make_plan
 from t2n_llm.graph.interface import interface
+from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.option import keywords_of, made
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
@@ -180,11 +182,20 @@ class _Export:
         if not dry:
             prepare(options.compression, self.folder.reporter)
         self.folder.reporter.stage("Capturing the graph")
-        graphs = self.task.graphs(source, options.graph)
+        graphs = self.task.graphs(source, options.graph, None if dry else self._range_request(checkpoint))
         if options.check:
             self.task.refuse_check(graphs, source, options.compression, options.checking)
         with ExitStack() as stack:
             yield checkpoint, tuple(self._part(stack, graph, checkpoint, dry) for graph in graphs)
+
+    def _range_request(self, checkpoint: Checkpoint) -> RangeRequest | None:
+        """Ask for a measurement where activations are f16 and somebody looks."""
+        folder, options = self.folder, self.folder.options
+        if not options.check or options.graph.computes_in != "f16":
+            return None
+        tokenizer = folder.source.tokenizer() if options.require_tokenizer else None
+        tokens = typical_tokens(folder.source.config, tokenizer)
+        return RangeRequest(checkpoint, self.adapter, tokens, folder.reporter)
 
     def _part(self, stack: ExitStack, graph: TaskGraph, checkpoint: Checkpoint, dry: bool) -> _Part:
         source, options = self.folder.source, self.folder.options
@@ -222,7 +233,8 @@ class _Export:
 
     def _written(self, staging: Path, part: _Part, checkpoint: Checkpoint) -> WrittenArchive:
         stored, role = part.stored, part.graph.role
-        identity = self.folder.identity(checkpoint, adapter=self._recorded_adapter(), role=role)
+        factors = {each.label: each.factor for each in stored.graph.variables if each.factor != 1.0}
+        identity = self.folder.identity(checkpoint, adapter=self._recorded_adapter(), role=role, factors=factors)
         return self.folder.write_archive(
             staging, stored.graph, stored.sources, identity, role=role, errors=stored.errors
         )
@@ -260,6 +272,9 @@ class _Export:
             "adapter": self._recorded_adapter(),
             "archive": written.path.name,
             "notes": list(_notes(parts)),
+            "ranges": {
+                part.graph.role: part.graph.ranges.recorded() for part in parts if part.graph.ranges is not None
+            },
             "compression": main.stored.summary(),
             "tensors": stored_tensors(written),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from generic_export.torch_graph.fusion import Fusion
 from generic_export.translate.translate import TranslationOptions
 from kvcache import fuse_rotary_embedding
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.ranges import Fit, Ranges, with_factors
 from t2n_llm.source.empty_model import ModelKind, instantiate, widen
 
 # How every export of this package captures: whoever explains one (coverage, a diagnosis) captures with the same.
@@ -44,6 +46,21 @@ def weightless_network(
     return network
 
 
+@dataclass(frozen=True)
+class Document:
+    """A module translated.
+
+    Attributes:
+        graph: the document.
+        constants: the values that the capture computed itself, by name.
+        ranges: what was measured of its f16 tensors; None where nobody looked.
+    """
+
+    graph: NnefGraph
+    constants: Mapping[str, torch.Tensor]
+    ranges: Ranges | None = None
+
+
 def document_of(
     module: nn.Module,
     inputs: Mapping[str, torch.Tensor],
@@ -53,7 +70,8 @@ def document_of(
     prefix: str,
     graph_name: str,
     source_name: str,
-) -> tuple[Mapping[str, torch.Tensor], NnefGraph]:
+    fit: Fit | None = None,
+) -> Document:
     """Capture and translate a module.
 
     Args:
@@ -64,12 +82,11 @@ def document_of(
         prefix: what the names of parameters begin with, inside a wrapper.
         graph_name: of the document.
         source_name: the model, recorded in the document.
-
-    Returns:
-        The values that the capture computed itself, by name, and the document.
+        fit: makes what was captured fit the range of f16; None leaves it as it is.
 
     Raises:
         CaptureError, TranslationError: the module cannot be expressed; the message says where.
+        NumericRangeError: f16 does not hold its activations.
     """
     captured = capture(
         module,
@@ -83,5 +100,8 @@ def document_of(
     )
     producer = tuple(producer_properties(source_model=source_name).items())
     options = TranslationOptions(graph_name=graph_name, properties=producer)
-    graph = translate_graph(captured, target, options, module)
-    return captured.constants, graph
+    if fit is None:
+        return Document(translate_graph(captured, target, options, module), captured.constants)
+    fitted = fit(captured)
+    graph = with_factors(translate_graph(fitted.graph, target, options, module), fitted.factors)
+    return Document(graph, captured.constants, fitted.ranges)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from generic_export.nnef.graph import NnefGraph
@@ -12,11 +13,18 @@ from kvcache.state_views import keep_states_whole
 from t2n_llm.graph.capture import document_of
 from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.graph.skeleton import WRAPPER_ATTRIBUTE, Skeleton, build_skeleton
 
 
 def build_graph(
-    config: Any, options: GraphOptions, *, name: str, revision: str | None = None, trust_remote_code: bool = False
+    config: Any,
+    options: GraphOptions,
+    *,
+    name: str,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    ranges: RangeRequest | None = None,
 ) -> tuple[Skeleton, NnefGraph]:
     """Capture and translate the model of a config.
 
@@ -26,18 +34,20 @@ def build_graph(
         name: source model, recorded in the document.
         revision: its commit, recorded too.
         trust_remote_code: allow code that comes with the model.
+        ranges: has f16 activations measured on the weights, and made to fit; None leaves them as they are.
 
     Returns:
         The skeleton (shapes, states, values that the model computes itself) and the document.
 
     Raises:
         UnknownArchitectureError, CaptureError, TranslationError: the model cannot be expressed; the message says where.
+        NumericRangeError: f16 does not hold its activations.
     """
     with explicit_attention() as attention, explicit_experts() as experts:
         skeleton = build_skeleton(
             config, options, attention=attention, experts=experts, trust_remote_code=trust_remote_code
         )
-        constants, graph = document_of(
+        document = document_of(
             skeleton.module,
             dict(zip(skeleton.input_names, skeleton.example_inputs(), strict=True)),
             skeleton.output_names,
@@ -45,9 +55,11 @@ def build_graph(
             prefix=f"{WRAPPER_ATTRIBUTE}.",
             graph_name=str(skeleton.config.model_type),
             source_name=name,
+            fit=partial(ranges.fit, skeleton, skeleton.inputs_of(ranges.tokens)) if ranges is not None else None,
         )
-    graph, states = as_stored(graph, skeleton.network, skeleton.states, options)
-    skeleton = replace(skeleton, buffers={**skeleton.buffers, **constants}, states=states)
+    graph, states = as_stored(document.graph, skeleton.network, skeleton.states, options)
+    buffers = {**skeleton.buffers, **document.constants}
+    skeleton = replace(skeleton, buffers=buffers, states=states, ranges=document.ranges)
     graph = keep_states_whole(graph)
     if not options.engine_keeps_cache:
         return skeleton, graph

@@ -31,4 +31,5 @@ def as_stored(
         return graph, states
     names = (name for name, _ in network.named_parameters(remove_duplicate=False))
     halved = {name for name in names if not any(fnmatchcase(name, pattern) for pattern in options.keep_f32)}
-    return keep_states_in_half(store_in_half(graph, halved), states)
+    stored = store_in_half(graph, halved)
+    return keep_states_in_half(stored, states) if options.half_cache else (stored, states)

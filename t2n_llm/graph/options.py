@@ -20,6 +20,8 @@ DTYPES = ("f16", "f32")
 
 ACTIVATIONS = ("auto", "f16", "f32")
 
+CACHE_DTYPES = ("auto", "f16", "f32")
+
 ATTENTIONS = ("auto", "products", "sdpa")
 
 KV_CACHES: Mapping[str, int] = {"int8": 8, "int4": 4}
@@ -48,6 +50,13 @@ class GraphOptions:
         Panel.GRAPH,
         choices=ACTIVATIONS,
         noun="element type of activations",
+    )
+    cache_dtype: str = option(
+        "auto",
+        "f16, f32 or auto (as --dtype): keys and values between calls.",
+        Panel.GRAPH,
+        choices=CACHE_DTYPES,
+        noun="element type of caches",
     )
     attention: str = option(
         "auto",
@@ -98,6 +107,11 @@ class GraphOptions:
             raise OptionError(
                 "f16 activations have no use for f32 weights.", "Leave --activations out, or use --dtype f16."
             )
+        if self.cache_dtype not in ("auto", self.dtype) and (not self.mixed or self.kv_cache is not None):
+            raise OptionError(
+                f"a cache in {self.cache_dtype} needs f16 weights under f32 activations, and no quantised cache.",
+                "Leave --cache-dtype out, or --activations f16 and --kv-cache.",
+            )
         if self.window_cache and self.engine_keeps_cache:
             raise OptionError(
                 "the engine cannot cut a cache that it keeps itself: its only state that lasts from turn to turn grows.",
@@ -123,6 +137,11 @@ class GraphOptions:
     def mixed(self) -> bool:
         """Whether a graph that computes in f32 reads weights and caches in f16."""
         return self.dtype == "f16" and self.activations != "f16"
+
+    @property
+    def half_cache(self) -> bool:
+        """Whether keys and values are f16 where the graph computes in f32."""
+        return self.mixed and self.cache_dtype != "f32"
 
     @property
     def kv_bits(self) -> int | None:

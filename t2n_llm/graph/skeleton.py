@@ -5,7 +5,7 @@ In: a transformers config. Out: a `Skeleton` that `torch.export` can capture on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from kvcache.states import Probe, Slot, StateTensor, describe_states
 from kvcache.windows import cut_to_windows, sliding_windows
 from t2n_llm.graph.capture import weightless_network
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.ranges import Ranges
 from t2n_llm.source.empty_model import CAUSAL_LM, take_buffers, tied_names
 
 WRAPPER_ATTRIBUTE = "causal_lm"
@@ -85,6 +86,7 @@ class Skeleton:
         dtype: element type of weights, activations and keys and values.
         batched: whether the batch is the symbol `B` instead of 1.
         engine_states: what the engine keeps by itself, so that it is neither input nor output.
+        ranges: what was measured of its f16 tensors; None where nobody looked.
     """
 
     module: CausalLMWithCache
@@ -95,6 +97,7 @@ class Skeleton:
     dtype: torch.dtype
     batched: bool = False
     engine_states: tuple[StateTensor, ...] = ()
+    ranges: Ranges | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -117,6 +120,11 @@ class Skeleton:
         batch = {0: "B"} if self.batched else {}
         states = {state.input_name: state.dynamic_axes(batched=self.batched) for state in self.states}
         return {"input_ids": batch | {1: "S"}} | {name: axes for name, axes in states.items() if axes}
+
+    def inputs_of(self, tokens: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """Return what a first call with these tokens gives: int64 [1, S], and the states before any token."""
+        states = (torch.from_numpy(state.at_start(1)) for state in self.states)
+        return (torch.tensor([tokens], dtype=torch.int64), *states)
 
     def example_inputs(self, steps: int = 5, past: int = 7) -> tuple[torch.Tensor, ...]:
         """Return meta tensors of the right shapes; the sizes are only hints and never reach the graph."""

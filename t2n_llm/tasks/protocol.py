@@ -22,6 +22,7 @@ from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.ranges import RangeRequest, Ranges
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.adapter import Adapter
 from t2n_llm.source.empty_model import Weightless
@@ -42,6 +43,7 @@ class TaskGraph:
         role: what the archive is called.
         states: what is fed back from output to input.
         engine_states: what the engine keeps by itself.
+        ranges: what was measured of its f16 tensors; None where nobody looked.
     """
 
     skeleton: Weightless
@@ -49,6 +51,7 @@ class TaskGraph:
     role: str = MODEL_ROLE
     states: tuple[StateTensor, ...] = ()
     engine_states: tuple[StateTensor, ...] = ()
+    ranges: Ranges | None = None
 
     @property
     def parameters(self) -> int:
@@ -141,11 +144,18 @@ class Task(ABC):
         del graphs, source, compression, checking
 
     @abstractmethod
-    def graphs(self, source: ModelSource, options: GraphOptions) -> tuple[TaskGraph, ...]:
-        """Capture and translate: one graph an archive, in the order they run; no weight is read.
+    def graphs(
+        self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
+    ) -> tuple[TaskGraph, ...]:
+        """Capture and translate: one graph an archive, in the order they run; no weight is read unless ranges are measured.
+
+        Args:
+            source, options: what is exported, and how.
+            ranges: has f16 activations measured on the weights, and made to fit, where the task can; None: nobody looks.
 
         Raises:
             UnknownArchitectureError, CaptureError, TranslationError: the model cannot be expressed.
+            NumericRangeError: f16 does not hold its activations.
         """
 
     @abstractmethod

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import nn
 
-from generic_export.errors import NotEnoughMemoryError, OptionError
+from generic_export.errors import NotEnoughMemoryError, NumericRangeError, OptionError
+from generic_export.torch_graph.scale_groups import F16_LIMIT
+from kvcache.states import Slot
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.bundles import bundles_size, make_bundles
 from t2n_llm.check.options import CheckingOptions
-from t2n_llm.check.reference import plan_check, run_reference, run_reference_apart
+from t2n_llm.check.reference import ReferenceRun, plan_check, run_reference, run_reference_apart
 from t2n_llm.check.runner import open_runner
 from t2n_llm.check.turns import validate_archive
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.names import TEXT_GENERATION
@@ -43,7 +46,9 @@ class TextGeneration(Task):
                 "Use an algorithm without calibration (--compress q4_0), or merge the adapter with peft first.",
             )
 
-    def graphs(self, source: ModelSource, options: GraphOptions) -> tuple[TaskGraph, ...]:
+    def graphs(
+        self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
+    ) -> tuple[TaskGraph, ...]:
         """See `Task.graphs`."""
         skeleton, graph = build_graph(
             source.config,
@@ -51,8 +56,10 @@ class TextGeneration(Task):
             name=source.public_name,
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
+            ranges=ranges,
         )
-        return (TaskGraph(skeleton, graph, states=skeleton.states, engine_states=skeleton.engine_states),)
+        states, kept = skeleton.states, skeleton.engine_states
+        return (TaskGraph(skeleton, graph, states=states, engine_states=kept, ranges=skeleton.ranges),)
 
     def network(self, source: ModelSource) -> nn.Module:
         """See `Task.network`."""
@@ -89,15 +96,17 @@ class TextGeneration(Task):
             adapter=subject.adapter,
             overrides=subject.overrides,
         )
+        _require_range(reference, options)
         if subject.bundles is not None:
             subject.bundles.mkdir()
             fed_back = {state.input_name: state.output_name for state in subject.states}
             for bundle in make_bundles(reference, subject.states, options.num_logits_to_keep):
                 bundle.write(subject.bundles, fed_back)
         with open_runner(subject.archive, subject.states, options.dtype, checking) as runner:
-            return validate_archive(
+            report = validate_archive(
                 runner, reference, options.dtype, tolerance=subject.tolerance, on_check=subject.announce
             )
+        return replace(report, largest_states=_by_kind(reference.largest_states))
 
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""
@@ -121,6 +130,29 @@ class TextGeneration(Task):
         (part,) = graphs
         reference = 4 * part.parameters - plan_residency(part.skeleton.network, checking.placement).disk_bytes
         return max(reference, stored_bytes) if checking.low_memory else reference + stored_bytes
+
+
+def _require_range(reference: ReferenceRun, options: GraphOptions) -> None:
+    """Refuse f16 caches for keys and values that f16 does not hold.
+
+    Raises:
+        NumericRangeError: the message names the layer.
+    """
+    largest = {slot: size for slot, size in reference.largest_states.items() if slot.kind.endswith(("_key", "_value"))}
+    slot = max(largest, key=lambda each: largest[each], default=None)
+    narrow = options.half_cache or options.computes_in == "f16"
+    if slot is None or not narrow or options.kv_cache is not None or largest[slot] <= F16_LIMIT:
+        return
+    raise NumericRangeError(
+        f"{slot.kind} of layer {slot.layer} reaches {largest[slot]:.3g} on the check's text, and f16 ends at {F16_LIMIT:.0f}.",
+        "Use --cache-dtype f32, with f32 activations.",
+    )
+
+
+def _by_kind(largest: Mapping[Slot, float]) -> dict[str, float]:
+    """Return the largest value of each kind of state."""
+    kinds = {slot.kind for slot in largest}
+    return {kind: max(size for slot, size in largest.items() if slot.kind == kind) for kind in sorted(kinds)}
 
 
 def _residency(network: nn.Module, source: ModelSource, checking: CheckingOptions) -> Residency:

@@ -36,6 +36,7 @@ class StoredParameter:
         axes: the order of the parameter's axes in the archive, or None.
         part: what it is of the parameter, or None when it is all of it.
         replaced: calibration changed the values on purpose, so that they need not resemble the checkpoint's.
+        factor: what the parameter's values are multiplied with in the archive.
     """
 
     label: str
@@ -43,6 +44,7 @@ class StoredParameter:
     axes: tuple[int, ...] | None = None
     part: TensorPart | None = None
     replaced: bool = False
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class ArchiveWeights:
                 axes=None if record["axes"] is None else tuple(record["axes"]),
                 part=TensorPart.parse(record["part"]) if record.get("part") else None,
                 replaced=bool(record["replaced"]),
+                factor=float(record.get("factor", 1.0)),
             )
             for record in records
             if record["scheme"] in BLOCK_FORMATS or record["replaced"]
@@ -86,7 +89,8 @@ class ArchiveWeights:
         for entry in archive_entries(self.archive):
             tensor = wanted.pop(entry.name.removeprefix("./"), None)
             if tensor is not None:
-                _place(model, tensor, _values(self.archive, entry))
+                values = _values(self.archive, entry)
+                _place(model, tensor, values if tensor.factor == 1.0 else values / tensor.factor)
         if wanted:
             raise ArchiveError(f"{self.archive}: no tensor {next(iter(wanted))!r} in it.", "Export the model again.")
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,7 @@ from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.part import part_source
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
+from quant.factors import multiplied
 from quant.half import CastReport, cast_tensor
 from quant.prequantized import DecodedTensor, ExactTensor
 from t2n_llm.compat import superfluous_names
@@ -73,6 +75,50 @@ class ParameterMatch:
     unclaimed: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class ParameterSources:
+    """The values of a model's parameters and buffers, before any cast.
+
+    Attributes:
+        match: the checkpoint under the model's names.
+        skeleton: gives the tied names and the buffers that the model computes itself.
+        files: how many the checkpoint has.
+        updates: what an adapter does to which parameter.
+    """
+
+    match: ParameterMatch
+    skeleton: Weightless
+    files: int
+    updates: Mapping[str, Update]
+
+    @staticmethod
+    def of(
+        skeleton: Weightless, checkpoint: Checkpoint, updates: Mapping[str, Update] | None = None
+    ) -> ParameterSources:
+        """Find a model's tensors in a checkpoint; nothing is read."""
+        match = match_parameters(skeleton.network, checkpoint.tensors)
+        return ParameterSources(match, skeleton, len(checkpoint.files), updates or {})
+
+    def find(self, parameter: str) -> TensorSource:
+        """Return the source of a parameter or buffer.
+
+        Raises:
+            MissingTensorError: neither the checkpoint nor the model has it.
+        """
+        names = (parameter, *self._shared.get(parameter, ()))
+        found = next((self.match.tensors[name] for name in names if name in self.match.tensors), None)
+        if found is None and parameter in self.skeleton.buffers:
+            found = InMemoryTensor(parameter, self.skeleton.buffers[parameter])
+        if found is None:
+            raise _missing(parameter, self.files, self.match.unclaimed)
+        update = self.updates.get(parameter)
+        return found if update is None else update.apply(found)
+
+    @cached_property
+    def _shared(self) -> Mapping[str, Sequence[str]]:
+        return names_shared(self.skeleton.tied)
+
+
 def graph_sources(
     graph: NnefGraph,
     skeleton: Weightless,
@@ -93,24 +139,15 @@ def graph_sources(
         MissingTensorError: a parameter, or one of the tensors it is made of, is in neither.
         WeightError: tensors that belong together do not fit together.
     """
-    shared = names_shared(skeleton.tied)
-    model = skeleton.network
-    match = match_parameters(model, checkpoint.tensors)
+    parameters = ParameterSources.of(skeleton, checkpoint, updates)
     sources: dict[str, TensorSource] = {}
     for variable in graph.variables:
-        parameter = variable.parameter
-        names = (parameter, *shared.get(parameter, ()))
-        found = next((match.tensors[name] for name in names if name in match.tensors), None)
-        if found is None and parameter in skeleton.buffers:
-            found = InMemoryTensor(parameter, skeleton.buffers[parameter])
-        if found is None:
-            raise _missing(parameter, len(checkpoint.files), match.unclaimed)
-        if updates is not None and parameter in updates:
-            found = updates[parameter].apply(found)
+        found = parameters.find(variable.parameter)
         if variable.part is not None:
             found = part_source(variable.label, variable.part, found)
+        found = multiplied(found, variable.factor)
         sources[variable.label] = cast_tensor(found, _TORCH_DTYPES[variable.dtype], report)
-    return GraphSources(sources, _unexpected(model, match.unclaimed))
+    return GraphSources(sources, _unexpected(skeleton.network, parameters.match.unclaimed))
 
 
 def _unexpected(model: nn.Module, unclaimed: Sequence[str]) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ In: a transformers config and a task. Out: a `HeadSkeleton` that `torch.export` 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from kvcache.recurrent import explicit_recurrences
 from t2n_llm.graph.capture import document_of, weightless_network
 from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.ranges import RangeRequest, Ranges
 from t2n_llm.source.empty_model import BACKBONE, CLASSIFIER, ModelKind, take_buffers, tied_names
 from t2n_llm.tasks.names import FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION
 
@@ -102,6 +104,7 @@ class HeadSkeleton:
     tied: Mapping[str, str]
     dtype: torch.dtype
     batched: bool
+    ranges: Ranges | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -128,6 +131,7 @@ def build_head_graph(
     name: str,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    ranges: RangeRequest | None = None,
 ) -> tuple[HeadSkeleton, NnefGraph]:
     """Capture and translate the model of a config with a head.
 
@@ -137,6 +141,7 @@ def build_head_graph(
         options: element type and numerics; what concerns caches and kept logits has no meaning here.
         name, revision: source model, recorded in the document.
         trust_remote_code: allow code that comes with the model.
+        ranges: has f16 activations measured on the weights, and made to fit; None leaves them as they are.
 
     Returns:
         The skeleton (shapes, values that the model computes itself) and the document.
@@ -144,6 +149,7 @@ def build_head_graph(
     Raises:
         UnknownArchitectureError: transformers has no such head for the config.
         CaptureError, TranslationError: the model cannot be expressed; the message says where.
+        NumericRangeError: f16 does not hold its activations.
     """
     with explicit_attention() as attention, explicit_experts() as experts:
 
@@ -156,7 +162,7 @@ def build_head_graph(
 
         skeleton = attention.first_that_runs(build)
         inputs = _example_inputs(3 if skeleton.batched else 1)
-        constants, graph = document_of(
+        document = document_of(
             skeleton.module,
             dict(zip(INPUT_NAMES, inputs, strict=True)),
             (head.output,),
@@ -164,9 +170,10 @@ def build_head_graph(
             prefix=f"{_WRAPPER_ATTRIBUTE}.",
             graph_name=str(config.model_type),
             source_name=name,
+            fit=partial(ranges.fit, skeleton, _inputs_of(ranges.tokens)) if ranges is not None else None,
         )
-    graph, _ = as_stored(graph, skeleton.network, (), options)
-    return replace(skeleton, buffers={**skeleton.buffers, **constants}), graph
+    graph, _ = as_stored(document.graph, skeleton.network, (), options)
+    return replace(skeleton, buffers={**skeleton.buffers, **document.constants}, ranges=document.ranges), graph
 
 
 def _one_pass(config: Any) -> Any:
@@ -180,6 +187,12 @@ def _one_pass(config: Any) -> Any:
 def _example_inputs(batch: int, steps: int = 5) -> tuple[torch.Tensor, ...]:
     """Return meta tensors of the right shapes; the sizes are only hints and never reach the graph."""
     return tuple(torch.ones((batch, steps), dtype=torch.int64, device="meta") for _ in INPUT_NAMES)
+
+
+def _inputs_of(tokens: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Return one text without padding."""
+    ids = torch.tensor([tokens], dtype=torch.int64)
+    return ids, torch.ones_like(ids)
 
 
 def _reads_batches(module: HeadModule) -> bool:

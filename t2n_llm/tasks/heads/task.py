@@ -15,6 +15,7 @@ from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import instantiate
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.heads.check import bundles_size, check_head, plan_cases, run_head_reference, write_head_bundles
@@ -54,7 +55,9 @@ class HeadTask(Task):
                 "Use an algorithm without calibration, such as --compress q4_0.",
             )
 
-    def graphs(self, source: ModelSource, options: GraphOptions) -> tuple[TaskGraph, ...]:
+    def graphs(
+        self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
+    ) -> tuple[TaskGraph, ...]:
         """See `Task.graphs`."""
         skeleton, graph = build_head_graph(
             source.config,
@@ -63,8 +66,9 @@ class HeadTask(Task):
             name=source.public_name,
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
+            ranges=ranges,
         )
-        return (TaskGraph(skeleton, graph),)
+        return (TaskGraph(skeleton, graph, ranges=skeleton.ranges),)
 
     def network(self, source: ModelSource) -> nn.Module:
         """See `Task.network`."""

@@ -266,7 +266,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[NetworkPar
 
 
 def _built(part: NetworkPart, options: GraphOptions, name: str, revision: str | None) -> BuiltPart:
-    constants, graph = document_of(
+    document = document_of(
         part.module,
         part.inputs,
         part.output_names,
@@ -275,5 +275,6 @@ def _built(part: NetworkPart, options: GraphOptions, name: str, revision: str | 
         graph_name=part.role,
         source_name=name,
     )
-    graph, states = as_stored(graph, part.network, part.states, options)
-    return BuiltPart(replace(part, buffers={**part.buffers, **constants}, states=states), keep_states_whole(graph))
+    graph, states = as_stored(document.graph, part.network, part.states, options)
+    buffers = {**part.buffers, **document.constants}
+    return BuiltPart(replace(part, buffers=buffers, states=states), keep_states_whole(graph))

@@ -13,6 +13,7 @@ from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.multimodal.check import check_multimodal, plan_prompts, run_multimodal_reference
@@ -63,8 +64,11 @@ class MultimodalTask(Task):
             )
         self._family(source, options)  # refuses what it does not know
 
-    def graphs(self, source: ModelSource, options: GraphOptions) -> tuple[TaskGraph, ...]:
-        """See `Task.graphs`."""
+    def graphs(
+        self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
+    ) -> tuple[TaskGraph, ...]:
+        """See `Task.graphs`; ranges are not measured: what the parts hand each other is not known before they run."""
+        del ranges
         built = build_parts(
             source.config,
             self._family(source, options),

@@ -1,0 +1,81 @@
+"""How large the tensors of a captured graph become: what an f16 graph computes, computed in f32, where nothing overflows.
+
+In: a captured graph, inputs and stored tensors. Out: the largest magnitude of each float result, by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from generic_export.torch_graph.ir import FixedTensorList, TensorVariable, TorchModuleIRGraph, TorchOp
+from generic_export.torch_graph.replay import Stored, replay
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def largest_magnitudes(graph: TorchModuleIRGraph, inputs: Sequence[torch.Tensor], stored: Stored) -> dict[str, float]:
+    """Run a graph in f32 and return the largest absolute value of each float input and result.
+
+    Args:
+        graph: what was captured, in any float element type.
+        inputs: one tensor per input of the graph, of any size that its symbols allow.
+        stored: the parameters, buffers and constants.
+
+    Returns:
+        By name; a tensor that PyTorch cannot compute from captured operators alone is missing.
+    """
+    found: dict[str, float] = {}
+
+    def watch(name: str, tensor: torch.Tensor) -> None:
+        if tensor.dtype.is_floating_point:
+            found[name] = _largest(tensor)
+
+    def widened(name: str) -> torch.Tensor | None:
+        tensor = stored(name)
+        return tensor if tensor is None else _wide(tensor)
+
+    wide = [_wide(tensor) for tensor in inputs]
+    for variable, tensor in zip(graph.inputs, wide, strict=True):
+        watch(variable.name, tensor)
+    replay(_in_f32(graph), wide, widened, (), watch)
+    return found
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """Return the largest magnitude; nan when there is one, which says that nothing is known of the others."""
+    if not tensor.numel():
+        return 0.0
+    low, high = torch.aminmax(tensor)
+    return math.nan if torch.isnan(low) else max(-float(low), float(high))
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _NARROW else tensor
+
+
+def _in_f32(graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
+    """Return the graph whose casts to narrow floats are casts to f32."""
+    return replace(graph, ops=tuple(_op_in_f32(op) for op in graph.ops))
+
+
+def _op_in_f32(op: TorchOp) -> TorchOp:
+    kwargs = {name: _argument_in_f32(argument) for name, argument in op.kwargs.items()}
+    return replace(op, args=tuple(map(_argument_in_f32, op.args)), kwargs=kwargs)
+
+
+def _argument_in_f32(argument: Any) -> Any:
+    if isinstance(argument, TorchModuleIRGraph):  # a loop's body
+        return _in_f32(argument)
+    if isinstance(argument, TensorVariable | FixedTensorList):
+        return argument
+    if isinstance(argument, tuple):
+        return tuple(map(_argument_in_f32, argument))
+    return torch.float32 if isinstance(argument, torch.dtype) and argument in _NARROW else argument
+
+
+__all__ = ["largest_magnitudes"]

@@ -1,0 +1,184 @@
+"""What f16 activations have to hold: a captured graph is run on typical tokens in f32 before any weight is written.
+
+In: a captured graph, the checkpoint, tokens. Out: the graph with streams that overflow kept times a power of two, and a record of
+what was measured for `export.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from generic_export.errors import NumericRangeError
+from generic_export.nnef.graph import NnefGraph
+from generic_export.torch_graph.ir import TorchModuleIRGraph
+from generic_export.torch_graph.magnitudes import largest_magnitudes
+from generic_export.torch_graph.rescaling import rescaled, without_overflow_guards
+from generic_export.torch_graph.scale_groups import F16_LIMIT, HEADROOM, ScaleGroup, float_results
+from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.values import read_tensor
+from t2n_llm.reporter import Reporter
+from t2n_llm.source.adapter import Adapter
+from t2n_llm.source.empty_model import Weightless
+from t2n_llm.weights.names import ParameterSources
+
+_LARGEST_SHOWN = 16
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What was measured of the tensors that f16 holds.
+
+    Attributes:
+        tokens: how many the model was run on.
+        largest: magnitude by module, the largest ones.
+        groups: tensors of one scale that overflow f16 or come near, and what was done about them.
+    """
+
+    tokens: int
+    largest: Mapping[str, float]
+    groups: tuple[ScaleGroup, ...]
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what `export.json` says."""
+        return {
+            "tokens": self.tokens,
+            "limit": F16_LIMIT,
+            "headroom": HEADROOM,
+            "largest": dict(self.largest),
+            "rescaled": [
+                {
+                    "module": group.where,
+                    "largest": group.largest,
+                    "tensors": len(group.tensors),
+                    "factor": 2.0**group.exponent,
+                    "obstacle": group.obstacle,
+                }
+                for group in self.groups
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A captured graph that fits the range of f16.
+
+    Attributes:
+        graph: computes the same.
+        factors: what the values of a parameter are to be multiplied with, by name.
+        ranges: what was measured.
+    """
+
+    graph: TorchModuleIRGraph
+    factors: Mapping[str, float]
+    ranges: Ranges
+
+
+Fit = Callable[[TorchModuleIRGraph], Fitted]
+"""Makes a captured graph fit the range of f16."""
+
+
+def with_factors(graph: NnefGraph, factors: Mapping[str, float]) -> NnefGraph:
+    """Return a document whose variables say what the values of their parameters are multiplied with."""
+    variables = (replace(each, factor=factors.get(each.parameter, 1.0)) for each in graph.variables)
+    return replace(graph, variables=tuple(variables)) if factors else graph
+
+
+@dataclass(frozen=True)
+class RangeRequest:
+    """Asks that a graph in f16 be measured on the real weights, and made to fit.
+
+    Attributes:
+        checkpoint: the weights.
+        adapter: merged into them, or None.
+        tokens: int64 ids of typical text.
+        reporter: told what was found.
+    """
+
+    checkpoint: Checkpoint
+    adapter: Adapter | None
+    tokens: tuple[int, ...]
+    reporter: Reporter
+
+    def fit(
+        self,
+        skeleton: Weightless,
+        inputs: Sequence[torch.Tensor],
+        captured: TorchModuleIRGraph,
+    ) -> Fitted:
+        """Measure a captured graph, and keep what overflows times a power of two.
+
+        Args:
+            skeleton: the model it is captured from.
+            inputs: real ones.
+            captured: the model in f16.
+
+        Raises:
+            NumericRangeError: a tensor overflows and cannot be kept smaller; the message names its module.
+            MissingTensorError: the checkpoint lacks a parameter.
+        """
+        self.reporter.stage(f"Measuring activations on {len(self.tokens)} tokens")
+        captured = without_overflow_guards(captured)
+        updates = self.adapter.updates(skeleton.network) if self.adapter is not None else None
+        parameters = ParameterSources.of(skeleton, self.checkpoint, updates)
+
+        def stored(name: str) -> torch.Tensor:
+            constant = captured.constants.get(name)
+            return constant if constant is not None else read_tensor(parameters.find(name), torch.float32)
+
+        largest = largest_magnitudes(captured, inputs, stored)
+        self._tell_of_unknown(captured, largest)
+        rescaling = rescaled(captured, largest)
+        self._tell(rescaling.groups)
+        ranges = Ranges(len(self.tokens), _by_module(captured, largest), rescaling.groups)
+        return Fitted(rescaling.graph, rescaling.factors, ranges)
+
+    def _tell_of_unknown(self, captured: TorchModuleIRGraph, largest: Mapping[str, float]) -> None:
+        """Tell of what was not measured: operators that PyTorch cannot run alone, and what depends on them."""
+        unknown = [op for op in captured.ops if any(each.name not in largest for each in float_results(op))]
+        if unknown:
+            self.reporter.warn(
+                f"activations of {len(unknown)} operators were not measured, from {unknown[0].target} at "
+                f"{unknown[0].module_path or 'the root'} on: whether f16 holds them is not known."
+            )
+
+    def _tell(self, groups: Sequence[ScaleGroup]) -> None:
+        """Say what was done, and what has little room left; refuse what does not fit."""
+        unfit = next((group for group in groups if group.overflows and not group.exponent), None)
+        if unfit is not None:
+            raise NumericRangeError(
+                f"{_size(unfit)}, f16 ends at {F16_LIMIT:.0f}, and they cannot be kept smaller: {unfit.obstacle}.",
+                "Use --activations f32, the default: f16 weights, and no such limit between them.",
+            )
+        scaled = [group for group in groups if group.exponent]
+        if scaled:
+            top, count = max(scaled, key=_largest), sum(len(group.tensors) for group in scaled)
+            self.reporter.warn(
+                f"{_size(top)}: {count} tensors are kept times a power of two, 2^{top.exponent} for those."
+            )
+        near = [group for group in groups if not group.exponent]
+        if near:
+            room = F16_LIMIT / max(map(_largest, near))
+            self.reporter.warn(f"{_size(max(near, key=_largest))}: f16 holds no more than {room:.1f} times that.")
+
+
+def _largest(group: ScaleGroup) -> float:
+    return group.largest
+
+
+def _size(group: ScaleGroup) -> str:
+    return f"values of {group.where or 'the model'} reach {group.largest:.3g}"
+
+
+def _by_module(graph: TorchModuleIRGraph, largest: Mapping[str, float]) -> dict[str, float]:
+    """Return the largest f16 value that each module makes, of the modules with the largest ones."""
+    found: dict[str, float] = {}
+    for op in graph.ops:
+        for variable in op.outputs:
+            if variable is not None and variable.dtype is torch.float16 and variable.name in largest:
+                found[op.module_path] = max(found.get(op.module_path, 0.0), largest[variable.name])
+    top = sorted(found, key=lambda path: -found[path])[:_LARGEST_SHOWN]
+    return {path: found[path] for path in top}

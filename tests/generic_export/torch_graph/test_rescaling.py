@@ -1,0 +1,171 @@
+"""Graphs whose values leave f16, kept times a power of two: what PyTorch computes of them in f16 is what it computes in f32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from generic_export import TractNNEF
+from generic_export.capture import Prepared, prepare
+from generic_export.torch_graph.magnitudes import largest_magnitudes
+from generic_export.torch_graph.replay import replay
+from generic_export.torch_graph.rescaling import Rescaling, rescaled, without_overflow_guards
+
+_LARGE = 2.0**14
+
+
+class Stream(nn.Module):
+    """A residual stream, far beyond f16, between a projection and a norm."""
+
+    def __init__(self, norm: nn.Module, width: int = 8) -> None:
+        super().__init__()
+        self.enter = nn.Linear(width, width)
+        self.block = nn.Sequential(norm, nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+        self.norm = norm
+        with torch.no_grad():
+            for layer in (self.enter, self.block[3]):
+                layer.weight.mul_(_LARGE)  # type: ignore[union-attr, operator]
+                layer.bias.mul_(_LARGE)  # type: ignore[union-attr, operator]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        stream = self.enter(x) + 3 * _LARGE
+        for _ in range(2):
+            stream = stream + self.block(stream)
+        return self.norm(stream)  # type: ignore[no-any-return]
+
+
+class Read(nn.Module):
+    """A stream that something reads as it is."""
+
+    def __init__(self, reader: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.enter, self.reader, self.leave = nn.Linear(8, 8, bias=False), reader, nn.Linear(8, 4)
+        with torch.no_grad():
+            self.enter.weight.mul_(_LARGE * 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.reader(self.enter(x)))  # type: ignore[no-any-return]
+
+
+def _own_norm(x: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (x * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def _gated(x: torch.Tensor) -> torch.Tensor:
+    return _own_norm(torch.cat([x, -x], -1)[..., 4:12] * x.mean(-1, keepdim=True))
+
+
+FITTING: Mapping[str, Callable[[], nn.Module]] = {
+    "RMS norm": lambda: Stream(nn.RMSNorm(8, eps=1e-3)),
+    "RMS norm without weight": lambda: Stream(nn.RMSNorm(8, elementwise_affine=False)),
+    "layer norm": lambda: Stream(nn.LayerNorm(8)),
+    "a norm in f32, written out": lambda: Read(_own_norm),
+    "a product of two such": lambda: Read(_gated),
+    "read by a projection": lambda: Read(lambda x: torch.relu(x) * 2.0**-18),
+}
+
+
+def _captured(module: nn.Module) -> Prepared:
+    module = module.half().eval()
+    axes = {"x": {0: "N"}}
+    return prepare(module, (torch.randn(3, 8).half(),), TractNNEF(check_io=False, dynamic_axes=axes), ["x"])
+
+
+def _result(graph: Any, x: torch.Tensor, stored: Callable[[str], torch.Tensor | None]) -> torch.Tensor:
+    (output,) = graph.outputs
+    return replay(graph, [x], stored, {output.name})[output.name]
+
+
+def _with_factors(prepared: Prepared, rescaling: Rescaling) -> Callable[[str], torch.Tensor | None]:
+    def stored(name: str) -> torch.Tensor | None:
+        tensor = prepared.stored(name)
+        factor = rescaling.factors.get(name)
+        return tensor if tensor is None or factor is None else tensor * factor
+
+    return stored
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_a_rescaled_graph_computes_the_same_in_f16(name: str) -> None:
+    torch.manual_seed(0)
+    module = FITTING[name]()
+    x = (3 * torch.randn(5, 8)).half()
+    prepared = _captured(module)
+    assert not _result(prepared.graph, x, prepared.stored).isfinite().all(), "the case does not overflow"
+    largest = largest_magnitudes(prepared.graph, [x], prepared.stored)
+    rescaling = rescaled(prepared.graph, largest)
+    assert max(largest.values()) > 65504 and any(group.exponent for group in rescaling.groups)
+    found = _result(rescaling.graph, x, _with_factors(prepared, rescaling))
+    with torch.no_grad():
+        expected = module.float()(x.float())
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_what_fits_is_left_alone() -> None:
+    torch.manual_seed(0)
+    prepared = _captured(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
+    rescaling = rescaled(prepared.graph, largest_magnitudes(prepared.graph, [torch.randn(5, 8)], prepared.stored))
+    assert rescaling.graph is prepared.graph and not rescaling.factors and not rescaling.groups
+
+
+@pytest.mark.parametrize(
+    ("reader", "obstacle"),
+    [(lambda x: x.sigmoid(), "aten.sigmoid.default reads it"), (lambda x: x.exp().sqrt(), "aten.exp.default reads it")],
+)
+def test_what_reads_values_as_they_are_is_named(reader: Callable[[torch.Tensor], torch.Tensor], obstacle: str) -> None:
+    torch.manual_seed(0)
+    prepared = _captured(Read(reader))
+    x = (3 * torch.randn(5, 8)).half()
+    rescaling = rescaled(prepared.graph, largest_magnitudes(prepared.graph, [x], prepared.stored))
+    unfit = [group for group in rescaling.groups if not group.exponent and group.overflows]
+    assert [group.where for group in unfit][:1] == ["enter"] and unfit[0].obstacle.startswith(obstacle)
+
+
+def test_a_result_of_the_graph_stays_as_it_is() -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(8, 8)
+    with torch.no_grad():
+        module.weight.mul_(_LARGE * 8)
+    prepared = _captured(module)
+    rescaling = rescaled(prepared.graph, largest_magnitudes(prepared.graph, [3 * torch.randn(5, 8)], prepared.stored))
+    (group,) = rescaling.groups
+    assert rescaling.graph is prepared.graph and group.exponent == 0 and "output of the graph" in group.obstacle
+
+
+def test_a_t5_encoder_whose_stream_overflows() -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=60, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4, feed_forward_proj="relu")
+    model = T5EncoderModel(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith((".o.weight", ".wo.weight", "shared.weight")):
+                parameter.mul_(2.0**14 if "shared" in name else 2.0**16)
+    model = model.half()
+    ids = torch.randint(0, 60, (1, 7))
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = model
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.encoder(input_ids=ids).last_hidden_state  # type: ignore[no-any-return]
+
+    target = TractNNEF(check_io=False, dynamic_axes={"ids": {1: "S"}})
+    prepared = prepare(Encoder().eval(), (ids[:, :5],), target, ["ids"])
+    graph = without_overflow_guards(prepared.graph)
+    largest = largest_magnitudes(graph, [ids], prepared.stored)
+    rescaling = rescaled(graph, largest)
+    assert max(largest.values()) > 65504 and any(group.exponent for group in rescaling.groups)
+    assert not [group for group in rescaling.groups if group.obstacle]
+    found = _result(rescaling.graph, ids, _with_factors(prepared, rescaling))
+    with torch.no_grad():
+        expected = model.float()(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)

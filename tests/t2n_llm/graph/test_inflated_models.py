@@ -1,0 +1,190 @@
+"""Models whose residual stream leaves f16, made of models whose stream does not, so that both must say the same, bit for bit.
+
+What enters the stream is multiplied by 2^k, and epsilons by 4^k: a function-preserving change where norms read the stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from generic_export.errors import NumericRangeError
+from t2n_llm import export_llm
+from t2n_llm.check.runner import WheelRunner
+from t2n_llm.export.pipeline import ExportResult
+from tests.families import COMMON, save_tiny_model
+
+_NO_EPSILON = 1e-30  # where norms of the stream and of other tensors share one
+_TURNS = ([5, 9, 2, 7, 11, 3], [4], [8, 1])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family, and what enters its residual stream.
+
+    Attributes:
+        config: of transformers.
+        entries: patterns of the parameters that are multiplied.
+        readers: patterns of the parameters that are divided: what reads the stream without a norm.
+        around_one: patterns of norm weights that stand for 1 + weight.
+        epsilon: field of the config that grows with the stream, or "".
+        multipliers: fields of the config that multiply what enters the stream.
+        power: k.
+        exact: the theory says bit-equal; not so where a weight in f16 has other bits than one of another size.
+    """
+
+    config: Mapping[str, Any]
+    entries: tuple[str, ...]
+    around_one: tuple[str, ...] = ()
+    readers: tuple[str, ...] = ()
+    epsilon: str = ""
+    multipliers: tuple[str, ...] = ()
+    power: int = 18
+    exact: bool = True
+
+
+_SMALL = COMMON | {"num_hidden_layers": 2, "use_cache": True}
+_LLAMA = ("*.o_proj.weight", "*.down_proj.weight", "*.embed_tokens.weight")
+_POST_NORMS = ("*.post_attention_layernorm.weight", "*.post_feedforward_layernorm.weight")
+
+KINDS: Mapping[str, Kind] = {
+    "RMS norm": Kind({"model_type": "llama", "tie_word_embeddings": False}, _LLAMA, epsilon="rms_norm_eps"),
+    "a table for input and output": Kind(
+        {"model_type": "granite", "tie_word_embeddings": True, "attention_multiplier": 0.25},
+        _LLAMA[:2],
+        epsilon="rms_norm_eps",
+        multipliers=("embedding_multiplier",),
+    ),
+    "1 + weight, post-norms, q and k norms": Kind(
+        {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8, "rms_norm_eps": _NO_EPSILON,
+         "tie_word_embeddings": False},
+        ("*.embed_tokens.weight",),
+        _POST_NORMS,
+        power=13,
+        exact=False,
+    ),
+    "post-norms": Kind(
+        {"model_type": "olmo2", "rms_norm_eps": _NO_EPSILON, "tie_word_embeddings": False},
+        ("*.embed_tokens.weight", *_POST_NORMS),
+        readers=tuple(f"*.{name}_proj.weight" for name in ("q", "k", "v", "gate", "up")),
+        exact=False,
+    ),
+    "parallel blocks, layer norms with biases": Kind(
+        {"model_type": "gpt_neox", "use_parallel_residual": True},
+        ("*.embed_in.weight", "*.dense.*", "*.dense_4h_to_h.*"),
+        epsilon="layer_norm_eps",
+    ),
+    "one norm for two branches": Kind(
+        {"model_type": "phi", "tie_word_embeddings": False},
+        ("*.embed_tokens.weight", "*.dense.*", "*.fc2.*"),
+        epsilon="layer_norm_eps",
+    ),
+    "mixture with a router": Kind(
+        {"model_type": "qwen3_moe", "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "rms_norm_eps": _NO_EPSILON, "tie_word_embeddings": False, "decoder_sparse_step": 1},
+        ("*.embed_tokens.weight", "*.o_proj.weight", "*.experts.*down_proj*"),
+    ),
+    "learned positions": Kind(
+        {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "tie_word_embeddings": False},
+        ("*.wte.weight", "*.wpe.weight", "*.c_proj.*"),
+        epsilon="layer_norm_epsilon",
+    ),
+}  # fmt: skip
+
+
+def _config(kind: Kind) -> Callable[[], Any]:
+    def build() -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model(**(_SMALL | dict(kind.config)))
+
+    return build
+
+
+def _inflate(folder: Path, kind: Kind) -> None:
+    """Multiply what enters the stream, in place."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    touched, every = set(), (*kind.entries, *kind.around_one, *kind.readers)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(fnmatchcase(name, pattern) for pattern in kind.entries):
+                parameter.mul_(2.0**kind.power)
+            elif any(fnmatchcase(name, pattern) for pattern in kind.around_one):
+                parameter.add_(1).mul_(2.0**kind.power).sub_(1)
+            elif any(fnmatchcase(name, pattern) for pattern in kind.readers):
+                parameter.mul_(2.0**-kind.power)
+            else:
+                continue
+            touched.add(next(pattern for pattern in every if fnmatchcase(name, pattern)))
+    assert touched == set(every)
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    for field, factor in [(kind.epsilon, 4.0), *((field, 2.0) for field in kind.multipliers)]:
+        if field:
+            config[field] *= factor**kind.power
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _exported(source: Path, target: Path, **choices: Any) -> tuple[ExportResult, list[np.ndarray]]:
+    options = {"dtype": "f16", "activations": "f16", "require_tokenizer": False, "decode_steps": 3}
+    result = export_llm(str(source), target, **(options | choices))
+    with WheelRunner(result.archive) as runner:
+        return result, runner.run_turns(_TURNS, stateful=False)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_inflated_model_says_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    source = save_tiny_model("it", tmp_path / "model", configs={"it": _config(kind)})
+    plain, expected = _exported(source, tmp_path / "plain")
+    _inflate(source, kind)
+    inflated, found = _exported(source, tmp_path / "inflated")
+    assert not plain.manifest["ranges"]["model"]["rescaled"]
+    (group, *_) = inflated.manifest["ranges"]["model"]["rescaled"]
+    assert group["largest"] > 65504 and group["factor"] < 2**-3
+    if kind.exact:
+        for before, after in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(before, after)
+    else:
+        assert _error(inflated) <= 1.2 * _error(plain)
+
+
+def _error(result: ExportResult) -> float:
+    assert result.validation is not None
+    return max(check.max_abs_error for check in result.validation.checks)
+
+
+def test_what_cannot_be_kept_smaller_names_the_module_that_overflows(tmp_path: Path) -> None:
+    """An activation reads the stream as it is: nothing to be done, and said before a weight is written."""
+    kind = KINDS["post-norms"]
+    source = save_tiny_model("it", tmp_path / "model", configs={"it": _config(kind)})
+    _inflate(
+        source, Kind(kind.config, kind.entries, power=15)
+    )  # readers are not divided: gate and up overflow into silu
+    with pytest.raises(NumericRangeError, match=r"values of model\.layers\.0\.\S+ reach \S+, f16 ends at 65504"):
+        _exported(source, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+    _, logits = _exported(source, tmp_path / "wide", activations="f32", cache_dtype="f32")
+    assert all(np.isfinite(row).all() for row in logits)
+
+
+def test_keys_beyond_f16_are_named_and_fit_a_cache_in_f32(tmp_path: Path) -> None:
+    kind = Kind({"model_type": "qwen2"}, ("*.k_proj.*",), readers=("*.q_proj.*",), power=16)
+    source = save_tiny_model("it", tmp_path / "model", configs={"it": _config(kind)})
+    _inflate(source, kind)
+    with pytest.raises(
+        NumericRangeError, match=r"cache_key of layer \d reaches \S+ on the check's text.*--cache-dtype f32"
+    ):
+        _exported(source, tmp_path / "exported", activations="f32")
+    result, _ = _exported(source, tmp_path / "wide", activations="f32", cache_dtype="f32")
+    assert {state["dtype"] for state in result.manifest["graph"]["states"]} == {"f32"}
+    assert result.manifest["validation"]["largest_states"]["cache_key"] > 65504
