@@ -23,7 +23,9 @@ _DEEPSEEK = {
 
 
 @pytest.mark.parametrize(
-    "config", [Llama4TextConfig(**_LAYERS, **_LLAMA_4), DeepseekV3Config(**_LAYERS, **_DEEPSEEK)], ids=["zeros", "empty"]
+    "config",
+    [Llama4TextConfig(**_LAYERS, **_LLAMA_4), DeepseekV3Config(**_LAYERS, **_DEEPSEEK)],
+    ids=["zeros", "empty"],
 )
 def test_stacks_of_experts_take_no_memory(config: object) -> None:
     model = instantiate(CAUSAL_LM, config, torch.float16, "eager", "eager", False)
