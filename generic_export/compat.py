@@ -6,6 +6,8 @@ All of them are in torch 2.10 to 2.13, where they were tried; where releases dif
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -215,6 +217,23 @@ SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def brief_stacks() -> AbstractContextManager[Any]:
+    """Note of each operator's stack the frames outside PyTorch alone, without their text, for the length of the block.
+
+    Of a hundred frames for each operator a dozen are the model's; the others, and their lines, take a tenth of a capture.
+    """
+    library = os.path.dirname(torch.__file__)
+
+    def summary(frames: Sequence[Mapping[str, Any]], skip: int) -> traceback.StackSummary:
+        stack = traceback.StackSummary()
+        for frame in reversed(frames[skip:]):
+            if not frame["filename"].startswith(library):
+                stack.append(traceback.FrameSummary(frame["filename"], frame["line"], frame["name"], line=""))
+        return stack
+
+    return mock.patch("torch.utils._traceback._extract_symbolized_tb", summary)
+
+
 def oblivious_to_sizes(oblivious: bool) -> AbstractContextManager[None]:
     """Let a capture decide no branch by an example's size being 0 or 1, for the length of the block."""
     patch: AbstractContextManager[None] = fx_config.patch(backed_size_oblivious=oblivious)  # type: ignore[attr-defined]
@@ -279,6 +298,7 @@ __all__ = [
     "TorchDispatchMode",
     "TracerWarning",
     "become",
+    "brief_stacks",
     "buffers_of",
     "checkpoint_offset",
     "children_of",

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from generic_export.compat import (
     SYMBOLIC_MATH,
     OpOverload,
+    brief_stacks,
     kernels_replaced,
     list_device_constructors,
     without_causal_hint,
@@ -42,6 +43,7 @@ def capture_patches() -> Iterator[None]:
             mock.patch("torch.tensor", _tensor),
             _ListsOfPlaces(),
             _symbolic_math(),
+            brief_stacks(),
             _gradients_off_once(),
         ):
             yield
