@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 LARGE = 1 << 24
@@ -32,11 +31,11 @@ class LargeTensorsOnMeta(TorchFunctionMode):
         return func(*args, **keywords)
 
 
-def with_values_of_tables(build: Callable[[], nn.Module]) -> nn.Module:
+def with_values_of_tables(build: Callable[[], Any]) -> Any:
     """Build a model without memory for large tensors, unless one of them turns out to be a table that the model computes.
 
     Args:
-        build: gives the model, its parameters on the meta device.
+        build: gives the `nn.Module`, its parameters on the meta device.
     """
     try:
         with LargeTensorsOnMeta():
