@@ -191,7 +191,12 @@ class _FullSizeTrial(_Trial):
         self.class_name = found.class_name
         self.stage = "done"
         verdict = self._ended(RIGHT, None)
-        return replace(verdict, layers=found.layers, processor_seconds=found.processor_seconds)
+        return replace(
+            verdict,
+            layers=found.layers,
+            processor_seconds=found.processor_seconds,
+            peak_rss_bytes=found.peak_bytes,
+        )
 
 
 class _StageReporter:

@@ -40,7 +40,8 @@ def run_in_process(cell: Cell, work: ModuleType, *, fresh: bool = False) -> Cell
         task = partial(_run_cell, cell, work.__name__, Path(folder))
         with start_task(task, method="spawn" if fresh else "fork", limits=limits) as process:
             verdict = _watch(process, cell)
-            return judged(replace(verdict, seconds=round(process.seconds, 2), peak_rss_bytes=process.peak_bytes))
+            peak = max(verdict.peak_rss_bytes, process.peak_bytes)  # the process itself misses no moment
+            return judged(replace(verdict, seconds=round(process.seconds, 2), peak_rss_bytes=peak))
 
 
 def _run_cell(cell: Cell, work: str, folder: Path, host: Connection) -> None:
