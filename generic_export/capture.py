@@ -18,6 +18,7 @@ from torch import nn
 
 import generic_export.ops  # noqa: F401 - registers the translations, which decide what a capture keeps whole
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError
+from generic_export.torch_graph.bfloat16 import without_bfloat16
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.known_numbers import fold_numbers
@@ -159,7 +160,7 @@ def _graph(
     call: ModuleCall, target: InferenceTarget, fusions: Sequence[Fusion], *, torchscript: bool
 ) -> tuple[TorchModuleIRGraph, ModuleCall, str]:
     def read(tracer: TorchModuleTracer) -> TorchModuleIRGraph:
-        graph = apply_fusions(tracer.trace(), (fold_numbers, *STANDARD_FUSIONS, *fusions))
+        graph = apply_fusions(without_bfloat16(tracer.trace()), (fold_numbers, *STANDARD_FUSIONS, *fusions))
         return name_results(target.post_capture(graph))
 
     found = captured(call, target, read, torchscript=torchscript)

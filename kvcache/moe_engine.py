@@ -126,15 +126,14 @@ def _stored(b: NnefBuilder, value: Value, role: str | None, shape: Any) -> Value
 
 def stored_part(b: NnefBuilder, value: Value) -> TensorPart | None:
     """Follow views back to the parameter they are of; None when something is computed on the way."""
-    makers = {output.number: emission for emission in b.emissions for output in emission.outputs}
     steps: list[Emission] = []
-    emission = makers.get(value.number)
+    emission = b.maker_of(value)
     while emission is not None and emission.operator != "variable":
         source = emission.inputs[0] if emission.inputs else None
         if emission.operator not in _VIEWS or not isinstance(source, Value):
             return None
         steps.append(emission)
-        emission = makers.get(source.number)
+        emission = b.maker_of(source)
     if emission is None or emission.label in b.parts:
         return None
     part = TensorPart.whole(emission.label, tuple(int(size) for size in emission.outputs[0].shape))  # type: ignore[arg-type]

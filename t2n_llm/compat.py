@@ -31,6 +31,11 @@ def superfluous_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
 
 
+def has_nowhere_to_count(error: Exception) -> bool:
+    """Say whether a model failed since no layer of its cache counts positions: all of them are linear attention."""
+    return isinstance(error, ValueError) and "can only be called on Attention layers" in str(error)
+
+
 # --- transformers: loading -------------------------------------------------------------------------
 
 

@@ -109,13 +109,11 @@ def _exact_quotient(b: NnefBuilder, value: Value) -> Value:
     """Return a value that is about to be rounded; a quotient is computed again in f64 (see the module's docstring)."""
     if value.dtype is not torch.float32:
         return value
-    for emission in reversed(b.emissions):
-        if emission.outputs[0].number == value.number:
-            if emission.operator != "div":
-                return value
-            sides = [replace(side) for side in emission.inputs if isinstance(side, Value)]
-            return b.cast(b.binary("div", *(b.cast(side, torch.float64) for side in sides)), value.dtype)
-    return value
+    emission = b.maker_of(value)
+    if emission is None or emission.operator != "div":
+        return value
+    sides = [replace(side) for side in emission.inputs if isinstance(side, Value)]
+    return b.cast(b.binary("div", *(b.cast(side, torch.float64) for side in sides)), value.dtype)
 
 
 @variant(aten.floor.default, operator="floor")

@@ -86,7 +86,7 @@ def integers_of(b: NnefBuilder, value: Value) -> QuantisedTensor | None:
     known = b.quantised.get(value.number)
     if known is not None:
         return known
-    emission = next((e for e in reversed(b.emissions) if any(o.number == value.number for o in e.outputs)), None)
+    emission = b.maker_of(value)
     if emission is None or emission.operator not in _MOVING or not isinstance(emission.inputs[0], Value):
         return None
     source = integers_of(b, emission.inputs[0])

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, pytree, schema_of
 from generic_export.torch_graph.conversion import SCALAR_TYPES, is_annotation
+from generic_export.torch_graph.in_place import without_writes
 from generic_export.torch_graph.rewrites import REWRITES
 
 Decomposition = Callable[..., Any]
@@ -27,10 +28,14 @@ _ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """Return the program without in-place operators (retraced by PyTorch only when it has some)."""
-    if any(schema_of(overload).is_mutable for overload in _overloads(program)):
-        return program.run_decompositions({})
-    return program
+    """Return the program without in-place operators: edited in place, or retraced by PyTorch where that is not enough."""
+    if _has_writes(program):
+        without_writes(program)
+    return program.run_decompositions({}) if _has_writes(program) else program
+
+
+def _has_writes(program: ExportedProgram) -> bool:
+    return any(schema_of(overload).is_mutable for overload in _overloads(program))
 
 
 def decomposed(program: ExportedProgram, keep: Callable[[OpOverload], bool]) -> ExportedProgram:

@@ -60,6 +60,7 @@ class NnefBuilder:
     quantised: dict[int, QuantisedTensor] = field(default_factory=dict)
     parts: dict[str, TensorPart] = field(default_factory=dict)
     _known: dict[tuple, tuple[Value, ...]] = field(default_factory=dict)
+    _makers: dict[int, Emission] = field(default_factory=dict)
     _repeated: RepeatedAxes = field(default_factory=RepeatedAxes)
     _count: int = 0
 
@@ -124,6 +125,7 @@ class NnefBuilder:
         self._known[key] = outputs
         emission = Emission(operator, frozen, named, outputs, self.block, self.hint, generic_type, label)  # type: ignore[arg-type]
         self.emissions.append(emission)
+        self._makers |= dict.fromkeys((output.number for output in outputs), emission)
         self._repeated.record(emission)
         return outputs
 
@@ -176,6 +178,10 @@ class NnefBuilder:
         if self.parts.setdefault(label, part) != part:
             raise GraphError(f"two different parts of {part.parameter!r} would be stored as {label!r}.")
         return self.variable(label, part.shape, dtype)
+
+    def maker_of(self, value: Value) -> Emission | None:
+        """Return the emission that makes a value."""
+        return self._makers.get(value.number)
 
     def label_of(self, value: Value) -> str | None:
         """Return the label of a value that is a stored tensor as it lies there, else None."""

@@ -49,6 +49,9 @@ def run_command(
         list[str] | None, typer.Option("--only", metavar="NAMES", help="Model types or shell patterns, with commas.")
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option("--dtype", metavar="TYPES", help="f32, f16, q4_0; commas.")] = None,
+    full_size: Annotated[
+        bool, typer.Option("--full-size", help="Default configs, captured and translated in their real size.")
+    ] = False,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="At most so many architectures, the best known first.")
     ] = None,
@@ -86,7 +89,7 @@ def run_command(
 
         options = RunOptions(
             only=_words(only),
-            dtypes=_words(dtype) or ("f32",),
+            dtypes=_columns(_words(dtype), full_size=full_size),
             models=read_models(models) if models is not None else (),
             limit=limit,
             shard=parse_shard(shard),
@@ -200,6 +203,12 @@ def _words(values: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(word.strip() for value in values or () for word in value.split(",") if word.strip())
 
 
+def _columns(dtypes: tuple[str, ...], *, full_size: bool) -> tuple[str, ...]:
+    from t2n_llm.zoo.verdict import FULL_SIZE
+
+    return (*dtypes, FULL_SIZE) if full_size else dtypes or ("f32",)
+
+
 def _expected_rows(path: Path | None) -> dict[str, Expected]:
     from t2n_llm.zoo.expectations import EXPECTED_FILE, read_expected
 
@@ -234,15 +243,17 @@ def _write_reports(
 ) -> None:
     from t2n_llm.zoo.history import read_history
     from t2n_llm.zoo.page import page
+    from t2n_llm.zoo.tables import FULL_SIZE_TABLE, ZOO_TABLE, full_size_markdown, replace_table
     from t2n_llm.zoo.tables import markdown as tables
-    from t2n_llm.zoo.tables import replace_table
 
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(page(read_history(history) if history is not None else [run], rows), encoding="utf-8")
     if markdown is not None:
-        old = markdown.read_text(encoding="utf-8") if markdown.exists() else ""
-        markdown.write_text(replace_table(old, tables(run, rows)), encoding="utf-8")
+        text = markdown.read_text(encoding="utf-8") if markdown.exists() else ""
+        for name, table in ((ZOO_TABLE, tables(run, rows)), (FULL_SIZE_TABLE, full_size_markdown(run, rows))):
+            text = replace_table(text, table, name) if table else text
+        markdown.write_text(text, encoding="utf-8")
 
 
 def _tell(sink: Sink, run: Run, found: list[Surprise] | None = None) -> None:
@@ -270,6 +281,8 @@ def _show_surprises(sink: Sink, found: Sequence[Surprise]) -> None:
 def _line(verdict: CellVerdict) -> Any:
     error = verdict.max_abs_error
     figure = f" max abs err {error:.2g}" if error is not None else ""
+    if verdict.layers:
+        figure = f" {verdict.layers} layers, {verdict.processor_seconds:.1f} s of processor, {verdict.peak_rss_bytes / 1e9:.2f} GB,"
     reason = f" {verdict.error}: {verdict.message}" if verdict.message else ""
     return _plain(f"{verdict.key:<30} {verdict.outcome} [{verdict.stage}]{figure} {verdict.seconds:.1f} s{reason}")
 

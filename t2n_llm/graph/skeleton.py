@@ -19,6 +19,7 @@ from kvcache.forms import StateForm, accepts, state_form
 from kvcache.forms.cache import WINDOW_IN_CACHE_ALONE, CacheForm
 from kvcache.states import Probe, Slot, StateTensor, describe_states
 from kvcache.windows import cut_to_windows, sliding_windows
+from t2n_llm.compat import has_nowhere_to_count
 from t2n_llm.graph.capture import weightless_network
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import Ranges
@@ -201,6 +202,12 @@ def _probe(model: nn.Module, form: StateForm, batch: int, steps: int) -> Probe:
     except T2NError:
         raise
     except Exception as error:  # whatever the model's own code raises
+        if has_nowhere_to_count(error):
+            raise CaptureError(
+                f"{type(model).__name__}: all layers of its config are linear attention, and transformers, which takes positions "
+                "from an attention layer's cache, cannot decode with it.",
+                "Give a config with an attention layer among its layer_types, as the family's checkpoints have.",
+            ) from error
         raise CaptureError(
             f"{type(model).__name__} cannot run as a cached decoder{_on_shapes(model)}: {described(error)}",
             "Models of this family have no translation yet; run with --debug to see where it stops.",

@@ -17,6 +17,7 @@ from torch import nn
 from generic_export.compat import buffers_of
 from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
 from kvcache.rotary_scaling import express_length_switches
+from t2n_llm.source.large_tensors import with_values_of_tables
 
 _LOOKS_AT_TOKENS = "warn_if_padding_and_no_attention_mask"
 
@@ -110,9 +111,12 @@ def _from_config(kind: ModelKind, config: Any, *, include_buffers: bool, **optio
     import transformers
     from accelerate import init_empty_weights
 
-    try:
+    def build() -> Any:
         with init_empty_weights(include_buffers=include_buffers):
-            model = getattr(transformers, kind.auto_class).from_config(copy.deepcopy(config), **options)
+            return getattr(transformers, kind.auto_class).from_config(copy.deepcopy(config), **options)
+
+    try:
+        model = build() if include_buffers else with_values_of_tables(build)
     except Exception as error:  # a config can name an activation, a rope type or a size that does not exist
         if "Unrecognized configuration class" not in str(error):
             raise CaptureError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import T2NError
 from t2n_llm.zoo.configs import TinyConfigError
-from t2n_llm.zoo.verdict import FAILED, NOT_RUNNABLE, RIGHT, WRONG, Cell, CellVerdict, Check
+from t2n_llm.zoo.verdict import FAILED, FULL_SIZE, NOT_RUNNABLE, RIGHT, WRONG, Cell, CellVerdict, Check
 
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
@@ -59,6 +59,8 @@ def run_cell(cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> CellV
     Returns:
         The verdict, without what only the caller can measure (seconds, memory).
     """
+    if cell.dtype == FULL_SIZE:
+        return _FullSizeTrial(cell, folder, on_stage).run()
     seeds = range(cell.seed, cell.seed + _HALF_SEEDS) if cell.model is None and cell.dtype != "f32" else [cell.seed]
     verdicts = []
     for number, seed in enumerate(seeds):
@@ -165,6 +167,35 @@ class _Trial:
             checks=checks,
             states=self.states,
             versions={name: _version(name) for name in _PACKAGES},
+        )
+
+
+class _FullSizeTrial(_Trial):
+    """A default config on its way to a document; nothing is written or run."""
+
+    def run(self) -> CellVerdict:
+        from t2n_llm.zoo.configs import default_config
+        from t2n_llm.zoo.full_size import captured
+
+        _quiet()
+        self._begin("config")
+        try:
+            config = default_config(self.cell.architecture)
+        except Exception as error:  # whatever the config class raises
+            return self._ended(NOT_RUNNABLE, error)
+        self._begin("capture")
+        try:
+            found = captured(config)
+        except Exception as error:  # whatever a capture may raise
+            return self._ended(FAILED, error)
+        self.class_name = found.class_name
+        self.stage = "done"
+        verdict = self._ended(RIGHT, None)
+        return replace(
+            verdict,
+            layers=found.layers,
+            processor_seconds=found.processor_seconds,
+            peak_rss_bytes=found.peak_bytes,
         )
 
 

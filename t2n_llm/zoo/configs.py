@@ -14,7 +14,7 @@ from typing import Any
 
 from generic_export.errors import T2NError
 from t2n_llm.source.small_sizes import WINDOW, most_of
-from t2n_llm.zoo.overrides import OVERRIDES
+from t2n_llm.zoo.overrides import FULL_SIZE_OVERRIDES, OVERRIDES
 
 POSITIONS = 256
 LAYERS = 3
@@ -24,11 +24,12 @@ class TinyConfigError(T2NError):
     """No tiny config can be made for a model type."""
 
 
+# What makes a causal decoder with a cache of a config, whatever its default is.
+_DECODER: Mapping[str, Any] = {"is_decoder": True, "add_cross_attention": False, "use_cache": True}
+
 # field -> value, for every config class that has the field, whatever its default is
 _FIXED: Mapping[str, Any] = {
-    "is_decoder": True,
-    "add_cross_attention": False,
-    "use_cache": True,
+    **_DECODER,
     # Weights wide enough that logits differ clearly between tokens.
     "initializer_range": 0.12,
     "init_std": 0.12,
@@ -116,6 +117,23 @@ def tiny_config(model_type: str) -> Any:
             f"{model_type}: no tiny config: {type(error).__name__}: {' '.join(str(error).split())[:400]}",
             "Add what its config class needs to t2n_llm/zoo/overrides.py.",
         ) from error
+
+
+def default_config(model_type: str) -> Any:
+    """Return the config of a model type as transformers makes it when nothing is said: its real size, as a causal decoder.
+
+    Args:
+        model_type: a key of `architectures()`.
+
+    Raises:
+        Exception: whatever its config class raises.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config_class = CONFIG_MAPPING[model_type]
+    names = {field.name for field in _fields(config_class)}
+    decoder = {name: value for name, value in _DECODER.items() if name in names}
+    return config_class(**decoder, **FULL_SIZE_OVERRIDES.get(model_type, {}))
 
 
 @dataclass(frozen=True)

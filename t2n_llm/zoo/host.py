@@ -19,6 +19,7 @@ from types import ModuleType
 import psutil
 
 from generic_export.processes import Ending, ProcessLimits, Reason, TaskProcess, start_task, wait_for_news
+from t2n_llm.zoo.full_size import judged
 from t2n_llm.zoo.verdict import CRASHED, MEMORY, TIMEOUT, Cell, CellVerdict
 
 DEFAULT_WORK = "t2n_llm.zoo.cell"
@@ -39,7 +40,8 @@ def run_in_process(cell: Cell, work: ModuleType, *, fresh: bool = False) -> Cell
         task = partial(_run_cell, cell, work.__name__, Path(folder))
         with start_task(task, method="spawn" if fresh else "fork", limits=limits) as process:
             verdict = _watch(process, cell)
-            return replace(verdict, seconds=round(process.seconds, 2), peak_rss_bytes=process.peak_bytes)
+            peak = max(verdict.peak_rss_bytes, process.peak_bytes)  # the process itself misses no moment
+            return judged(replace(verdict, seconds=round(process.seconds, 2), peak_rss_bytes=peak))
 
 
 def _run_cell(cell: Cell, work: str, folder: Path, host: Connection) -> None:

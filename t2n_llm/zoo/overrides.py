@@ -13,6 +13,13 @@ _MIXED = ["full_attention", "sliding_attention", "full_attention"]
 _SHARING = ["sliding_attention", "sliding_attention", *_MIXED]  # the last two read keys and values of the others
 _GEMMA_4 = {"num_hidden_layers": 5, "layer_types": _SHARING, "num_kv_shared_layers": 2, "global_head_dim": 32}
 
+# What a default config needs to be a causal decoder at all.
+FULL_SIZE_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "big_bird": {"attention_type": "original_full"},
+    "bigbird_pegasus": {"attention_type": "original_full"},
+    "xmod": {"default_language": "en_XX"},
+}
+
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     # Without a list of attention layers all of them are recurrent.
     "bamba": {"attn_layer_indices": [1]},

@@ -13,12 +13,24 @@ from t2n_llm.zoo.compare import KINDS, compare_runs
 from t2n_llm.zoo.expectations import Expected, reason_of
 from t2n_llm.zoo.history import Run
 from t2n_llm.zoo.tables import by_architecture, dtypes_of
-from t2n_llm.zoo.verdict import CRASHED, FAILED, MEMORY, NOT_RUNNABLE, OUTCOMES, RIGHT, TIMEOUT, WRONG, CellVerdict
+from t2n_llm.zoo.verdict import (
+    CRASHED,
+    FAILED,
+    MEMORY,
+    NOT_RUNNABLE,
+    OUTCOMES,
+    OVER,
+    RIGHT,
+    TIMEOUT,
+    WRONG,
+    CellVerdict,
+)
 
 _LOOKS = {
     RIGHT: "good",
     WRONG: "bad",
     FAILED: "warn",
+    OVER: "warn",
     TIMEOUT: "odd",
     MEMORY: "odd",
     CRASHED: "odd",

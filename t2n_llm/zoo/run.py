@@ -12,7 +12,7 @@ from pathlib import Path
 from generic_export.errors import OptionError
 from t2n_llm.zoo.history import write_results
 from t2n_llm.zoo.local import HostOptions, run_local
-from t2n_llm.zoo.verdict import DTYPES, Cell, CellVerdict
+from t2n_llm.zoo.verdict import COLUMNS, DTYPES, FULL_SIZE, Cell, CellVerdict
 
 ENGINES = ("local", "ray")
 
@@ -33,7 +33,7 @@ class RunOptions:
 
     Attributes:
         only: shell patterns on model types; empty for all.
-        dtypes: element types.
+        dtypes: element types, or `full-size`.
         models: real checkpoints (hub ids or folders), instead of tiny random ones.
         limit: at most so many architectures, the best known first; None for all.
         shard: (i, n): the i-th of n parts, counted from 1.
@@ -60,9 +60,13 @@ class RunOptions:
     hosts: HostOptions = field(default_factory=HostOptions)
 
     def __post_init__(self) -> None:
-        unknown = [dtype for dtype in self.dtypes if dtype not in DTYPES]
+        unknown = [dtype for dtype in self.dtypes if dtype not in COLUMNS]
         if unknown:
             raise OptionError(f"element type {unknown[0]!r} is unknown.", f"Use {', '.join(DTYPES)}.")
+        if self.models and FULL_SIZE in self.dtypes:
+            raise OptionError(
+                "real checkpoints have no column of default configs.", "Leave --models or --full-size out."
+            )
         if self.engine not in ENGINES:
             raise OptionError(f"engine {self.engine!r} is unknown.", f"Use {' or '.join(ENGINES)}.")
         part, parts = self.shard

@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from t2n_llm.zoo.expectations import Expected, reason_of
+from t2n_llm.zoo.full_size import table as full_size_table
 from t2n_llm.zoo.history import Run
-from t2n_llm.zoo.verdict import DTYPES, NOT_RUNNABLE, RIGHT, CellVerdict
+from t2n_llm.zoo.verdict import COLUMNS, FULL_SIZE, NOT_RUNNABLE, RIGHT, CellVerdict
 
-_START, _END = "<!-- zoo table: begin -->", "<!-- zoo table: end -->"
+ZOO_TABLE, FULL_SIZE_TABLE = "zoo table", "full-size table"
 
 
 def dtypes_of(verdicts: Iterable[CellVerdict]) -> list[str]:
-    """Return the element types of a run, in the usual order."""
+    """Return the columns of a run, element types first, in the usual order."""
     present = {verdict.dtype for verdict in verdicts}
-    return [dtype for dtype in DTYPES if dtype in present]
+    return [dtype for dtype in COLUMNS if dtype in present]
 
 
 def by_architecture(verdicts: Iterable[CellVerdict]) -> dict[str, dict[str, CellVerdict]]:
@@ -24,6 +25,18 @@ def by_architecture(verdicts: Iterable[CellVerdict]) -> dict[str, dict[str, Cell
     for verdict in verdicts:
         rows.setdefault(verdict.architecture, {})[verdict.dtype] = verdict
     return dict(sorted(rows.items()))
+
+
+def full_size_markdown(run: Run, expected: Mapping[str, Expected]) -> str:
+    """Return the table of default configs in Markdown, "" when the run has none."""
+    rows = [verdict for verdict in run.verdicts if verdict.dtype == FULL_SIZE]
+    if not rows:
+        return ""
+    reasons = (
+        *_reasons("What is over the bar or fails, and why", rows, expected, runnable=True),
+        *_reasons("What transformers itself does not build", rows, expected, runnable=False),
+    )
+    return "\n".join([*_versions(run), *full_size_table(rows), *reasons]) + "\n"
 
 
 def summary(run: Run) -> list[str]:
@@ -37,35 +50,42 @@ def summary(run: Run) -> list[str]:
             if verdict.dtype == dtype and verdict.outcome not in (RIGHT, NOT_RUNNABLE)
         )
         rest = "".join(f", {count} {outcome}" for outcome, count in others.most_common())
+        right = "within the bar" if dtype == FULL_SIZE else "right"
         lines.append(
-            f"{dtype}: {tally.right} right of {tally.runnable} that run in transformers "
+            f"{dtype}: {tally.right} {right} of {tally.runnable} that run in transformers "
             f"(of {tally.total} architectures){rest}"
         )
     return lines
 
 
 def markdown(run: Run, expected: Mapping[str, Expected]) -> str:
-    """Return the tables of a run in Markdown.
+    """Return the tables of a run in Markdown, "" when it has full sizes alone.
 
     Args:
         run: what was found.
         expected: rows with reasons, used instead of the run's own messages.
     """
-    return "\n".join(_markdown_lines(run, expected)) + "\n"
+    tiny = Run(run.name, tuple(verdict for verdict in run.verdicts if verdict.dtype != FULL_SIZE))
+    return "\n".join(_markdown_lines(tiny, expected)) + "\n" if tiny.verdicts or not run.verdicts else ""
 
 
-def replace_table(document: str, table: str) -> str:
-    """Put a table between the marks of a document; at its end where it has none."""
-    before, found, rest = document.partition(_START)
-    after = rest.partition(_END)[2] if found else ""
+def replace_table(document: str, table: str, name: str = ZOO_TABLE) -> str:
+    """Put a table between the marks of its name in a document; at its end where it has none."""
+    start, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = document.partition(start)
+    after = rest.partition(end)[2] if found else ""
     lead = before if found or not before else before.rstrip() + "\n\n"
-    return f"{lead}{_START}\n\n{table}\n{_END}{after or chr(10)}"
+    return f"{lead}{start}\n\n{table}\n{end}{after or chr(10)}"
 
 
-def _markdown_lines(run: Run, expected: Mapping[str, Expected]) -> Iterator[str]:
+def _versions(run: Run) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items() if version)
     yield f"Measured with {versions}." if versions else "Measured with unknown versions."
     yield ""
+
+
+def _markdown_lines(run: Run, expected: Mapping[str, Expected]) -> Iterator[str]:
+    yield from _versions(run)
     for line in summary(run):
         yield f"* {line}"
     columns = dtypes_of(run.verdicts)
@@ -96,7 +116,7 @@ def _reasons(
 ) -> Iterator[str]:
     rows = [
         verdict
-        for verdict in sorted(verdicts, key=lambda verdict: (verdict.architecture, DTYPES.index(verdict.dtype)))
+        for verdict in sorted(verdicts, key=lambda verdict: (verdict.architecture, COLUMNS.index(verdict.dtype)))
         if verdict.outcome != RIGHT and (verdict.outcome != NOT_RUNNABLE) == runnable
     ]
     # One line for the same reason in several element types.

@@ -20,10 +20,17 @@ TIMEOUT = "timeout"
 MEMORY = "memory"
 CRASHED = "crashed"
 """The process died, or ended without a verdict."""
+OVER = "over the bar"
+"""Captured and translated in its real size, and it took more than it may."""
 
-OUTCOMES = (RIGHT, WRONG, FAILED, TIMEOUT, MEMORY, CRASHED, NOT_RUNNABLE)
+OUTCOMES = (RIGHT, WRONG, FAILED, OVER, TIMEOUT, MEMORY, CRASHED, NOT_RUNNABLE)
 
 DTYPES = ("f32", "f16", "q4_0")
+
+FULL_SIZE = "full-size"
+"""The column of default configs: captured and translated in their real size, without weights."""
+
+COLUMNS = (*DTYPES, FULL_SIZE)
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Cell:
 
     Attributes:
         architecture: a model type of transformers, or what `model` is called.
-        dtype: `f32`, `f16` or `q4_0`.
+        dtype: `f32`, `f16` or `q4_0`; or `full-size`, which checks nothing in the engine.
         model: hub id or folder of a real checkpoint; None makes a tiny random one.
         revision: of a hub repository.
         decode_steps: tokens decoded by the check.
@@ -88,6 +95,7 @@ class CellVerdict:
         reference: what PyTorch computed the checks' figures in, `f32`, or `f64` where f32 was not sure.
         seconds, peak_rss_bytes: of the process and those it started.
         states: the transformers cache class that its own decoding used, or "" when it kept none.
+        layers, processor_seconds: of a cell in full size; 0 elsewhere. Imports are not counted.
         versions: of the packages that matter.
         log: the last lines that it printed, when it died.
     """
@@ -105,6 +113,8 @@ class CellVerdict:
     seconds: float = 0.0
     peak_rss_bytes: int = 0
     states: str = ""
+    layers: int = 0
+    processor_seconds: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
     log: str = ""
 

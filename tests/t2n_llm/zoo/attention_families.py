@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from t2n_llm import export_llm
 from t2n_llm.source.small_sizes import WINDOW
+from t2n_llm.zoo import overrides
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 
 MAX_ABS_ERROR = 1e-4
@@ -14,9 +16,9 @@ DECODE_STEPS = 24
 PROMPT = 12
 
 
-def export_family(family: str, folder: Path, *, dtype: str = "f32", compress: str | None = None) -> Any:
-    """Export a family and hold it to what every family is held to; returns the export's result."""
-    save_tiny_model(build_tiny_model(family), folder / "model")
+def export_family(family: str, folder: Path, *, dtype: str = "f32", compress: str | None = None, **changes: Any) -> Any:
+    """Export a family, `changes` made to its tiny config, and hold it to what every family is held to; returns the result."""
+    save_tiny_model(_model(family, changes) if changes else build_tiny_model(family), folder / "model")
     result = export_llm(
         str(folder / "model"),
         folder / "export",
@@ -37,6 +39,11 @@ def export_family(family: str, folder: Path, *, dtype: str = "f32", compress: st
     if result.manifest["model"].get("sliding_window") == WINDOW:
         assert PROMPT + DECODE_STEPS >= 3 * WINDOW
     return result
+
+
+def _model(family: str, changes: dict[str, Any]) -> Any:
+    with mock.patch.dict(overrides.OVERRIDES, {family: {**overrides.OVERRIDES.get(family, {}), **changes}}):
+        return build_tiny_model(family)
 
 
 def graph_text(result: Any) -> str:

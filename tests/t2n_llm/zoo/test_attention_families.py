@@ -45,6 +45,20 @@ def test_family_in_f16(family: str, tmp_path: Path) -> None:
     export_family(family, tmp_path, dtype="f16")
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_biases_of_positions_in_bf16(dtype: str, tmp_path: Path) -> None:
+    """Falcon's ALiBi, as its 1B models have it: slopes times positions in bf16, of which PyTorch keeps eight bits."""
+    export_family(
+        "falcon",
+        tmp_path,
+        dtype=dtype,
+        alibi=True,
+        new_decoder_architecture=False,
+        num_attention_heads=6,
+        hidden_size=96,
+    )
+
+
 def test_moshi_in_transformers_depends_on_how_a_text_is_cut() -> None:
     """Why its reference keeps all positions (kvcache.forms.cache): if this fails, transformers has put the window in the mask."""
     from transformers import DynamicCache

@@ -1,0 +1,178 @@
+"""In-place operators written as those that return a new tensor, where the graph shows that nobody else sees the change.
+
+In: an exported program. Out: the same one, edited in place. PyTorch does this for any program (`run_decompositions`), by
+tracing all of it anew, which takes longer than the capture did; what is left to it here is what the graph alone does not tell.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, pytree, schema_of
+
+aten = torch.ops.aten
+
+# A view that can be written through -> the operator that puts a value in its place; both take the same further arguments.
+_SCATTERS: dict[OpOverload, OpOverload] = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.select.int: aten.select_scatter.default,
+}
+# PyTorch's own way takes it out of the constants that a model makes of numbers (`torch.tensor(0.5)`), and knows those after.
+_LEFT = frozenset({aten.detach_.default})
+# Operators that PyTorch writes with others, of which it is known that their result is a tensor of its own.
+_NEW_TENSORS = frozenset({aten.linear.default, aten.matmul.default, aten.softmax.int, aten.log_softmax.int})
+
+
+@dataclass(frozen=True)
+class _Write:
+    """One in-place operator that can be replaced.
+
+    Attributes:
+        node: the operator.
+        base: the tensor that is changed; no input, and no part of another one.
+        views: from the operator's own operand outwards to what is a part of `base`; empty where it writes to all of it.
+        replacement: the operator that returns what `node` writes.
+    """
+
+    node: Node
+    base: Node
+    views: tuple[Node, ...]
+    replacement: OpOverload
+
+
+def without_writes(program: ExportedProgram) -> None:
+    """Replace the in-place operators of a program's graph that can be; the others stay."""
+    graph = program.graph
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if not _writes(node):
+            continue
+        write = _replaceable(node, places)
+        if write is not None:
+            _replace(program, write, places)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target not in _LEFT and schema_of(node.target).is_mutable
+
+
+def _replaceable(node: Node, places: dict[Node, int]) -> _Write | None:
+    replacement = _returning(node)
+    if replacement is None:
+        return None
+    views, base = [], node.args[0]
+    while isinstance(base, Node) and base.target in _SCATTERS:
+        views.append(base)
+        base = base.args[0]
+    if not isinstance(base, Node) or not _is_own(base) or (views and node.users):
+        return None
+    if _seen_elsewhere(base, node, places):
+        return None
+    return _Write(node, base, tuple(views), replacement)
+
+
+def _returning(node: Node) -> OpOverload | None:
+    """Return the operator that gives what `node` writes to its first argument, and writes to none."""
+    schema = schema_of(node.target)
+    written = [argument for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    if written != list(schema.arguments[:1]) or not node.args:
+        return None
+    namespace, _, name = schema.name.partition("::")
+    if namespace != "aten" or not name.endswith("_"):
+        return None
+    overload = getattr(getattr(aten, name[:-1], None), schema.overload_name or "default", None)
+    if overload is None or schema_of(overload).is_mutable:
+        return None
+    # `x += y` keeps the element type of x, `x + y` need not.
+    return overload if _result_type(overload, node) == node.meta["val"].dtype else None
+
+
+def _result_type(overload: OpOverload, node: Node) -> torch.dtype | None:
+    args, kwargs = pytree.tree_map_only(Node, lambda one: one.meta.get("val"), (node.args, dict(node.kwargs)))
+    with (
+        detect_fake_mode([leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]) or nullcontext()
+    ):
+        try:
+            result = overload(*args, **kwargs)
+        except Exception:  # whatever a meta kernel refuses: PyTorch's own way will say it better
+            return None
+    return result.dtype if isinstance(result, torch.Tensor) else None
+
+
+def _is_own(base: Node) -> bool:
+    """Say whether a node's tensor is one that its operator made, no input's and no constant's."""
+    if base.target is operator.getitem and isinstance(base.args[0], Node):
+        return _is_own(base.args[0])
+    return base.op == "call_function" and not _may_share(base)
+
+
+def _may_share(node: Node) -> bool:
+    """Say whether a node's result may be (a part of) one of its operands."""
+    if not isinstance(node.target, OpOverload):
+        return isinstance(node.meta.get("val"), (torch.Tensor, list, tuple)) or node.op != "call_function"
+    if node.target in _NEW_TENSORS:
+        return False
+    if node.target.has_kernel_for_dispatch_key(COMPOSITE):  # its schema need not tell
+        return True
+    return any(result.alias_info is not None for result in schema_of(node.target).returns)
+
+
+def _seen_elsewhere(base: Node, write: Node, places: dict[Node, int]) -> bool:
+    """Say whether anything but `base` itself that shares its memory is read after a write."""
+    place = places[write]
+    others = {node for node in _sharing(base, place, places) if node is not base}
+    return any(places[user] > place for node in others for user in node.users)
+
+
+def _sharing(base: Node, until: int, places: dict[Node, int]) -> Iterator[Node]:
+    """Yield `base` and what may share its memory, made before a place."""
+    pending, seen = [base], {base}
+    while pending:
+        node = pending.pop()
+        yield node
+        for user in node.users:
+            if user not in seen and places[user] < until and _may_share(user):
+                seen.add(user)
+                pending.append(user)
+
+
+def _replace(program: ExportedProgram, write: _Write, places: dict[Node, int]) -> None:
+    graph, node = program.graph, write.node
+    place = places[node]
+    with graph.inserting_before(node):
+        value = _added(graph, write.replacement, node.args, dict(node.kwargs), node, node)
+        made = [value]
+        for view in write.views:
+            whole = view.args[0]
+            value = _added(graph, _SCATTERS[view.target], (whole, value, *view.args[1:]), {}, whole, node)  # type: ignore[index]
+            made.append(value)
+    places |= dict.fromkeys(made, place)
+    later = [user for user in write.base.users if places[user] > place]
+    for user in later:
+        user.replace_input_with(write.base, value)
+    node.replace_all_uses_with(value)
+    graph.erase_node(node)
+    if any(user.op == "output" for user in later):
+        program.graph_signature.replace_all_uses(write.base.name, value.name)
+
+
+def _added(
+    graph: Graph, target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], like: Any, origin: Node
+) -> Node:
+    """Add an operator whose result has the shape of `like`'s, and which stands where `origin` did in the user's code."""
+    added = graph.call_function(target, tuple(args), kwargs)
+    added.meta = {**origin.meta, "val": like.meta["val"]}
+    return added
+
+
+__all__ = ["without_writes"]
