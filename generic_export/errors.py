@@ -177,6 +177,10 @@ class SourceError(T2NError):
     """The model source (hub id or folder) could not be resolved or read."""
 
 
+class SourceChangedError(SourceError):
+    """A file of the source was written to, replaced or deleted while it was read."""
+
+
 class UnknownArchitectureError(SourceError):
     """The installed transformers has no causal language model class for this config."""
 

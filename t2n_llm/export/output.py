@@ -7,7 +7,6 @@ on the way is in the cast report.
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ import torch
 from generic_export.documents import producer_version
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.held_file import HeldFile, refuse_changed
 from generic_export.weights.source import TensorSource
 from generic_export.write.archive import DEFAULT_TGZ_LEVEL, Resume, check_free_space
 from generic_export.write.document import ArchivePlan, WrittenArchive, write_document
@@ -39,6 +39,7 @@ from t2n_llm.export.manifest import Manifest
 from t2n_llm.export.options import ExportOptions
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.source.source_files import COMPANIONS, recorded_files
 from t2n_llm.tasks.protocol import MODEL_ROLE
 
 # archive form -> (file name, compression level)
@@ -49,7 +50,6 @@ ARCHIVES: Mapping[str, tuple[str, int | None]] = {
 }
 
 _DAT = ".dat"
-_CONFIGS = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
 _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 
 
@@ -116,7 +116,7 @@ class ExportFolder:
         with staging_folder(self.target, resume=self.options.resume) as staging:
             # How far a .tgz shrinks is not known before it is written.
             weights = 0 if self.options.archive == "tgz" else sum(plan.tar_bytes for plan in plans.values())
-            beside = bundle_bytes + sum(file.stat().st_size for file in self.companions())
+            beside = bundle_bytes + sum(file.identity.bytes for file in self.companions())
             needed = max(weights - occupied_bytes(staging), 0) + beside + _MANIFEST_ALLOWANCE
             check_free_space(self.target, needed)
             clear_staging(staging, *(self.archive_name(role) for role in plans))
@@ -165,7 +165,7 @@ class ExportFolder:
 
     def identity(self, checkpoint: Checkpoint, **further: Any) -> str:
         """Return text that two exports share when the same weights and options go in, by the same version."""
-        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
+        files = [(file.path.name, file.identity.bytes, file.identity.mtime_ns) for file in checkpoint.held]
         return json_text(
             {
                 "files": files,
@@ -194,15 +194,14 @@ class ExportFolder:
         if note and note["error"]:
             errors[label] = QuantizationError(**note["error"])
 
-    def companions(self) -> list[Path]:
+    def companions(self) -> list[HeldFile]:
         """Return what a runtime needs beside the archive: configs, tokenizer, chat template, how images become pixels."""
-        configs = [self.source.folder / name for name in _CONFIGS]
-        return [file for file in (*configs, *self.source.tokenizer_files()) if file.is_file()]
+        return [file for file in self.source.held if file.path.name in COMPANIONS]
 
     def copy_companions(self, staging: Path) -> None:
         """Copy the companions into the folder."""
         for file in self.companions():
-            shutil.copyfile(file, staging / file.name)
+            (staging / file.path.name).write_bytes(file.read())
 
     def complete(
         self,
@@ -211,6 +210,7 @@ class ExportFolder:
         validation: ValidationReport | None,
         unused: Sequence[str],
         described: Manifest,
+        files: Sequence[HeldFile] = (),
     ) -> ExportResult:
         """Record what is in the folder, and put it in place, or beside its place when the check failed.
 
@@ -220,9 +220,11 @@ class ExportFolder:
             validation: None without a check.
             unused: checkpoint tensors that the model does not use.
             described: what else `export.json` says.
+            files: everything that was read of the source, held against what lies there in the end.
 
         Raises:
             ValidationError: the check failed.
+            SourceChangedError: the source is not what it was.
         """
         self.reporter.stage("Recording checksums")
         paths = {role: archive.path for role, archive in archives.items()}
@@ -232,13 +234,15 @@ class ExportFolder:
         manifest = {
             **described,
             "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
-            "companions": [file.name for file in self.companions()],
+            "companions": [file.path.name for file in self.companions()],
+            "source_files": recorded_files(files),
             "unused_tensors": list(unused),
             "validation": validation.asdict() if validation is not None else None,
             "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives.values()}
             | file_digests(staging, *(path.name for path in paths.values())),
         }
         write_manifest(staging, manifest)
+        refuse_changed(files)
         if validation is not None and not validation.passed:
             failed = keep_beside(staging, self.target, "failed")
             raise validation.failure(

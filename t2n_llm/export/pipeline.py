@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from generic_export.errors import MissingTensorError, OptionError
+from generic_export.errors import MissingTensorError, OptionError, SourceChangedError
 from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.held_file import HeldFile, refuse_changed
 from generic_export.write.document import WrittenArchive
 from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
@@ -158,7 +159,7 @@ class _Export:
             stored_bytes = sum(plan.total_bytes for plan in plans.values())
             check_bytes = self.task.check_bytes(graphs, stored_bytes, options.checking) if options.check else 0
             bundled = options.check and self.task.bundle_bytes(graphs, options.graph, options.checking)
-            beside = [file.name for file in folder.companions()] + ([f"{TESTS_FOLDER}/*.npz"] if bundled else [])
+            beside = [file.path.name for file in folder.companions()] + ([f"{TESTS_FOLDER}/*.npz"] if bundled else [])
             beside += [RECIPE_FILE] if any(part.stored.compression is not None for part in parts) else []
             return make_plan(
                 plans,
@@ -211,14 +212,17 @@ class _Export:
             folder.reporter.warn(note)
         bundles = self.task.bundle_bytes(graphs, options.graph, options.checking) if options.check else 0
         plans = {part.graph.role: part.stored.plan for part in parts}
-        with folder.staging(plans, bundles) as staging:
+        beside = folder.source.held if folder.source.gguf is None else ()  # what a GGUF file says was written by us
+        held = (*beside, *checkpoint.held, *(self.adapter.held if self.adapter is not None else ()))
+        with _blaming_changes(held), folder.staging(plans, bundles) as staging:
             archives = {part.graph.role: self._written(staging, part, checkpoint) for part in parts}
             folder.report_overflows()
             folder.copy_companions(staging)
             for part in parts:
                 part.stored.write_recipe(staging)
             validation = self._checked(staging, parts, archives) if options.check else None
-            return folder.complete(staging, archives, validation, unused, self._described(parts, archives))
+            described = self._described(parts, archives)
+            return folder.complete(staging, archives, validation, unused, described, held)
 
     def _written(self, staging: Path, part: _Part, checkpoint: Checkpoint) -> WrittenArchive:
         stored, role = part.stored, part.graph.role
@@ -276,6 +280,21 @@ class _Export:
 
     def _recorded_adapter(self) -> Mapping[str, Any] | None:
         return self.adapter.recorded() if self.adapter is not None else None
+
+
+@contextmanager
+def _blaming_changes(files: Sequence[HeldFile]) -> Iterator[None]:
+    """Say of whatever goes wrong in the block that the source changed, when it did: then that is why."""
+    try:
+        yield
+    except SourceChangedError:
+        raise
+    except Exception as error:
+        try:
+            refuse_changed(files)
+        except SourceChangedError as changed:
+            raise changed from error
+        raise
 
 
 def _notes(parts: Sequence[_Part]) -> tuple[str, ...]:

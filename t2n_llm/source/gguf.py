@@ -23,6 +23,7 @@ from t2n_llm.compat import gguf_read_with
 from t2n_llm.source.gguf_config import gguf_config, is_mixtral
 from t2n_llm.source.gguf_layout import parameter_sources
 from t2n_llm.source.gguf_tokenizer import Tell, write_tokenizer
+from t2n_llm.source.source_files import hold_gguf
 
 _EXACT_KINDS = ("Q4_0", "F16", "BF16", "F32")
 # llama.cpp computes the frequencies of Llama 3.1's long context itself; transformers' GGUF support reads no rope scaling.
@@ -104,9 +105,11 @@ def gguf_checkpoint(path: Path, config: Any) -> Checkpoint:
     Raises:
         UnknownArchitectureError, WeightError, CorruptCheckpointError: as `open_gguf` and `parameter_sources`.
     """
+    held = hold_gguf(path)
     file = open_gguf(path)
+    held += hold_gguf(*file.paths[1:])
     total = sum(tensor.data.nbytes for tensor in file.tensors.values())
-    return Checkpoint(parameter_sources(file, config), file.paths, total, tuple(_notes(file)))
+    return Checkpoint(parameter_sources(file, config), file.paths, total, tuple(_notes(file)), held)
 
 
 def load_gguf_model(path: Path) -> Any | None:

@@ -15,9 +15,11 @@ from typing import Any
 from generic_export.errors import DiskFullError, MissingTokenizerError, SourceError, UnknownArchitectureError
 from generic_export.files import is_disk_full
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
+from generic_export.weights.held_file import HeldFile
 from quant.prequantized import METHODS, decode_checkpoint
 from quant.prequantized.gguf_parts import first_part, model_name
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.source.source_files import TOKENIZER_FILES, hold_files
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +32,6 @@ _PYTORCH_PATTERNS = ("pytorch_model*.bin",)
 # The same weights once more, in the vendor's own layout.
 _DUPLICATE_PATTERNS = ("consolidated*", "original/*")
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 GGUF_SUFFIX = ".gguf"
 
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
@@ -62,6 +52,7 @@ class ModelSource:
         gguf: the GGUF file that the model comes from, the first where it has parts, or None; `folder` then holds what was
             read of its metadata.
         keeps: what must live as long as this source (the folder of a GGUF file's metadata).
+        held: the files that are read beside the weights, opened before anything was read of them.
     """
 
     name: str
@@ -72,6 +63,7 @@ class ModelSource:
     quantization: Mapping[str, Any] | None = None
     gguf: Path | None = None
     keeps: Any = None
+    held: tuple[HeldFile, ...] = ()
 
     @property
     def is_local(self) -> bool:
@@ -182,9 +174,10 @@ def open_source(
         raise SourceError(
             f"{name}: no config.json in {folder}.", "Give the folder that holds config.json and the weights."
         )
+    held = hold_files(folder, ref.trust_remote_code)
     quantization = _quantization(name, folder)
     config = _load_config(name, folder, ref.trust_remote_code)
-    opened = ModelSource(name, folder, commit, config, ref.trust_remote_code, quantization)
+    opened = ModelSource(name, folder, commit, config, ref.trust_remote_code, quantization, held=held)
     if require_tokenizer:
         opened.tokenizer()
     return opened
@@ -230,7 +223,9 @@ def _open_gguf(path: Path, ref: SourceRef, require_tokenizer: bool, tell: Callab
 
     _refuse_revision(ref, "file" if Path(ref.name).suffix == GGUF_SUFFIX else "folder")
     metadata = read_gguf_metadata(path, require_tokenizer=require_tokenizer, tell=tell)
-    return ModelSource(ref.name, Path(metadata.folder.name), None, metadata.config, gguf=path, keeps=metadata.folder)
+    folder = Path(metadata.folder.name)
+    held = hold_files(folder)
+    return ModelSource(ref.name, folder, None, metadata.config, gguf=path, keeps=metadata.folder, held=held)
 
 
 def fetch_folder(ref: SourceRef) -> tuple[Path, str | None]:
