@@ -123,6 +123,10 @@ class WeightError(T2NError):
     """A weight could not be found, read or converted."""
 
 
+class NonFiniteWeightError(WeightError):
+    """A weight of the checkpoint is NaN or infinite."""
+
+
 class MissingTensorError(WeightError):
     """The model needs a tensor that the checkpoint does not hold."""
 

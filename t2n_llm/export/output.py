@@ -23,7 +23,7 @@ from generic_export.weights.source import TensorSource
 from generic_export.write.archive import DEFAULT_TGZ_LEVEL, Resume, check_free_space
 from generic_export.write.document import ArchivePlan, WrittenArchive, write_document
 from generic_export.write.journal import journal_paths, occupied_bytes
-from quant.half import CastReport, OverflowCount
+from quant.half import CastReport, FlushedCount, NonFiniteCount, OverflowCount
 from quant.stream import QuantizationError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.export.folder import (
@@ -50,6 +50,7 @@ ARCHIVES: Mapping[str, tuple[str, int | None]] = {
 }
 
 _DAT = ".dat"
+_TRACE = 1e-3  # share of a tensor that may become zero without a warning; of normal weights some 1e-6 do
 _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 
 
@@ -180,17 +181,25 @@ class ExportFolder:
     def _note_of(self, entry: str, errors: Mapping[str, QuantizationError]) -> Any:
         """Return what was learnt of a tensor while it was streamed; kept in the journal for an export that is continued."""
         label = entry.removesuffix(_DAT)
-        overflow, error = self.casts.overflows.get(label), errors.get(label)
-        noted = {
-            "overflow": asdict(overflow) if overflow is not None else None,
-            "error": asdict(error) if error is not None else None,
+        counts = {
+            "overflow": self.casts.overflows.get(label),
+            "nonfinite": self.casts.nonfinite.get(label),
+            "flushed": self.casts.flushed.get(label),
+            "error": errors.get(label),
         }
+        noted = {name: asdict(count) if count is not None else None for name, count in counts.items()}  # type: ignore[call-overload]
         return noted if any(noted.values()) else None
 
     def _recall(self, entry: str, note: Any, errors: MutableMapping[str, QuantizationError]) -> None:
         label = entry.removesuffix(_DAT)
         if note and note["overflow"]:
             self.casts.overflows[label] = OverflowCount(**note["overflow"])
+        if note and note.get("nonfinite"):
+            self.casts.nonfinite[label] = NonFiniteCount(
+                **note["nonfinite"] | {"first": tuple(note["nonfinite"]["first"])}
+            )
+        if note and note.get("flushed"):
+            self.casts.flushed[label] = FlushedCount(**note["flushed"])
         if note and note["error"]:
             errors[label] = QuantizationError(**note["error"])
 
@@ -234,6 +243,8 @@ class ExportFolder:
         manifest = {
             **described,
             "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
+            "f16_flushed": {name: asdict(flushed) for name, flushed in self.casts.flushed.items()},
+            "nonfinite": {name: asdict(found) for name, found in self.casts.nonfinite.items()},
             "companions": [file.path.name for file in self.companions()],
             "source_files": recorded_files(files),
             "unused_tensors": list(unused),
@@ -261,10 +272,33 @@ class ExportFolder:
                 f"the checkpoint holds tensors that the model does not use: {', '.join(unused[:3])}{more}."
             )
 
-    def report_overflows(self) -> None:
-        """Tell which tensors had values beyond f16."""
+    def report_casts(self) -> None:
+        """Tell which tensors had values beyond f16, on either side, and which were not finite."""
+        for name, found in self.casts.nonfinite.items():
+            self.reporter.warn(f"{name}: {found}; exported as they are.")
+        if self.casts.flushed:
+            self._report_flushed()
         for name, overflow in self.casts.overflows.items():
             self.reporter.warn(
                 f"{name}: {overflow.count} values up to {overflow.max_abs:.3g} do not fit f16 and were set to its "
                 f"largest, 65504. Keep that tensor in f32: --keep-f32 {name}"
             )
+
+    def _report_flushed(self) -> None:
+        """Tell how many values f16 has no number for: in one line, a warning where a tensor loses more than a trace of itself."""
+        flushed = self.casts.flushed
+        total, worst = sum(each.count for each in flushed.values()), max(flushed, key=lambda name: _lost(flushed[name]))
+        told = (
+            f"{total} value{'s' * (total > 1)} of {len(flushed)} tensor{'s' * (len(flushed) > 1)} "
+            f"{'are' if total > 1 else 'is'} too small for f16 and became zero, most of {worst} "
+            f"({_lost(flushed[worst]):.2g} of it)"
+        )
+        if _lost(flushed[worst]) > _TRACE:
+            self.reporter.warn(f"{told}. Keep such a tensor in f32: --keep-f32 {worst}")
+        else:
+            self.reporter.stage(told)
+
+
+def _lost(flushed: FlushedCount) -> float:
+    """Return the share of a tensor that became zero."""
+    return flushed.count / max(1, flushed.values)

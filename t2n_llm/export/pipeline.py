@@ -15,6 +15,7 @@ from generic_export.errors import MissingTensorError, OptionError, SourceChanged
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.held_file import HeldFile, refuse_changed
 from generic_export.write.document import WrittenArchive
+from quant.half import CastReport
 from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.engines import require_engine
@@ -35,6 +36,7 @@ from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.names import graph_sources
+from t2n_llm.weights.tying import as_loaded
 
 
 @keywords_of(SourceRef, ExportOptions)
@@ -112,8 +114,10 @@ def _opened(
         target = Path(output_dir) if output_dir is not None else Path(model.short_name)
         check_free(target, options.force)
         task.refuse(model, options.graph, options.compression, options.adapter)
+        model = as_loaded(model, task.network, reporter.warn)
         adapter = open_adapter(SourceRef(options.adapter, token=ref.token)) if options.adapter is not None else None
-        yield _Export(task, ExportFolder(model, target, options, reporter), adapter)
+        casts = CastReport(refuses_nonfinite=not options.allow_nonfinite)
+        yield _Export(task, ExportFolder(model, target, options, reporter, casts), adapter)
 
 
 def _asked(
@@ -216,7 +220,7 @@ class _Export:
         held = (*beside, *checkpoint.held, *(self.adapter.held if self.adapter is not None else ()))
         with _blaming_changes(held), folder.staging(plans, bundles) as staging:
             archives = {part.graph.role: self._written(staging, part, checkpoint) for part in parts}
-            folder.report_overflows()
+            folder.report_casts()
             folder.copy_companions(staging)
             for part in parts:
                 part.stored.write_recipe(staging)

@@ -23,6 +23,7 @@ from t2n_llm.tasks.names import recorded_task
 from t2n_llm.tasks.protocol import MODEL_ROLE, CheckSubject
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
+from t2n_llm.weights.tying import as_loaded
 
 
 def validate_folder(
@@ -51,10 +52,11 @@ def validate_folder(
     manifest = read_manifest(folder)
     archives = _archives(folder, manifest)
     ref = SourceRef.of(reference or "")
-    source = open_original(folder, manifest, ref)
+    reporter, task = reporter or LogReporter(), task_of(recorded_task(manifest))
+    source = as_loaded(open_original(folder, manifest, ref), task.network, reporter.warn)
     adapter = _open_adapter(manifest.get("adapter"), options.adapter, ref.token)
     require_engine(options.checking)
-    task, exported = task_of(recorded_task(manifest)), _graph_options(manifest)
+    exported = _graph_options(manifest)
     records = (manifest.get("compression") or {}).get("tensors", ())
     main = list(archives.values())[-1]
     tolerance = Tolerance.for_export(exported.dtype, exported.kv_cache, mixed=exported.mixed)
@@ -72,7 +74,7 @@ def validate_folder(
             ),
             checking=options.checking,
             tolerance=tolerance.limited(options.atol, options.rtol),
-            reporter=reporter or LogReporter(),
+            reporter=reporter,
             with_text=manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer(),
             adapter=adapter,
             overrides=ArchiveWeights.of_records(main, records) if records else None,

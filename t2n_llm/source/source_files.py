@@ -5,6 +5,7 @@ In: a folder. Out: `HeldFile`s: config, tokenizer, what lies beside the archive 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def _held(path: Path) -> HeldFile:
         raise SourceError(f"{path}: cannot be read: {error.strerror}.", "Give the folder as it was saved.") from error
 
 
-def recorded_files(files: tuple[HeldFile, ...]) -> dict[str, Any]:
+def recorded_files(files: Sequence[HeldFile]) -> dict[str, Any]:
     """Return what `export.json` records of the files that a model was read from: by name, without where they lay."""
     return {file.path.name: file.identity.asdict() for file in files}
 

@@ -20,7 +20,7 @@ from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.part import part_source
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
-from quant.half import CastReport, cast_tensor
+from quant.half import CastReport, cast_tensor, watched_tensor
 from quant.prequantized import DecodedTensor, ExactTensor
 from t2n_llm.compat import superfluous_names
 from t2n_llm.source.adapter_merge import Update
@@ -86,7 +86,7 @@ def graph_sources(
         graph: its variables bear the model's parameter names.
         skeleton: gives the tied names and the buffers that the model computes itself.
         checkpoint: the opened files.
-        report: filled, while the sources are streamed, with the values that do not fit f16.
+        report: filled, while the sources are streamed, with the values that do not fit f16 or are not finite.
         updates: what an adapter does to which parameter, before the cast.
 
     Raises:
@@ -101,7 +101,8 @@ def graph_sources(
         parameter = variable.parameter
         names = (parameter, *shared.get(parameter, ()))
         found = next((match.tensors[name] for name in names if name in match.tensors), None)
-        if found is None and parameter in skeleton.buffers:
+        computed = found is None and parameter in skeleton.buffers
+        if computed:
             found = InMemoryTensor(parameter, skeleton.buffers[parameter])
         if found is None:
             raise _missing(parameter, len(checkpoint.files), match.unclaimed)
@@ -109,7 +110,8 @@ def graph_sources(
             found = updates[parameter].apply(found)
         if variable.part is not None:
             found = part_source(variable.label, variable.part, found)
-        sources[variable.label] = cast_tensor(found, _TORCH_DTYPES[variable.dtype], report)
+        stored = cast_tensor if computed else watched_tensor  # a model's own mask may well hold -inf
+        sources[variable.label] = stored(found, _TORCH_DTYPES[variable.dtype], report)
     return GraphSources(sources, _unexpected(model, match.unclaimed))
 
 
