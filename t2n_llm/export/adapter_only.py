@@ -26,6 +26,7 @@ from t2n_llm.export.folder import (
     file_digests,
     json_text,
     put_in_place,
+    recover,
     staging_folder,
 )
 from t2n_llm.source.adapter import Adapter, open_adapter
@@ -81,6 +82,7 @@ def export_adapter(
     ref = SourceRef.of(source)
     opened = open_adapter(SourceRef(adapter, token=ref.token))
     target = Path(output_dir) if output_dir is not None else Path(opened.recorded()["name"].rsplit("/", 1)[-1])
+    recover(target)
     check_free(target, force)
     model = open_source(ref, require_tokenizer=False)
     updates = opened.updates(meta_model(model.config, trust_remote_code=ref.trust_remote_code))

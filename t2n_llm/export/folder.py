@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, T2NError
-from generic_export.files import is_disk_full, sha256
+from generic_export.files import exchange, is_disk_full, sha256
 from generic_export.write.journal import OwnedFile, claim_abandoned, create_owned
 
 MANIFEST_NAME = "export.json"
@@ -22,6 +22,10 @@ MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
 _MANIFEST_KEYS = ("source", "graph", "model", "archive")  # what reading an export relies on
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+_ASIDE_SUFFIX = (
+    ".old"  # an earlier export, in the moment of its replacement where the system cannot exchange two folders
+)
+_OTHER_ASIDE_SUFFIX = ".failed-old"  # the same of one that failed its check, which nobody misses
 _OWNER_SUFFIX = ".owner"  # a locked file beside a staging folder: whoever holds it is still at work
 
 
@@ -71,6 +75,7 @@ def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
     try:
         try:
             parent.mkdir(parents=True, exist_ok=True)
+            recover(target)
             staging, owner = _open_staging(parent / target.name, resume)
             staging.mkdir(exist_ok=True)
         except OSError as error:
@@ -95,7 +100,7 @@ def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
     finally:
         with undisturbed():
             if staging is not None and owner is not None:
-                _leave(staging, owner, keep)
+                _leave(staging, owner, parent / target.name, keep)
             for folder in made:
                 with suppress(OSError):  # not empty: the export is there
                     folder.rmdir()
@@ -108,15 +113,18 @@ def _open_staging(target: Path, resume: bool) -> tuple[Path, OwnedFile]:
         if resume and found is None and staging.is_dir():
             found = staging, owner
         else:
-            _leave(staging, owner, keep=False)
+            _leave(staging, owner, target, keep=False)
     return found or create_owned(target, _OWNER_SUFFIX)
 
 
-def _leave(staging: Path, owner: OwnedFile, keep: bool) -> None:
+def _leave(staging: Path, owner: OwnedFile, target: Path, keep: bool) -> None:
     if keep:
         owner.release()
     else:
         _remove(staging)
+        _remove(staging.with_name(staging.name + _OTHER_ASIDE_SUFFIX))
+        if target.exists() or target.is_symlink():  # else it is the one copy of an earlier export
+            _remove(staging.with_name(staging.name + _ASIDE_SUFFIX))
         owner.remove()
 
 
@@ -139,14 +147,40 @@ def put_in_place(staging: Path, target: Path, force: bool) -> None:
         if not target.exists() and not target.is_symlink():
             staging.rename(target)
             return
-        aside = staging.with_name(staging.name + ".old")
-        target.rename(aside)
+        if exchange(staging, target):
+            _remove(
+                staging
+            )  # what was there before; a process that dies here leaves it to the next export, as it does partials
+            return
+        suffix = _ASIDE_SUFFIX if staging.name.startswith(f".{target.name}.partial-") else _OTHER_ASIDE_SUFFIX
+        aside = staging.with_name(staging.name + suffix)
+        target.rename(aside)  # a process that dies here leaves no target: see `recover`
         try:
             staging.rename(target)
         except OSError:
             aside.rename(target)
             raise
         _remove(aside)
+
+
+def recover(target: Path) -> bool:
+    """Put an earlier export back under its name, where a process died in the moment of replacing it.
+
+    Returns:
+        Whether there was one.
+    """
+    if not target.name or target.exists() or target.is_symlink():
+        return False
+    for staging, owner in claim_abandoned(target.absolute(), _OWNER_SUFFIX):
+        aside = staging.with_name(staging.name + _ASIDE_SUFFIX)
+        try:
+            if aside.exists() or aside.is_symlink():
+                with undisturbed():
+                    aside.rename(target)
+                return True
+        finally:
+            owner.release()
+    return False
 
 
 def keep_beside(staging: Path, target: Path, suffix: str) -> Path:

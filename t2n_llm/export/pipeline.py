@@ -21,7 +21,7 @@ from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.engines import require_engine
 from t2n_llm.compress.compressed import prepare
 from t2n_llm.compress.stored_form import StoredForm, stored_form
-from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free
+from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free, recover
 from t2n_llm.export.manifest import Manifest, origin, stored_tensors
 from t2n_llm.export.next_step import suggested_diagnosis
 from t2n_llm.export.options import ExportOptions
@@ -106,18 +106,26 @@ def _opened(
     reporter, task = reporter or LogReporter(), task_of(options.task)
     with suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed):
         if output_dir is not None:
+            _recovered(Path(output_dir), reporter, dry)
             check_free(Path(output_dir), options.force)
         if options.check and not dry:
             require_engine(options.checking)
         reporter.stage(f"Reading {ref.name}")
         model = open_source(ref, require_tokenizer=options.require_tokenizer, tell=reporter.stage)
         target = Path(output_dir) if output_dir is not None else Path(model.short_name)
+        _recovered(target, reporter, dry)
         check_free(target, options.force)
         task.refuse(model, options.graph, options.compression, options.adapter)
         model = as_loaded(model, task.network, reporter.warn)
         adapter = open_adapter(SourceRef(options.adapter, token=ref.token)) if options.adapter is not None else None
         casts = CastReport(refuses_nonfinite=not options.allow_nonfinite)
         yield _Export(task, ExportFolder(model, target, options, reporter, casts), adapter)
+
+
+def _recovered(target: Path, reporter: Reporter, dry: bool) -> None:
+    """Put back, and tell, what a process that died was about to replace."""
+    if not dry and recover(target):
+        reporter.warn(f"{target}: an export that was killed had moved it aside; it is back in its place.")
 
 
 def _asked(
