@@ -27,6 +27,7 @@ _CONVERT = (
     "Safetensors and torch.save files are read. Convert it with transformers: "
     "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
 )
+_LONGEST_NAME = 255  # bytes, on every common file system
 _OTHER_SUFFIXES = (".h5", ".msgpack", ".gguf", ".npz", ".onnx")
 
 
@@ -212,6 +213,10 @@ def _read_weight_map(index: Path, text: bytes) -> dict[str, str]:
         raise CorruptCheckpointError(f"{index}: its weight_map is not a table of file names.", DOWNLOAD_AGAIN)
     for shard in set(weight_map.values()):
         relative = PurePosixPath(shard)
+        if any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in relative.parts):
+            raise CorruptCheckpointError(
+                f"{index}: a shard's name is longer than a file's can be: {shard}.", DOWNLOAD_AGAIN
+            )
         if not relative.parts or not _is_file_name(shard) or relative.is_absolute() or ".." in relative.parts:
             raise CorruptCheckpointError(f"{index}: shard {shard!r} lies outside the checkpoint folder.")
     return dict(weight_map)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from generic_export.errors import OptionError, ReferenceDiedError
+from generic_export.errors import OptionError, ReferenceDiedError, SourceError
 from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
 from kvcache.states import Slot
@@ -74,6 +74,20 @@ class CheckPlan:
         return self.greedy_steps if self.teacher_forced else self.greedy_steps + 1
 
 
+def refuse_beyond(ids: Sequence[int], vocabulary: int) -> None:
+    """Refuse tokens that the model does not have.
+
+    Raises:
+        SourceError: the tokenizer belongs to another model.
+    """
+    largest = max(ids, default=0)
+    if largest >= vocabulary:
+        raise SourceError(
+            f"the tokenizer makes token {largest}, the model has {vocabulary} (vocab_size): they do not belong together.",
+            "Put the model's own tokenizer beside it, or pass --no-tokenizer.",
+        )
+
+
 def plan_check(
     config: Any,
     tokenizer: Any | None,
@@ -100,6 +114,7 @@ def plan_check(
     length = max(2, min(wanted, limit))
     if tokenizer is not None:
         ids = list(tokenizer(CHECK_TEXT)["input_ids"])
+        refuse_beyond(ids, text.vocab_size)
     else:
         generator = np.random.default_rng(seed)
         ids = generator.integers(0, text.vocab_size, size=length).tolist()

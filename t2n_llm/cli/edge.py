@@ -5,6 +5,7 @@ In: whatever a command raised. Out: a `T2NError` with one line of message and on
 
 from __future__ import annotations
 
+import errno
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from generic_export.files import is_disk_full
 from t2n_llm.export.folder import disk_full
 
 COMMAND = "t2n-llm"
+_ABOUT_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -69,6 +71,8 @@ def advice_on(error: BaseException) -> T2NError:
         return NotEnoughMemoryError("out of memory.", "Try --low-memory, or a machine with more memory.")
     if isinstance(error, OSError) and is_disk_full(error):
         return disk_full(Path(error.filename or tempfile.gettempdir()))
+    if isinstance(error, OSError) and error.errno in _ABOUT_A_NAME and error.filename:
+        return OptionError(f"{error.filename}: {error.strerror}.", "Give a file or folder that can be there.")
     return UnforeseenError(
         f"unexpected {type(error).__name__}: {error}",
         f"This is a bug of t2n-llm: run again as {COMMAND} --debug ... and report what it prints.",

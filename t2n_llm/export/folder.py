@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import signal
 import threading
@@ -15,11 +16,13 @@ from typing import Any
 from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, T2NError
 from generic_export.files import exchange, is_disk_full, sha256
 from generic_export.write.journal import OwnedFile, claim_abandoned, create_owned
+from t2n_llm.export.manifest_form import misshapen
 
 MANIFEST_NAME = "export.json"
 ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter's tensors
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
+_LONGEST_NAME = 220  # bytes; the hidden names beside it are longer, and may have 255
 _MANIFEST_KEYS = ("source", "graph", "model", "archive")  # what reading an export relies on
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _ASIDE_SUFFIX = (
@@ -38,6 +41,11 @@ def check_free(target: Path, force: bool) -> None:
     """
     if target.name in ("", ".."):
         raise OptionError(f"{target}: not a name for an output folder.", "Name a new folder with -o.")
+    if len(os.fsencode(target.name)) > _LONGEST_NAME:
+        raise OptionError(
+            f"{target.name}: too long for an output folder, whose name may have {_LONGEST_NAME} bytes.",
+            "Name a shorter one with -o.",
+        )
     if not target.exists() and not target.is_symlink():
         return
     if not force:
@@ -268,13 +276,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ArchiveError(f"{folder}: no {MANIFEST_NAME}.", "Give a folder made by `t2n-llm export`.")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ArchiveError(f"{path}: cannot be read: {error}.", "Export the model again.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
         raise ArchiveError(f"{path}: not an export manifest of format {MANIFEST_FORMAT}.", "Export the model again.")
     missing = [key for key in _MANIFEST_KEYS if key not in manifest]
     if missing:
         raise ArchiveError(f"{path}: says nothing about {', '.join(missing)}.", "Export the model again.")
+    wrong = misshapen(manifest)
+    if wrong is not None:
+        raise ArchiveError(f"{path}: {wrong}.", "Somebody changed that file: export the model again.")
     return manifest
 
 

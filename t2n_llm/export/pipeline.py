@@ -28,7 +28,7 @@ from t2n_llm.export.options import ExportOptions
 from t2n_llm.export.output import ExportFolder, ExportResult
 from t2n_llm.export.plan import ExportPlan, make_plan
 from t2n_llm.graph.interface import interface
-from t2n_llm.option import keywords_of, made
+from t2n_llm.option import keywords_of, made, options_of
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import open_source
@@ -37,6 +37,8 @@ from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.names import graph_sources
 from t2n_llm.weights.tying import as_loaded
+
+_WAYS = tuple(each.keyword for each in options_of(SourceRef))  # to reach a source
 
 
 @keywords_of(SourceRef, ExportOptions)
@@ -132,7 +134,7 @@ def _asked(
     source: str | SourceRef, options: ExportOptions | None, choices: Mapping[str, Any]
 ) -> tuple[SourceRef, ExportOptions]:
     """Part the keywords into how the source is reached and what is made of it."""
-    reached = {name: choices[name] for name in ("revision", "token", "trust_remote_code") if name in choices}
+    reached = {name: choices[name] for name in _WAYS if name in choices}
     further = {name: value for name, value in choices.items() if name not in reached}
     ref = replace(made(SourceRef, reached), name=source) if isinstance(source, str) else source
     if options is not None and further:

@@ -18,6 +18,7 @@ from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from generic_export.weights.held_file import HeldFile
 from quant.prequantized import METHODS, decode_checkpoint
 from quant.prequantized.gguf_parts import first_part, model_name
+from t2n_llm.source.limits import refuse_layers
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.source.source_files import TOKENIZER_FILES, hold_files
 
@@ -175,12 +176,24 @@ def open_source(
             f"{name}: no config.json in {folder}.", "Give the folder that holds config.json and the weights."
         )
     held = hold_files(folder, ref.trust_remote_code)
+    refuse_layers(name, folder / "config.json", ref.max_layers)
     quantization = _quantization(name, folder)
     config = _load_config(name, folder, ref.trust_remote_code)
     opened = ModelSource(name, folder, commit, config, ref.trust_remote_code, quantization, held=held)
     if require_tokenizer:
-        opened.tokenizer()
+        _refuse_larger(name, opened.tokenizer(), config)
     return opened
+
+
+def _refuse_larger(name: str, tokenizer: Any, config: Any) -> None:
+    """Refuse a tokenizer of another model; tokens that were added to it may have no row in the table, and never be used."""
+    tokens = getattr(tokenizer, "vocab_size", 0)
+    vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+    if isinstance(vocabulary, int) and isinstance(tokens, int) and tokens > vocabulary:
+        raise SourceError(
+            f"{name}: the tokenizer has {tokens} tokens, the model {vocabulary} (vocab_size): they do not belong together.",
+            "Put the model's own tokenizer beside it, or pass --no-tokenizer.",
+        )
 
 
 def _fetched(ref: SourceRef, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS) -> tuple[Path, str | None]:
@@ -222,7 +235,7 @@ def _open_gguf(path: Path, ref: SourceRef, require_tokenizer: bool, tell: Callab
     from t2n_llm.source.gguf import read_gguf_metadata
 
     _refuse_revision(ref, "file" if Path(ref.name).suffix == GGUF_SUFFIX else "folder")
-    metadata = read_gguf_metadata(path, require_tokenizer=require_tokenizer, tell=tell)
+    metadata = read_gguf_metadata(path, ref.max_layers, require_tokenizer=require_tokenizer, tell=tell)
     folder = Path(metadata.folder.name)
     held = hold_files(folder)
     return ModelSource(ref.name, folder, None, metadata.config, gguf=path, keeps=metadata.folder, held=held)
@@ -272,14 +285,16 @@ def open_config(source: str | SourceRef) -> ConfigSource:
         from t2n_llm.source.gguf import read_gguf_config
 
         _refuse_revision(ref, "file" if Path(name).suffix == GGUF_SUFFIX else "folder")
-        return ConfigSource(name, read_gguf_config(gguf))
+        return ConfigSource(name, read_gguf_config(gguf, ref.max_layers))
     path = _existing_path(name)
     if path is not None and path.suffix == ".json" and path.is_file():
         _refuse_revision(ref, "file")
+        refuse_layers(name, path, ref.max_layers)
         return ConfigSource(name, _load_config(name, path, trust), None, trust)
     folder, commit = _fetched(ref, _CONFIG_PATTERNS)
     if not (folder / "config.json").is_file():
         raise SourceError(f"{name}: no config.json in {folder}.", "Give the folder that holds config.json.")
+    refuse_layers(name, folder / "config.json", ref.max_layers)
     return ConfigSource(name, _load_config(name, folder, trust), commit, trust)
 
 

@@ -5,6 +5,7 @@ In: a folder. Out: `HeldFile`s: config, tokenizer, what lies beside the archive 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,23 @@ def hold_files(folder: Path, trust_remote_code: bool = False) -> tuple[HeldFile,
     """
     code = sorted(folder.glob("*.py")) if trust_remote_code else []
     paths = [path for path in (*(folder / name for name in COMPANIONS), *code) if path.is_file()]
-    return tuple(map(_held, paths))
+    held = tuple(map(_held, paths))
+    for file in held:
+        if file.path.name == "generation_config.json":
+            _refuse_other_than_table(file)
+    return held
+
+
+def _refuse_other_than_table(file: HeldFile) -> None:
+    """Refuse JSON of another form; what is no JSON at all transformers leaves alone."""
+    try:
+        content = json.loads(file.read())
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(content, dict):
+        raise SourceError(
+            f"{file.path}: a {type(content).__name__} where a JSON object belongs.", "Correct that file, or delete it."
+        )
 
 
 def hold_gguf(*paths: Path) -> tuple[HeldFile, ...]:
