@@ -63,7 +63,7 @@ ORDER = {
         nnef
         weights
         pages
-        allocator figures files logs processes sizes
+        allocator figures files interrupts logs processes sizes
         compat earlier_paths errors
     """,
     "quant": """

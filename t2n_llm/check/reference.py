@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from generic_export.errors import OptionError, ReferenceDiedError, SourceError
+from generic_export.interrupts import asking, raise_if_interrupted
 from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
 from kvcache.states import Slot
@@ -210,6 +211,7 @@ def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> Refere
     # Spawned: a fork would share the memory that is to be given back.
     with start_task(partial(_answer, folder, plan, **options), method="spawn", keep_output=False) as process:
         while True:
+            raise_if_interrupted()
             wait_for_news([process], _LOOK_SECONDS)
             answers, ending = process.news()
             if answers:
@@ -254,7 +256,7 @@ def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[in
     pending = _tokens(model, prompt)
     ids: list[int] = []
     rows: list[np.ndarray] = []
-    for _ in range(steps):
+    for _ in asking(range(steps)):
         logits = conversation.answer(pending, logits_to_keep=1)[0, -1]
         rows.append(logits.float().cpu().numpy())
         ids.append(int(logits.argmax()))
@@ -269,7 +271,7 @@ def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[in
 def _continue(model: Any, prompt: Sequence[int], steps: int, first: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
     """Generate greedily from logits that are known already: one pass less, without a cache."""
     rows, ids = [first], [int(first.argmax())]
-    while len(rows) < steps:
+    for _ in asking(range(1, steps)):
         tokens = _tokens(model, [*prompt, *ids])
         logits = model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1]
         rows.append(logits.float().cpu().numpy())

@@ -6,46 +6,18 @@ In: whatever a command raised. Out: a `T2NError` with one line of message and on
 from __future__ import annotations
 
 import errno
-import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import typer
 
 from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionError, T2NError
 from generic_export.files import is_disk_full
+from generic_export.interrupts import Interrupted
 from t2n_llm.export.folder import disk_full
 
 COMMAND = "t2n-llm"
 _ABOUT_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: typer would end that one silently, with an exit code of its own."""
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into `Interrupted`, unless they are ignored (a background job, nohup)."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-        del signum, frame
-        raise Interrupted
-
-    previous = {number: signal.getsignal(number) for number in _INTERRUPTS}
-    heard = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
-    for number in heard:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in heard.items():
-            signal.signal(number, handler)
 
 
 class UnforeseenError(T2NError):

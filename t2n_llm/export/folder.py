@@ -15,6 +15,7 @@ from typing import Any
 
 from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, T2NError
 from generic_export.files import exchange, is_disk_full, sha256
+from generic_export.interrupts import SIGNALS, raise_if_interrupted
 from generic_export.write.journal import OwnedFile, claim_abandoned, create_owned
 from t2n_llm.export.manifest_form import misshapen
 
@@ -24,7 +25,6 @@ MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
 _LONGEST_NAME = 220  # bytes; the hidden names beside it are longer, and may have 255
 _MANIFEST_KEYS = ("source", "graph", "model", "archive")  # what reading an export relies on
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _ASIDE_SUFFIX = (
     ".old"  # an earlier export, in the moment of its replacement where the system cannot exchange two folders
 )
@@ -151,6 +151,7 @@ def put_in_place(staging: Path, target: Path, force: bool) -> None:
         OutputExistsError: something took the name meanwhile, see `check_free`.
     """
     check_free(target, force)
+    raise_if_interrupted()  # for the last time: then it is done
     with undisturbed():
         if not target.exists() and not target.is_symlink():
             staging.rename(target)
@@ -211,7 +212,7 @@ def undisturbed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread is ever interrupted
         yield
         return
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
     try:
         yield
     finally:
