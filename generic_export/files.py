@@ -32,15 +32,21 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _DISK_FULL
 
 
+def partial_beside(path: Path) -> Path:
+    """Return a name beside a file, for what will be renamed to it, that nobody can foresee and put something under."""
+    return path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
+
+
 def write_whole(path: Path, text: str) -> Path:
     """Write a file of UTF-8 beside its place, then put it there; an earlier one stays until then.
 
     Raises:
         OSError: it cannot be written there.
     """
-    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
+    partial = partial_beside(path)
     try:
-        partial.write_text(text, encoding="utf-8")
+        with partial.open("x", encoding="utf-8") as file:  # never what somebody else put there
+            file.write(text)
         return partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -69,4 +75,4 @@ def exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(one), None, str(other))
 
 
-__all__ = ["EXCHANGE_EVENT", "exchange", "is_disk_full", "sha256", "write_whole"]
+__all__ = ["EXCHANGE_EVENT", "exchange", "is_disk_full", "partial_beside", "sha256", "write_whole"]

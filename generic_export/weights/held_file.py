@@ -7,6 +7,7 @@ was made of it is believed.
 from __future__ import annotations
 
 import os
+import stat
 import weakref
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 from generic_export.errors import SourceChangedError
 
+_READERS = 0o044
 _GONE = "was deleted"
 _REPLACED = "was replaced by another file"
 _REWRITTEN = "was written to"
@@ -99,6 +101,25 @@ class HeldFile:
         return self
 
 
+def readers_of(files: Iterable[HeldFile]) -> int:
+    """Return the permission bits for group and others that all files have: what is made of them gets no more."""
+    allowed = _READERS
+    for file in files:
+        allowed &= file.mode
+    return allowed
+
+
+def restrict(folder: Path, readers: int) -> None:
+    """Take from a folder, and all in it, what group and others may do beyond `readers` (read bits of a mode)."""
+    if readers == _READERS:
+        return
+    for path in (*folder.rglob("*"), folder):
+        if not path.is_symlink():
+            mode = stat.S_IMODE(path.stat().st_mode)
+            allowed = 0o700 | readers | (readers >> 2 if path.is_dir() else 0)  # to enter a folder is to read it
+            path.chmod(mode & allowed)
+
+
 def refuse_changed(files: Iterable[HeldFile]) -> None:
     """Refuse what was made of files that changed meanwhile.
 
@@ -115,4 +136,4 @@ def refuse_changed(files: Iterable[HeldFile]) -> None:
         )
 
 
-__all__ = ["FileIdentity", "HeldFile", "refuse_changed"]
+__all__ = ["FileIdentity", "HeldFile", "readers_of", "refuse_changed", "restrict"]

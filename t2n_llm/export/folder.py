@@ -29,7 +29,7 @@ _ASIDE_SUFFIX = (
     ".old"  # an earlier export, in the moment of its replacement where the system cannot exchange two folders
 )
 _OTHER_ASIDE_SUFFIX = ".failed-old"  # the same of one that failed its check, which nobody misses
-_OWNER_SUFFIX = ".owner"  # a locked file beside a staging folder: whoever holds it is still at work
+OWNER_SUFFIX = ".owner"  # a locked file beside a staging folder: whoever holds it is still at work
 
 
 def check_free(target: Path, force: bool) -> None:
@@ -117,12 +117,12 @@ def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
 def _open_staging(target: Path, resume: bool) -> tuple[Path, OwnedFile]:
     """Take over what a killed export left, or choose a new name; remove whatever else is dead."""
     found: tuple[Path, OwnedFile] | None = None
-    for staging, owner in claim_abandoned(target, _OWNER_SUFFIX):
+    for staging, owner in claim_abandoned(target, OWNER_SUFFIX):
         if resume and found is None and staging.is_dir():
             found = staging, owner
         else:
             _leave(staging, owner, target, keep=False)
-    return found or create_owned(target, _OWNER_SUFFIX)
+    return found or create_owned(target, OWNER_SUFFIX)
 
 
 def _leave(staging: Path, owner: OwnedFile, target: Path, keep: bool) -> None:
@@ -180,7 +180,7 @@ def recover(target: Path) -> bool:
     """
     if not target.name or target.exists() or target.is_symlink():
         return False
-    for staging, owner in claim_abandoned(target.absolute(), _OWNER_SUFFIX):
+    for staging, owner in claim_abandoned(target.absolute(), OWNER_SUFFIX):
         aside = staging.with_name(staging.name + _ASIDE_SUFFIX)
         try:
             if aside.exists() or aside.is_symlink():

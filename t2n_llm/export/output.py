@@ -18,7 +18,7 @@ import torch
 from generic_export.documents import producer_version
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
-from generic_export.weights.held_file import HeldFile, refuse_changed
+from generic_export.weights.held_file import HeldFile, readers_of, refuse_changed, restrict
 from generic_export.weights.source import TensorSource
 from generic_export.write.archive import DEFAULT_TGZ_LEVEL, Resume, check_free_space
 from generic_export.write.document import ArchivePlan, WrittenArchive, write_document
@@ -104,12 +104,15 @@ class ExportFolder:
         return ARCHIVES[self.options.archive][1]
 
     @contextmanager
-    def staging(self, plans: Mapping[str, ArchivePlan], bundle_bytes: int = 0) -> Iterator[Path]:
+    def staging(
+        self, plans: Mapping[str, ArchivePlan], bundle_bytes: int = 0, files: Sequence[HeldFile] = ()
+    ) -> Iterator[Path]:
         """Yield the folder in which everything is made, once it is known to fit on the disk.
 
         Args:
             plans: the archives, by role.
             bundle_bytes: of the test bundles that come to lie beside them.
+            files: of the source; who may not read them may not look into the folder.
 
         Raises:
             DiskFullError: it does not fit.
@@ -120,6 +123,7 @@ class ExportFolder:
             beside = bundle_bytes + sum(file.identity.bytes for file in self.companions())
             needed = max(weights - occupied_bytes(staging), 0) + beside + _MANIFEST_ALLOWANCE
             check_free_space(self.target, needed)
+            restrict(staging, readers_of(files))
             clear_staging(staging, *(self.archive_name(role) for role in plans))
             yield staging
 
@@ -254,6 +258,7 @@ class ExportFolder:
         }
         write_manifest(staging, manifest)
         refuse_changed(files)
+        restrict(staging, readers_of(files))
         if validation is not None and not validation.passed:
             failed = keep_beside(staging, self.target, "failed")
             raise validation.failure(

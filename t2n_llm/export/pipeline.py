@@ -22,6 +22,7 @@ from t2n_llm.check.engines import require_engine
 from t2n_llm.compress.compressed import prepare
 from t2n_llm.compress.stored_form import StoredForm, stored_form
 from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free, recover
+from t2n_llm.export.leftovers import telling_leftovers
 from t2n_llm.export.manifest import Manifest, origin, stored_tensors
 from t2n_llm.export.next_step import suggested_diagnosis
 from t2n_llm.export.options import ExportOptions
@@ -106,7 +107,7 @@ def _opened(
     """
     ref, options = _asked(source, options, choices)
     reporter, task = reporter or LogReporter(), task_of(options.task)
-    with suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed):
+    with suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed), ExitStack() as stack:
         if output_dir is not None:
             _recovered(Path(output_dir), reporter, dry)
             check_free(Path(output_dir), options.force)
@@ -117,6 +118,7 @@ def _opened(
         target = Path(output_dir) if output_dir is not None else Path(model.short_name)
         _recovered(target, reporter, dry)
         check_free(target, options.force)
+        stack.enter_context(telling_leftovers(target))
         task.refuse(model, options.graph, options.compression, options.adapter)
         model = as_loaded(model, task.network, reporter.warn)
         adapter = open_adapter(SourceRef(options.adapter, token=ref.token)) if options.adapter is not None else None
@@ -228,7 +230,7 @@ class _Export:
         plans = {part.graph.role: part.stored.plan for part in parts}
         beside = folder.source.held if folder.source.gguf is None else ()  # what a GGUF file says was written by us
         held = (*beside, *checkpoint.held, *(self.adapter.held if self.adapter is not None else ()))
-        with _blaming_changes(held), folder.staging(plans, bundles) as staging:
+        with _blaming_changes(held), folder.staging(plans, bundles, held) as staging:
             archives = {part.graph.role: self._written(staging, part, checkpoint) for part in parts}
             folder.report_casts()
             folder.copy_companions(staging)
