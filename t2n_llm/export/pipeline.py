@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from generic_export.errors import MissingTensorError, OptionError, SourceChangedError
+from generic_export.errors import EngineLoadError, MissingTensorError, OptionError, SourceChangedError, WeightError
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.held_file import HeldFile, refuse_changed
+from generic_export.weights.values import value_pieces
 from generic_export.write.document import WrittenArchive
 from quant.half import CastReport
 from quant.recipe import RECIPE_FILE
@@ -236,7 +237,8 @@ class _Export:
             folder.copy_companions(staging)
             for part in parts:
                 part.stored.write_recipe(staging)
-            validation = self._checked(staging, parts, archives) if options.check else None
+            with _blaming_zeros(parts):
+                validation = self._checked(staging, parts, archives) if options.check else None
             described = self._described(parts, archives)
             return folder.complete(staging, archives, validation, unused, described, held)
 
@@ -311,6 +313,21 @@ def _blaming_changes(files: Sequence[HeldFile]) -> Iterator[None]:
         except SourceChangedError as changed:
             raise changed from error
         raise
+
+
+@contextmanager
+def _blaming_zeros(parts: Sequence[_Part]) -> Iterator[None]:
+    """Say of an engine that refuses an archive in the block that every matrix is zero, where that is so: tract folds those."""
+    try:
+        yield
+    except EngineLoadError as error:
+        matrices = [source for part in parts for source in part.stored.sources.values() if len(source.shape) > 1]
+        if any(bool(piece.any()) for source in matrices for piece in value_pieces(source)):
+            raise
+        raise WeightError(
+            "every matrix of the model is zero, which the engine does not load.",
+            "Give a checkpoint whose weights were saved, or pass --no-check.",
+        ) from error
 
 
 def _notes(parts: Sequence[_Part]) -> tuple[str, ...]:

@@ -146,3 +146,13 @@ def test_equal_tensors_stay_tied(model: Path, parent: Path) -> None:
     result = export_llm(str(model), parent / "x", check=False, require_tokenizer=False, reporter=heard)
     assert HEAD not in result.manifest["tensors"]
     assert not [warning for warning in heard.warnings if "ties" in warning]
+
+
+# --- nothing at all ---------------------------------------------------------------------------
+
+
+def test_a_model_of_zeros_is_said_to_be_one(model: Path, parent: Path) -> None:
+    change(model, **{name: tensor * 0 for name, tensor in load_file(model / WEIGHTS).items()})
+    with unchanged(parent):
+        outcome = call("export", model, "-o", parent / "x", "--no-tokenizer", "--decode-steps", 2)
+    refused(outcome, "every matrix of the model is zero")
