@@ -5,6 +5,10 @@ Raised by every room; read by the CLI, which prints `message` on one line and `h
 
 from __future__ import annotations
 
+import re
+
+_LONG_WORD = re.compile(r"\S{400,}")
+
 
 class T2NError(Exception):
     """Base of every error raised on purpose by this project.
@@ -16,11 +20,17 @@ class T2NError(Exception):
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = one_line(message)
+        self.hint = None if hint is None else one_line(hint)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message} {self.hint}"
+
+
+def one_line(text: str) -> str:
+    """Return a text as one line, in which a word that is longer than any name should be is cut in its middle."""
+    lines = " ".join(line.strip() for line in text.splitlines() if line.strip())
+    return _LONG_WORD.sub(lambda word: f"{word[0][:60]}...{word[0][-40:]}", lines)
 
 
 def first_line(error: BaseException) -> str:
@@ -127,6 +137,10 @@ class WeightError(T2NError):
     """A weight could not be found, read or converted."""
 
 
+class NonFiniteWeightError(WeightError):
+    """A weight of the checkpoint is NaN or infinite."""
+
+
 class MissingTensorError(WeightError):
     """The model needs a tensor that the checkpoint does not hold."""
 
@@ -179,6 +193,10 @@ class MismatchError(T2NError):
 
 class SourceError(T2NError):
     """The model source (hub id or folder) could not be resolved or read."""
+
+
+class SourceChangedError(SourceError):
+    """A file of the source was written to, replaced or deleted while it was read."""
 
 
 class UnknownArchitectureError(SourceError):

@@ -8,6 +8,7 @@ from fractions import Fraction
 from generic_export.errors import OptionError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_MOST_DIGITS = 100
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE | re.ASCII)
 
 
@@ -21,10 +22,20 @@ def parse_size(text: str | float, *, positive: bool = False) -> int:
     Raises:
         OptionError: it is no such size.
     """
-    found = None if isinstance(text, bool) else _SIZE.fullmatch(str(text))
+    written = "" if isinstance(text, bool) else _written(text)
+    found = _SIZE.fullmatch(written) if len(written) <= _MOST_DIGITS else None
     size = int(Fraction(found[1]) * _UNITS[(found[2] or "").lower()]) if found else -1
     if size < positive:
+        shown = _written(text)[:40]
         raise OptionError(
-            f"{text!r} is no size.", "Write a number and a unit, such as 8GB, 1.5GiB or 900MB, or a number of bytes."
+            f"{shown!r} is no size.", "Write a number and a unit, such as 8GB, 1.5GiB or 900MB, or a number of bytes."
         )
     return size
+
+
+def _written(text: str | float) -> str:
+    """Return what was written; a number that Python does not print is none."""
+    try:
+        return str(text)
+    except ValueError:
+        return ""

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import torch
 
 from generic_export.errors import WeightError
+from generic_export.files import partial_beside
 from quant.blocks import Q4Blocks
 from quant.protocol import InputStatistics, PackedRows
 from quant.weighted_search import search_rows, weighted_scale_search
@@ -133,7 +134,7 @@ def save_imatrix(imatrix: Imatrix, path: Path) -> None:
         "tokenizer": imatrix.tokenizer,
         "tokens": json.dumps(tokens),
     }
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_beside(path)
     try:
         save_file(tensors, partial, metadata)
         partial.replace(path)

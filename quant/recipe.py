@@ -24,6 +24,8 @@ SCHEMES = (*QUANTIZED_SCHEMES, *PLAIN_SCHEMES)
 ROLES = ("@linears", "@embeddings", "@head")
 RECIPE_FILE = "recipe.yaml"
 
+_MOST_BYTES = 1 << 20
+_WRITE = "Write names, sizes and schemes as in docs/quantization.md."
 _KEYS = ("name", "dtype", "algorithm", "target_size", "tensors")
 _RULE_KEYS = ("scheme", "algorithm")
 
@@ -138,14 +140,39 @@ def read_recipe(path: Path, algorithms: Collection[str], target_size: int | None
         OptionError: the file cannot be read, is no YAML, or says something unknown.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise OptionError(f"{path}: longer than {_MOST_BYTES} bytes, which no recipe is.", _WRITE)
+        data = yaml.load(text.decode(), _RecipeLoader)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OptionError(f"{path}: the recipe cannot be read: {reason}.") from error
-    except yaml.YAMLError as error:
-        raise OptionError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        raise OptionError(f"{path}: the recipe cannot be read: {reason}.", _WRITE) from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # to Python a number of thousands of digits is none
+        reason = "too many brackets in brackets" if isinstance(error, RecursionError) else str(error)
+        raise OptionError(f"{path}: not YAML that a recipe is made of: {' '.join(reason.split())}.", _WRITE) from error
     recipe = parse_recipe(data, str(path), algorithms, default_name=path.stem)
     return recipe if target_size is None else replace(recipe, target_size=target_size)
+
+
+class _RecipeLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML without what a recipe has no use for: names for parts of it, which may stand for billions of values, and types."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse aliases, and tags that the author wrote."""
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} repeats another part (*{event.anchor})")
+        if getattr(event, "tag", None) is not None:
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} names a type ({event.tag})")
+        return super().compose_node(parent, index)
+
+
+# Dates are no part of a recipe: 2001-12-14 is a name.
+_RecipeLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def parse_recipe(data: Any, origin: str, algorithms: Collection[str], default_name: str = "recipe") -> Recipe:
@@ -155,12 +182,12 @@ def parse_recipe(data: Any, origin: str, algorithms: Collection[str], default_na
         OptionError: a key, scheme or algorithm is unknown, or a value has the wrong type.
     """
     if not isinstance(data, dict):
-        raise OptionError(f"{origin}: a recipe is a mapping with the keys {', '.join(_KEYS)}.")
+        raise OptionError(f"{origin}: a recipe is a mapping with the keys {', '.join(_KEYS)}.", _WRITE)
     for key in data:
         _require_known(f"{origin}: key", key, _KEYS)
     tensors = data.get("tensors", {})
     if not isinstance(tensors, dict):
-        raise OptionError(f"{origin}: 'tensors' maps patterns to schemes, got {type(tensors).__name__}.")
+        raise OptionError(f"{origin}: 'tensors' maps patterns to schemes, got {type(tensors).__name__}.", _WRITE)
     rules = tuple(_parse_rule(pattern, value, origin, algorithms) for pattern, value in tensors.items())
     dtype = data.get("dtype")
     if dtype is not None:

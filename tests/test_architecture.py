@@ -63,13 +63,14 @@ ORDER = {
         nnef
         weights
         pages
-        allocator figures files logs processes sizes
+        allocator figures files interrupts logs processes sizes
         compat earlier_paths errors
     """,
     "quant": """
         .
         awq recipe tensor
-        gptq prequantized
+        gptq factors
+        prequantized
         algorithms budget
         imatrix lattice
         stream weighted_search

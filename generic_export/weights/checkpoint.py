@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from generic_export.errors import CorruptCheckpointError, WeightError
-from generic_export.weights.safetensors_index import open_safetensors
+from generic_export.weights.held_file import HeldFile
+from generic_export.weights.safetensors_index import open_safetensors, reading
 from generic_export.weights.source import DOWNLOAD_AGAIN, TensorSource
 from generic_export.weights.torch_file import open_torch_file
 
@@ -26,6 +27,7 @@ _CONVERT = (
     "Safetensors and torch.save files are read. Convert it with transformers: "
     "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
 )
+_LONGEST_NAME = 255  # bytes, on every common file system
 _OTHER_SUFFIXES = (".h5", ".msgpack", ".gguf", ".npz", ".onnx")
 
 
@@ -38,12 +40,14 @@ class Checkpoint:
         files: the files that hold them, in the order they were opened.
         total_bytes: bytes of all tensors as stored (headers not counted).
         notes: what a user should know of how the tensors are read, one sentence each.
+        held: these files and their index, as they were opened: the tensors are read from them.
     """
 
     tensors: Mapping[str, TensorSource]
     files: tuple[Path, ...]
     total_bytes: int
     notes: tuple[str, ...] = ()
+    held: tuple[HeldFile, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class _Format:
     suffixes: tuple[str, ...]
     single: str
     index: str
-    open_file: Callable[[Path], Mapping[str, TensorSource]]
+    open_file: Callable[[Path, HeldFile], Mapping[str, TensorSource]]
 
     @property
     def index_suffix(self) -> str:
@@ -109,11 +113,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _open_single(path: Path, kind: _Format) -> Checkpoint:
-    return _checkpoint(kind.open_file(path), (path,))
+    file = _held(path)
+    return _checkpoint(kind.open_file(path, file), (path,), (file,))
 
 
-def _checkpoint(tensors: Mapping[str, TensorSource], files: tuple[Path, ...]) -> Checkpoint:
-    return Checkpoint(tensors, files, sum(tensor.nbytes for tensor in tensors.values()))
+def _held(path: Path) -> HeldFile:
+    with reading(path):
+        return HeldFile(path)
+
+
+def _checkpoint(tensors: Mapping[str, TensorSource], files: tuple[Path, ...], held: tuple[HeldFile, ...]) -> Checkpoint:
+    return Checkpoint(tensors, files, sum(tensor.nbytes for tensor in tensors.values()), held=held)
 
 
 # --- folders ----------------------------------------------------------------------------------
@@ -155,7 +165,11 @@ def _find_index(folder: Path, kind: _Format) -> Path | None:
 
 def _open_sharded(index: Path, kind: _Format) -> Checkpoint:
     """Open every shard an index names; what the index says and what the shards hold must agree."""
-    weight_map = _read_weight_map(index)
+    try:
+        held = [HeldFile(index)]
+    except OSError as error:
+        raise WeightError(f"{index}: cannot be read: {error.strerror}.") from error
+    weight_map = _read_weight_map(index, held[0].read())
     shards: dict[str, Mapping[str, TensorSource]] = {}
     for shard in sorted(set(weight_map.values())):
         if not (index.parent / shard).exists():
@@ -164,10 +178,11 @@ def _open_sharded(index: Path, kind: _Format) -> Checkpoint:
                 f"{sum(where == shard for where in weight_map.values())} tensors in it.",
                 "Download the missing file into the same folder.",
             )
-        shards[shard] = kind.open_file(index.parent / shard)
+        held.append(_held(index.parent / shard))
+        shards[shard] = kind.open_file(index.parent / shard, held[-1])
     holders: dict[str, list[str]] = {}
-    for shard, held in shards.items():
-        for name in held:
+    for shard, listed in shards.items():
+        for name in listed:
             holders.setdefault(name, []).append(shard)
     for name, shard in weight_map.items():
         if name not in shards[shard]:
@@ -184,22 +199,24 @@ def _open_sharded(index: Path, kind: _Format) -> Checkpoint:
                 "Download the checkpoint again.",
             )
         tensors.setdefault(name, shards[candidates[0]][name])
-    return _checkpoint(tensors, tuple(index.parent / shard for shard in shards))
+    return _checkpoint(tensors, tuple(index.parent / shard for shard in shards), tuple(held))
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def _read_weight_map(index: Path, text: bytes) -> dict[str, str]:
     """The `weight_map` of an index file: tensor name -> shard path relative to the index, checked."""
     try:
-        weight_map: Any = json.loads(index.read_bytes())["weight_map"]
+        weight_map: Any = json.loads(text)["weight_map"]
         valid = isinstance(weight_map, dict) and all(isinstance(shard, str) for shard in weight_map.values())
-    except OSError as error:
-        raise WeightError(f"{index}: cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptCheckpointError(f"{index}: not a checkpoint index ({error!r}).", DOWNLOAD_AGAIN) from error
     if not valid:
         raise CorruptCheckpointError(f"{index}: its weight_map is not a table of file names.", DOWNLOAD_AGAIN)
     for shard in set(weight_map.values()):
         relative = PurePosixPath(shard)
+        if any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in relative.parts):
+            raise CorruptCheckpointError(
+                f"{index}: a shard's name is longer than a file's can be: {shard}.", DOWNLOAD_AGAIN
+            )
         if not relative.parts or not _is_file_name(shard) or relative.is_absolute() or ".." in relative.parts:
             raise CorruptCheckpointError(f"{index}: shard {shard!r} lies outside the checkpoint folder.")
     return dict(weight_map)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
 
 from generic_export.errors import CorruptCheckpointError, WeightError
+from generic_export.weights.held_file import HeldFile
 from generic_export.weights.source import DOWNLOAD_AGAIN, FileTensor
 
 LFS_MAGIC = b"version "
@@ -82,8 +82,12 @@ class UnreadableTensor(FileTensor):
         )
 
 
-def open_safetensors(path: Path) -> dict[str, FileTensor]:
-    """Where each tensor of one safetensors file lies, in file order.
+def open_safetensors(path: Path, file: HeldFile | None = None) -> dict[str, FileTensor]:
+    """Where each tensor of one safetensors file lies, in file order; they are read from the file that is opened here.
+
+    Args:
+        path: the file.
+        file: the same, where it is open already.
 
     Tensors whose dtype has no reader (8-bit floats and smaller, complex) are listed as `UnreadableTensor`.
 
@@ -93,9 +97,10 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
     """
     path = Path(path)
     with reading(path):
-        file_bytes, header = _read_header(path)
-    data_start = 8 + len(header)
-    tensors = _parse_entries(path, header, data_start)
+        file = file or HeldFile(path)
+        header = _read_header(path, file)
+    data_start, file_bytes = 8 + len(header), file.identity.bytes
+    tensors = [replace(tensor, file=file) for tensor in _parse_entries(path, header, data_start)]
     announced = data_start + sum(tensor.nbytes for tensor in tensors)
     if announced > file_bytes:
         raise CorruptCheckpointError(
@@ -134,26 +139,25 @@ def _corrupt(path: Path, reason: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"{path}: damaged safetensors file: {reason}.", DOWNLOAD_AGAIN)
 
 
-def _read_header(path: Path) -> tuple[int, bytes]:
-    """Length of the file in bytes, and the JSON header; the header length is checked first."""
-    with path.open("rb") as file:
-        file_bytes = os.fstat(file.fileno()).st_size
-        prefix = file.read(8)
-        require_weights(path, prefix)
-        if len(prefix) < 8:
-            raise CorruptCheckpointError(
-                f"{path}: truncated, it is {file_bytes} bytes long and misses at least {8 - len(prefix)} bytes.",
-                DOWNLOAD_AGAIN,
-            )
-        header_bytes = int.from_bytes(prefix, "little")
-        if header_bytes > MAX_HEADER_BYTES:
-            raise _corrupt(path, f"it announces a header of {header_bytes} bytes")
-        if header_bytes > file_bytes - 8:
-            raise CorruptCheckpointError(
-                f"{path}: truncated in its header, at least {header_bytes + 8 - file_bytes} bytes are missing.",
-                DOWNLOAD_AGAIN,
-            )
-        return file_bytes, file.read(header_bytes)
+def _read_header(path: Path, file: HeldFile) -> bytes:
+    """The JSON header; its length is checked first."""
+    file_bytes = file.identity.bytes
+    prefix = file.read(0, 8)
+    require_weights(path, prefix)
+    if len(prefix) < 8:
+        raise CorruptCheckpointError(
+            f"{path}: truncated, it is {file_bytes} bytes long and misses at least {8 - len(prefix)} bytes.",
+            DOWNLOAD_AGAIN,
+        )
+    header_bytes = int.from_bytes(prefix, "little")
+    if header_bytes > MAX_HEADER_BYTES:
+        raise _corrupt(path, f"it announces a header of {header_bytes} bytes")
+    if header_bytes > file_bytes - 8:
+        raise CorruptCheckpointError(
+            f"{path}: truncated in its header, at least {header_bytes + 8 - file_bytes} bytes are missing.",
+            DOWNLOAD_AGAIN,
+        )
+    return file.read(8, header_bytes)
 
 
 def _parse_entries(path: Path, header: bytes, data_start: int) -> list[FileTensor]:

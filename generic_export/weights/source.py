@@ -6,10 +6,9 @@ At most a few chunks exist at a time, so a 2 GiB tensor costs tens of MiB.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from generic_export.errors import CorruptCheckpointError, WeightError
+from generic_export.weights.held_file import HeldFile
 
 DOWNLOAD_AGAIN = "Download the file again."
 CHUNK_BYTES = 4 * 1024 * 1024  # a chunk, its cast and its hash stay in the processor's cache
@@ -178,6 +178,7 @@ class FileTensor(PlainValues):
         path: the file.
         offset: first byte of the region, from the start of the file.
         shape, dtype: how to read the region; its length is their product.
+        file: the file, where it is open already; else it is opened whenever the tensor is streamed.
     """
 
     name: str
@@ -185,6 +186,7 @@ class FileTensor(PlainValues):
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    file: HeldFile | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     def chunks(self) -> Iterator[memoryview]:
         """The region's bytes, read as they are asked for.
@@ -194,20 +196,19 @@ class FileTensor(PlainValues):
             WeightError: the file cannot be read (permission, input/output error).
         """
         try:
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(self.offset)
-                for done in range(0, self.nbytes, CHUNK_BYTES):
-                    # np.empty does not clear what is about to be overwritten, as bytearray does; and unlike torch.empty it
-                    # asks for no alignment, so that glibc puts the next chunk where the last one was freed.
-                    chunk = np.empty(min(CHUNK_BYTES, self.nbytes - done), np.uint8).data
-                    missing = _fill(file, chunk)
-                    if missing:
-                        raise CorruptCheckpointError(
-                            f"tensor {self.name}: {self.path} ends {missing + self.nbytes - done - len(chunk)} bytes "
-                            f"before the tensor does ({self.nbytes} bytes from offset {self.offset}).",
-                            DOWNLOAD_AGAIN,
-                        )
-                    yield chunk
+            file = self.file or HeldFile(self.path)
+            for done in range(0, self.nbytes, CHUNK_BYTES):
+                # np.empty does not clear what is about to be overwritten, as bytearray does; and unlike torch.empty it
+                # asks for no alignment, so that glibc puts the next chunk where the last one was freed.
+                chunk = np.empty(min(CHUNK_BYTES, self.nbytes - done), np.uint8).data
+                missing = file.fill(self.offset + done, chunk)
+                if missing:
+                    raise CorruptCheckpointError(
+                        f"tensor {self.name}: {self.path} ends {missing + self.nbytes - done - len(chunk)} bytes "
+                        f"before the tensor does ({self.nbytes} bytes from offset {self.offset}).",
+                        DOWNLOAD_AGAIN,
+                    )
+                yield chunk
         except FileNotFoundError as error:
             raise CorruptCheckpointError(
                 f"tensor {self.name}: {self.path} is not there any more.", DOWNLOAD_AGAIN
@@ -237,17 +238,6 @@ class RenamedTensor:
 
     def chunks(self) -> Iterator[memoryview]:
         return self.source.chunks()
-
-
-def _fill(file: io.FileIO, chunk: memoryview) -> int:
-    """Read until `chunk` is full; returns how many bytes the file did not have."""
-    filled = 0
-    while filled < len(chunk):
-        count = file.readinto(chunk[filled:])
-        if not count:
-            break
-        filled += count
-    return len(chunk) - filled
 
 
 def _contiguous_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

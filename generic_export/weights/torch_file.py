@@ -21,6 +21,7 @@ import torch
 
 from generic_export.compat import FakeTensorMode, checkpoint_offset
 from generic_export.errors import CorruptCheckpointError, WeightError
+from generic_export.weights.held_file import HeldFile
 from generic_export.weights.safetensors_index import LFS_MAGIC, UnreadableTensor, reading, require_weights
 from generic_export.weights.source import DOWNLOAD_AGAIN, FileTensor, InMemoryTensor, TensorSource
 
@@ -48,8 +49,12 @@ class _Record:
     is_plain: bool
 
 
-def open_torch_file(path: Path) -> dict[str, TensorSource]:
+def open_torch_file(path: Path, file: HeldFile | None = None) -> dict[str, TensorSource]:
     """Where each tensor of one `torch.save` file lies, in the order of its state dict.
+
+    Args:
+        path: the file.
+        file: the same, where it is open already.
 
     The state dict is the one dict in the file that holds tensors, however deep: the file itself, or for example its
     `state_dict` beside an `epoch`. Scalars beside it (a step counter) do not count; two such dicts are refused.
@@ -62,11 +67,12 @@ def open_torch_file(path: Path) -> dict[str, TensorSource]:
         CorruptCheckpointError: the file is truncated, damaged, or none of `torch.save`.
     """
     path = Path(path)
-    with reading(path), path.open("rb") as file:
-        start = file.read(len(LFS_MAGIC))
+    with reading(path):
+        file = file or HeldFile(path)
+        start = file.read(0, len(LFS_MAGIC))
     require_weights(path, start)
     if start.startswith(_ZIP_MAGIC):
-        return _open_zip(path)
+        return _open_zip(path, file)
     return _loaded(path, mmap=False)
 
 
@@ -164,7 +170,7 @@ def _tensor_dicts(value: Any, place: str, depth: int = 0) -> Iterator[tuple[str,
 # --- zip files --------------------------------------------------------------------------------
 
 
-def _open_zip(path: Path) -> dict[str, TensorSource]:
+def _open_zip(path: Path, file: HeldFile) -> dict[str, TensorSource]:
     records = _zip_records(path)
     is_plain = all(record.is_plain for record in records.values())
     try:
@@ -177,7 +183,7 @@ def _open_zip(path: Path) -> dict[str, TensorSource]:
     sources: dict[str, TensorSource] = {}
     mapped: dict[str, torch.Tensor] | None = None
     for name, tensor in tensors.items():
-        source = _region(name, tensor, path, records)
+        source = _region(name, tensor, file, records)
         if source is None:  # a view that is not one run of bytes
             mapped = mapped or _state_dict(_load(path, mmap=True), path)
             source = _in_memory(name, mapped[name], path)
@@ -207,8 +213,9 @@ def _zip_records(path: Path) -> dict[int, _Record]:
         raise _corrupt(path, f"not a whole zip file ({_one_line(error)})") from error
 
 
-def _region(name: str, tensor: torch.Tensor, path: Path, records: Mapping[int, _Record]) -> TensorSource | None:
+def _region(name: str, tensor: torch.Tensor, file: HeldFile, records: Mapping[int, _Record]) -> TensorSource | None:
     """The run of bytes that a tensor is; None when its values lie scattered."""
+    path = file.path
     if _has_no_plain_bytes(tensor):
         return _unreadable(name, tensor, path)
     storage = tensor.untyped_storage()
@@ -224,7 +231,7 @@ def _region(name: str, tensor: torch.Tensor, path: Path, records: Mapping[int, _
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None
     start = offset + int(tensor.storage_offset()) * itemsize if tensor.numel() else offset
-    return FileTensor(name, path, start, shape, tensor.dtype)
+    return FileTensor(name, path, start, shape, tensor.dtype, file=file)
 
 
 def _loaded(path: Path, *, mmap: bool) -> dict[str, TensorSource]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from generic_export.errors import WeightError
+from generic_export.interrupts import raise_if_interrupted
 from generic_export.weights.source import TensorSource
 
 ROW_PIECE_VALUES = 1 << 18  # what is computed from a piece stays in a core's cache
@@ -22,6 +23,7 @@ def value_pieces(source: TensorSource) -> Iterator[torch.Tensor]:
         WeightError: whatever the source raises, or a chunk that splits a value.
     """
     for chunk in source.chunks():
+        raise_if_interrupted()
         if len(chunk) % source.dtype.itemsize:
             dtype = str(source.dtype).removeprefix("torch.")
             raise WeightError(f"tensor {source.name}: a chunk of {len(chunk)} bytes splits a {dtype} value.")
@@ -42,6 +44,7 @@ def row_pieces(source: TensorSource, length: int, values: int = ROW_PIECE_VALUES
     piece_bytes = max(1, values // length) * row_bytes
     rest = bytearray()
     for chunk in source.chunks():
+        raise_if_interrupted()
         start = 0
         if rest:
             start = min(piece_bytes - len(rest), len(chunk))

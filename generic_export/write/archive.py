@@ -19,6 +19,7 @@ from typing import Any
 
 from generic_export.errors import ArchiveError, DiskFullError
 from generic_export.files import is_disk_full
+from generic_export.interrupts import raise_if_interrupted
 from generic_export.write.crew import Crew
 from generic_export.write.direct_file import Buffer, Staging
 from generic_export.write.entry_names import add_name
@@ -451,7 +452,8 @@ class _Tally:
             self._entries += 1
 
     def tell(self) -> None:
-        """Tell the user."""
+        """Tell the user, who may have something to say too."""
+        raise_if_interrupted()
         if self._progress is not None:
             with self._lock:
                 state = WriteProgress(self._label, self._bytes, self._total_bytes, self._entries, self._total_entries)

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from generic_export.allocator import Malloc, malloc_settings
+from generic_export.interrupts import raise_if_interrupted
 
 # One more than the processors: while one thread waits for the disk, the others compute.
 THREADS = min((os.cpu_count() or 1) + 1, 6)
@@ -75,6 +76,7 @@ class Crew:
                     running += 1
                 while running:
                     running -= self._ended.acquire(timeout=_TICK_SECONDS)
+                    raise_if_interrupted()
                     if tick is not None:
                         tick()
             finally:

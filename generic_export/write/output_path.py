@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from generic_export.errors import DiskFullError, OptionError, OutputExistsError
+from generic_export.files import exchange
 from generic_export.write.journal import delete
 
 GRAPH_FILE = "graph.nnef"
@@ -119,6 +120,9 @@ def put_in_place(partial: Path, target: Path) -> None:
     replaceable = partial.is_file() and (target.is_symlink() or not target.is_dir())
     if replaceable or not os.path.lexists(target):
         os.replace(partial, target)
+        return
+    if exchange(partial, target):
+        delete(partial)
         return
     aside = target.with_name(f".{target.name}.old-{secrets.token_hex(4)}")
     os.rename(target, aside)

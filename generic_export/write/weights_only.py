@@ -158,7 +158,7 @@ def _as_stored(source: TensorSource) -> TensorSource:
     if isinstance(source, UnreadableTensor) and source.dtype.itemsize * _count(source) == source.stored_bytes:
         is_stand_in = source.dtype is torch.uint8  # of 4-bit and unknown formats
         if not is_stand_in and source.stored_bytes:
-            return FileTensor(source.name, source.path, source.offset, source.shape, source.dtype)
+            return FileTensor(source.name, source.path, source.offset, source.shape, source.dtype, file=source.file)
     return source
 
 

@@ -86,7 +86,7 @@ def float8_weight(
 def _bytes_of(tensor: TensorSource) -> TensorSource:
     """Return a tensor that streams its bytes: files list float8 as not readable, since nobody else gives it a meaning."""
     if isinstance(tensor, UnreadableTensor) and tensor.dtype.is_floating_point:
-        return FileTensor(tensor.name, tensor.path, tensor.offset, tensor.shape, tensor.dtype)
+        return FileTensor(tensor.name, tensor.path, tensor.offset, tensor.shape, tensor.dtype, file=tensor.file)
     return tensor
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from generic_export.errors import OptionError, ReferenceDiedError
+from generic_export.errors import OptionError, ReferenceDiedError, SourceError
+from generic_export.interrupts import asking, raise_if_interrupted
 from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
 from kvcache.states import Slot
@@ -82,6 +83,20 @@ class CheckPlan:
         return self.greedy_steps if self.teacher_forced else self.greedy_steps + 1
 
 
+def refuse_beyond(ids: Sequence[int], vocabulary: int) -> None:
+    """Refuse tokens that the model does not have.
+
+    Raises:
+        SourceError: the tokenizer belongs to another model.
+    """
+    largest = max(ids, default=0)
+    if largest >= vocabulary:
+        raise SourceError(
+            f"the tokenizer makes token {largest}, the model has {vocabulary} (vocab_size): they do not belong together.",
+            "Put the model's own tokenizer beside it, or pass --no-tokenizer.",
+        )
+
+
 def plan_check(
     config: Any,
     tokenizer: Any | None,
@@ -108,6 +123,7 @@ def plan_check(
     length = max(2, min(wanted, limit))
     if tokenizer is not None:
         ids = list(tokenizer(CHECK_TEXT)["input_ids"])
+        refuse_beyond(ids, text.vocab_size)
     else:
         generator = np.random.default_rng(seed)
         ids = generator.integers(0, text.vocab_size, size=length).tolist()
@@ -219,6 +235,7 @@ def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> Refere
     # Spawned: a fork would share the memory that is to be given back.
     with start_task(partial(_answer, folder, plan, **options), method="spawn", keep_output=False) as process:
         while True:
+            raise_if_interrupted()
             wait_for_news([process], _LOOK_SECONDS)
             answers, ending = process.news()
             if answers:
@@ -263,7 +280,7 @@ def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[in
     pending = _tokens(model, prompt)
     ids: list[int] = []
     rows: list[np.ndarray] = []
-    for _ in range(steps):
+    for _ in asking(range(steps)):
         logits = conversation.answer(pending, logits_to_keep=1)[0, -1]
         rows.append(logits.float().cpu().numpy())
         ids.append(int(logits.argmax()))
@@ -278,7 +295,7 @@ def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[in
 def _continue(model: Any, prompt: Sequence[int], steps: int, first: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
     """Generate greedily from logits that are known already: one pass less, without a cache."""
     rows, ids = [first], [int(first.argmax())]
-    while len(rows) < steps:
+    for _ in asking(range(1, steps)):
         tokens = _tokens(model, [*prompt, *ids])
         logits = model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1]
         rows.append(logits.float().cpu().numpy())

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from generic_export.interrupts import Interrupted, interruptible
 from t2n_llm.cli.bench import bench, profile
 from t2n_llm.cli.console import OutputMode, Sink
 from t2n_llm.cli.diagnose import coverage, diagnose
-from t2n_llm.cli.edge import COMMAND, Interrupted, UnforeseenError, advice_on, interruptible
+from t2n_llm.cli.edge import COMMAND, UnforeseenError, advice_on
 from t2n_llm.cli.export import export, validate, verify
 from t2n_llm.cli.generate import generate
 from t2n_llm.cli.inspect import inspect

@@ -23,6 +23,7 @@ from rich.progress import (
 )
 
 from generic_export.errors import T2NError
+from generic_export.interrupts import raise_if_interrupted
 from t2n_llm.cli.report_tables import quality_tables
 from t2n_llm.cli.tables import filled_table, table_of
 from t2n_llm.export.folder import json_text
@@ -117,6 +118,7 @@ class Sink:
 
     def stage(self, title: str) -> None:
         """Say which stage begins."""
+        raise_if_interrupted()
         if self.mode is not OutputMode.HUMAN:
             return
         self._drop_task()

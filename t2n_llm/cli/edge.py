@@ -5,45 +5,19 @@ In: whatever a command raised. Out: a `T2NError` with one line of message and on
 
 from __future__ import annotations
 
-import signal
+import errno
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import typer
 
 from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionError, T2NError
 from generic_export.files import is_disk_full
+from generic_export.interrupts import Interrupted
 from t2n_llm.export.folder import disk_full
 
 COMMAND = "t2n-llm"
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: typer would end that one silently, with an exit code of its own."""
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into `Interrupted`, unless they are ignored (a background job, nohup)."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-        del signum, frame
-        raise Interrupted
-
-    previous = {number: signal.getsignal(number) for number in _INTERRUPTS}
-    heard = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
-    for number in heard:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in heard.items():
-            signal.signal(number, handler)
+_ABOUT_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 
 
 class UnforeseenError(T2NError):
@@ -61,7 +35,7 @@ def advice_on(error: BaseException) -> T2NError:
     if isinstance(error, Interrupted):
         kept = getattr(error, "kept", None)
         hint = f"What was written is kept in {kept}: run the same command again to continue." if kept else None
-        return InterruptError("interrupted.", hint or "Nothing was left behind.")
+        return InterruptError("interrupted.", hint or getattr(error, "left", None) or "Nothing was left behind.")
     if isinstance(error, _UsageError):
         command = getattr(getattr(error, "ctx", None), "command_path", COMMAND)
         return OptionError(error.format_message(), f"Run {command} --help.")  # type: ignore[attr-defined]
@@ -69,6 +43,8 @@ def advice_on(error: BaseException) -> T2NError:
         return NotEnoughMemoryError("out of memory.", "Try --low-memory, or a machine with more memory.")
     if isinstance(error, OSError) and is_disk_full(error):
         return disk_full(Path(error.filename or tempfile.gettempdir()))
+    if isinstance(error, OSError) and error.errno in _ABOUT_A_NAME and error.filename:
+        return OptionError(f"{error.filename}: {error.strerror}.", "Give a file or folder that can be there.")
     return UnforeseenError(
         f"unexpected {type(error).__name__}: {error}",
         f"This is a bug of t2n-llm: run again as {COMMAND} --debug ... and report what it prints.",

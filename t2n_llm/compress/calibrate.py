@@ -18,6 +18,7 @@ from torch import nn
 
 from generic_export.compat import parameters_of
 from generic_export.errors import OptionError
+from generic_export.interrupts import asking
 from generic_export.weights.source import FileTensor, TensorSource
 from quant.awq import scaled_statistics, search_factors
 from quant.blocks import GROUP, Q4Blocks
@@ -121,7 +122,7 @@ def calibrate(
     model = open_walkable(model_source_folder, trust_remote_code=trust_remote_code)
     run = _Run(model, recipe_choice, work_dir)
     hidden, calls = first_inputs(model, text_ids)
-    for index, call in enumerate(calls):
+    for index, call in enumerate(asking(calls)):
         with model.resident(index) as layer:
             hidden, error = run.quantize_layer(layer, model.layer_name(index), hidden, call)
         if progress is not None:
@@ -146,7 +147,7 @@ def collect_statistics(
     model = open_walkable(folder, trust_remote_code=trust_remote_code)
     found: dict[str, InputStatistics] = {}
     hidden, calls = first_inputs(model, text_ids)
-    for index, call in enumerate(calls):
+    for index, call in enumerate(asking(calls)):
         with model.resident(index) as layer:
             linears = [name for name, module in layer.named_modules() if isinstance(module, nn.Linear)]
             hidden, statistics = observe(layer, hidden, call, dict.fromkeys(linears, False))

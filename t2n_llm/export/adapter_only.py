@@ -15,6 +15,7 @@ import torch
 
 from generic_export.errors import OptionError
 from generic_export.nnef.dat import dat_size, write_dat
+from generic_export.weights.held_file import refuse_changed
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor
 from generic_export.write.archive import check_free_space
@@ -25,6 +26,7 @@ from t2n_llm.export.folder import (
     file_digests,
     json_text,
     put_in_place,
+    recover,
     staging_folder,
 )
 from t2n_llm.source.adapter import Adapter, open_adapter
@@ -72,7 +74,7 @@ def export_adapter(
     Raises:
         OptionError: the element type is unknown, or values do not fit f16.
         AdapterError: the adapter cannot be merged, or belongs to another model.
-        SourceError: the model or the adapter cannot be found or read.
+        SourceError: the model or the adapter cannot be found or read, or was written to meanwhile.
         ArchiveError: the folder cannot be written.
     """
     if dtype not in _DTYPES:
@@ -80,6 +82,7 @@ def export_adapter(
     ref = SourceRef.of(source)
     opened = open_adapter(SourceRef(adapter, token=ref.token))
     target = Path(output_dir) if output_dir is not None else Path(opened.recorded()["name"].rsplit("/", 1)[-1])
+    recover(target)
     check_free(target, force)
     model = open_source(ref, require_tokenizer=False)
     updates = opened.updates(meta_model(model.config, trust_remote_code=ref.trust_remote_code))
@@ -92,6 +95,7 @@ def export_adapter(
             "files": file_digests(staging)
         }
         (staging / ADAPTER_MANIFEST_NAME).write_text(json_text(manifest, indent=2) + "\n", encoding="utf-8")
+        refuse_changed((*model.held, *opened.held))
         put_in_place(staging, target, force)
     return AdapterExport(target, manifest)
 

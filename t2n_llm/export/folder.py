@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import signal
 import threading
@@ -13,16 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, T2NError
-from generic_export.files import is_disk_full, sha256
+from generic_export.files import exchange, is_disk_full, sha256
+from generic_export.interrupts import SIGNALS, raise_if_interrupted
 from generic_export.write.journal import OwnedFile, claim_abandoned, create_owned
+from t2n_llm.export.manifest_form import misshapen
 
 MANIFEST_NAME = "export.json"
 ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter's tensors
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
+_LONGEST_NAME = 220  # bytes; the hidden names beside it are longer, and may have 255
 _MANIFEST_KEYS = ("source", "graph", "model", "archive")  # what reading an export relies on
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
-_OWNER_SUFFIX = ".owner"  # a locked file beside a staging folder: whoever holds it is still at work
+# An earlier export, in the moment of its replacement where the system cannot exchange two folders.
+_ASIDE_SUFFIX = ".old"
+_OTHER_ASIDE_SUFFIX = ".failed-old"  # the same of one that failed its check, which nobody misses
+OWNER_SUFFIX = ".owner"  # a locked file beside a staging folder: whoever holds it is still at work
 
 
 def check_free(target: Path, force: bool) -> None:
@@ -34,6 +40,11 @@ def check_free(target: Path, force: bool) -> None:
     """
     if target.name in ("", ".."):
         raise OptionError(f"{target}: not a name for an output folder.", "Name a new folder with -o.")
+    if len(os.fsencode(target.name)) > _LONGEST_NAME:
+        raise OptionError(
+            f"{target.name}: too long for an output folder, whose name may have {_LONGEST_NAME} bytes.",
+            "Name a shorter one with -o.",
+        )
     if not target.exists() and not target.is_symlink():
         return
     if not force:
@@ -71,6 +82,7 @@ def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
     try:
         try:
             parent.mkdir(parents=True, exist_ok=True)
+            recover(target)
             staging, owner = _open_staging(parent / target.name, resume)
             staging.mkdir(exist_ok=True)
         except OSError as error:
@@ -95,7 +107,7 @@ def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
     finally:
         with undisturbed():
             if staging is not None and owner is not None:
-                _leave(staging, owner, keep)
+                _leave(staging, owner, parent / target.name, keep)
             for folder in made:
                 with suppress(OSError):  # not empty: the export is there
                     folder.rmdir()
@@ -104,19 +116,22 @@ def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
 def _open_staging(target: Path, resume: bool) -> tuple[Path, OwnedFile]:
     """Take over what a killed export left, or choose a new name; remove whatever else is dead."""
     found: tuple[Path, OwnedFile] | None = None
-    for staging, owner in claim_abandoned(target, _OWNER_SUFFIX):
+    for staging, owner in claim_abandoned(target, OWNER_SUFFIX):
         if resume and found is None and staging.is_dir():
             found = staging, owner
         else:
-            _leave(staging, owner, keep=False)
-    return found or create_owned(target, _OWNER_SUFFIX)
+            _leave(staging, owner, target, keep=False)
+    return found or create_owned(target, OWNER_SUFFIX)
 
 
-def _leave(staging: Path, owner: OwnedFile, keep: bool) -> None:
+def _leave(staging: Path, owner: OwnedFile, target: Path, keep: bool) -> None:
     if keep:
         owner.release()
     else:
         _remove(staging)
+        _remove(staging.with_name(staging.name + _OTHER_ASIDE_SUFFIX))
+        if target.exists() or target.is_symlink():  # else it is the one copy of an earlier export
+            _remove(staging.with_name(staging.name + _ASIDE_SUFFIX))
         owner.remove()
 
 
@@ -135,18 +150,43 @@ def put_in_place(staging: Path, target: Path, force: bool) -> None:
         OutputExistsError: something took the name meanwhile, see `check_free`.
     """
     check_free(target, force)
+    raise_if_interrupted()  # for the last time: then it is done
     with undisturbed():
         if not target.exists() and not target.is_symlink():
             staging.rename(target)
             return
-        aside = staging.with_name(staging.name + ".old")
-        target.rename(aside)
+        if exchange(staging, target):
+            _remove(staging)  # what was there before; who dies here leaves it to the next export
+            return
+        suffix = _ASIDE_SUFFIX if staging.name.startswith(f".{target.name}.partial-") else _OTHER_ASIDE_SUFFIX
+        aside = staging.with_name(staging.name + suffix)
+        target.rename(aside)  # a process that dies here leaves no target: see `recover`
         try:
             staging.rename(target)
         except OSError:
             aside.rename(target)
             raise
         _remove(aside)
+
+
+def recover(target: Path) -> bool:
+    """Put an earlier export back under its name, where a process died in the moment of replacing it.
+
+    Returns:
+        Whether there was one.
+    """
+    if not target.name or target.exists() or target.is_symlink():
+        return False
+    for staging, owner in claim_abandoned(target.absolute(), OWNER_SUFFIX):
+        aside = staging.with_name(staging.name + _ASIDE_SUFFIX)
+        try:
+            if aside.exists() or aside.is_symlink():
+                with undisturbed():
+                    aside.rename(target)
+                return True
+        finally:
+            owner.release()
+    return False
 
 
 def keep_beside(staging: Path, target: Path, suffix: str) -> Path:
@@ -169,7 +209,7 @@ def undisturbed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread is ever interrupted
         yield
         return
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
     try:
         yield
     finally:
@@ -234,13 +274,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ArchiveError(f"{folder}: no {MANIFEST_NAME}.", "Give a folder made by `t2n-llm export`.")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ArchiveError(f"{path}: cannot be read: {error}.", "Export the model again.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
         raise ArchiveError(f"{path}: not an export manifest of format {MANIFEST_FORMAT}.", "Export the model again.")
     missing = [key for key in _MANIFEST_KEYS if key not in manifest]
     if missing:
         raise ArchiveError(f"{path}: says nothing about {', '.join(missing)}.", "Export the model again.")
+    wrong = misshapen(manifest)
+    if wrong is not None:
+        raise ArchiveError(f"{path}: {wrong}.", "Somebody changed that file: export the model again.")
     return manifest
 
 

@@ -15,7 +15,7 @@ from t2n_llm.tasks.names import TASKS, TEXT_GENERATION
 # Options that decide what happens around the archive, and nothing in it.
 _OUTSIDE_THE_ARCHIVE = (
     *("check", "force", "resume", "low_memory", "decode_steps", "require_tokenizer", "engine", "tract_binary"),
-    "placement",
+    *("placement", "allow_nonfinite"),
 )
 
 
@@ -40,6 +40,7 @@ class ExportOptions:
     check: bool = option(
         True, "Compare with PyTorch in tract; language models token by token.", flags=("--check/--no-check",)
     )
+    allow_nonfinite: bool = option(False, "Export NaN and infinite weights as they are.", Panel.CHECK)
     force: bool = option(False, "Replace an earlier export of that name.")
     adapter: str | None = option(None, "LoRA or DoRA to merge: hub id or local folder.", metavar="PATH")
     require_tokenizer: bool = option(
@@ -75,6 +76,7 @@ class ExportOptions:
         return {
             "task": self.task,
             "check": self.check,
+            "allow_nonfinite": self.allow_nonfinite,
             "force": self.force,
             "resume": self.resume,
             "archive": self.archive,

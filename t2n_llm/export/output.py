@@ -7,7 +7,6 @@ on the way is in the cast report.
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,11 +18,12 @@ import torch
 from generic_export.documents import producer_version
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.held_file import HeldFile, readers_of, refuse_changed, restrict
 from generic_export.weights.source import TensorSource
 from generic_export.write.archive import DEFAULT_TGZ_LEVEL, Resume, check_free_space
 from generic_export.write.document import ArchivePlan, WrittenArchive, write_document
 from generic_export.write.journal import journal_paths, occupied_bytes
-from quant.half import CastReport, OverflowCount
+from quant.half import CastReport, FlushedCount, NonFiniteCount, OverflowCount
 from quant.stream import QuantizationError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.export.folder import (
@@ -39,6 +39,7 @@ from t2n_llm.export.manifest import Manifest
 from t2n_llm.export.options import ExportOptions
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.source.source_files import COMPANIONS, recorded_files
 from t2n_llm.tasks.protocol import MODEL_ROLE
 
 # archive form -> (file name, compression level)
@@ -49,7 +50,7 @@ ARCHIVES: Mapping[str, tuple[str, int | None]] = {
 }
 
 _DAT = ".dat"
-_CONFIGS = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
+_TRACE = 1e-3  # share of a tensor that may become zero without a warning; of normal weights some 1e-6 do
 _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 
 
@@ -103,12 +104,15 @@ class ExportFolder:
         return ARCHIVES[self.options.archive][1]
 
     @contextmanager
-    def staging(self, plans: Mapping[str, ArchivePlan], bundle_bytes: int = 0) -> Iterator[Path]:
+    def staging(
+        self, plans: Mapping[str, ArchivePlan], bundle_bytes: int = 0, files: Sequence[HeldFile] = ()
+    ) -> Iterator[Path]:
         """Yield the folder in which everything is made, once it is known to fit on the disk.
 
         Args:
             plans: the archives, by role.
             bundle_bytes: of the test bundles that come to lie beside them.
+            files: of the source; who may not read them may not look into the folder.
 
         Raises:
             DiskFullError: it does not fit.
@@ -116,9 +120,10 @@ class ExportFolder:
         with staging_folder(self.target, resume=self.options.resume) as staging:
             # How far a .tgz shrinks is not known before it is written.
             weights = 0 if self.options.archive == "tgz" else sum(plan.tar_bytes for plan in plans.values())
-            beside = bundle_bytes + sum(file.stat().st_size for file in self.companions())
+            beside = bundle_bytes + sum(file.identity.bytes for file in self.companions())
             needed = max(weights - occupied_bytes(staging), 0) + beside + _MANIFEST_ALLOWANCE
             check_free_space(self.target, needed)
+            restrict(staging, readers_of(files))
             clear_staging(staging, *(self.archive_name(role) for role in plans))
             yield staging
 
@@ -165,7 +170,7 @@ class ExportFolder:
 
     def identity(self, checkpoint: Checkpoint, **further: Any) -> str:
         """Return text that two exports share when the same weights and options go in, by the same version."""
-        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
+        files = [(file.path.name, file.identity.bytes, file.identity.mtime_ns) for file in checkpoint.held]
         return json_text(
             {
                 "files": files,
@@ -180,29 +185,36 @@ class ExportFolder:
     def _note_of(self, entry: str, errors: Mapping[str, QuantizationError]) -> Any:
         """Return what was learnt of a tensor while it was streamed; kept in the journal for an export that is continued."""
         label = entry.removesuffix(_DAT)
-        overflow, error = self.casts.overflows.get(label), errors.get(label)
-        noted = {
-            "overflow": asdict(overflow) if overflow is not None else None,
-            "error": asdict(error) if error is not None else None,
+        counts = {
+            "overflow": self.casts.overflows.get(label),
+            "nonfinite": self.casts.nonfinite.get(label),
+            "flushed": self.casts.flushed.get(label),
+            "error": errors.get(label),
         }
+        noted = {name: asdict(count) if count is not None else None for name, count in counts.items()}  # type: ignore[call-overload]
         return noted if any(noted.values()) else None
 
     def _recall(self, entry: str, note: Any, errors: MutableMapping[str, QuantizationError]) -> None:
         label = entry.removesuffix(_DAT)
         if note and note["overflow"]:
             self.casts.overflows[label] = OverflowCount(**note["overflow"])
+        if note and note.get("nonfinite"):
+            self.casts.nonfinite[label] = NonFiniteCount(
+                **note["nonfinite"] | {"first": tuple(note["nonfinite"]["first"])}
+            )
+        if note and note.get("flushed"):
+            self.casts.flushed[label] = FlushedCount(**note["flushed"])
         if note and note["error"]:
             errors[label] = QuantizationError(**note["error"])
 
-    def companions(self) -> list[Path]:
+    def companions(self) -> list[HeldFile]:
         """Return what a runtime needs beside the archive: configs, tokenizer, chat template, how images become pixels."""
-        configs = [self.source.folder / name for name in _CONFIGS]
-        return [file for file in (*configs, *self.source.tokenizer_files()) if file.is_file()]
+        return [file for file in self.source.held if file.path.name in COMPANIONS]
 
     def copy_companions(self, staging: Path) -> None:
         """Copy the companions into the folder."""
         for file in self.companions():
-            shutil.copyfile(file, staging / file.name)
+            (staging / file.path.name).write_bytes(file.read())
 
     def complete(
         self,
@@ -211,6 +223,7 @@ class ExportFolder:
         validation: ValidationReport | None,
         unused: Sequence[str],
         described: Manifest,
+        files: Sequence[HeldFile] = (),
     ) -> ExportResult:
         """Record what is in the folder, and put it in place, or beside its place when the check failed.
 
@@ -220,9 +233,11 @@ class ExportFolder:
             validation: None without a check.
             unused: checkpoint tensors that the model does not use.
             described: what else `export.json` says.
+            files: everything that was read of the source, held against what lies there in the end.
 
         Raises:
             ValidationError: the check failed.
+            SourceChangedError: the source is not what it was.
         """
         self.reporter.stage("Recording checksums")
         paths = {role: archive.path for role, archive in archives.items()}
@@ -232,13 +247,18 @@ class ExportFolder:
         manifest = {
             **described,
             "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
-            "companions": [file.name for file in self.companions()],
+            "f16_flushed": {name: asdict(flushed) for name, flushed in self.casts.flushed.items()},
+            "nonfinite": {name: asdict(found) for name, found in self.casts.nonfinite.items()},
+            "companions": [file.path.name for file in self.companions()],
+            "source_files": recorded_files(files),
             "unused_tensors": list(unused),
             "validation": validation.asdict() if validation is not None else None,
             "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives.values()}
             | file_digests(staging, *(path.name for path in paths.values())),
         }
         write_manifest(staging, manifest)
+        refuse_changed(files)
+        restrict(staging, readers_of(files))
         if validation is not None and not validation.passed:
             failed = keep_beside(staging, self.target, "failed")
             raise validation.failure(
@@ -264,10 +284,33 @@ class ExportFolder:
                 f"the checkpoint holds tensors that the model does not use: {', '.join(unused[:3])}{more}."
             )
 
-    def report_overflows(self) -> None:
-        """Tell which tensors had values beyond f16."""
+    def report_casts(self) -> None:
+        """Tell which tensors had values beyond f16, on either side, and which were not finite."""
+        for name, found in self.casts.nonfinite.items():
+            self.reporter.warn(f"{name}: {found}; exported as they are.")
+        if self.casts.flushed:
+            self._report_flushed()
         for name, overflow in self.casts.overflows.items():
             self.reporter.warn(
                 f"{name}: {overflow.count} values up to {overflow.max_abs:.3g} do not fit f16 and were set to its "
                 f"largest, 65504. Keep that tensor in f32: --keep-f32 {name}"
             )
+
+    def _report_flushed(self) -> None:
+        """Tell how many values f16 has no number for: in one line, a warning where a tensor loses more than a trace of itself."""
+        flushed = self.casts.flushed
+        total, worst = sum(each.count for each in flushed.values()), max(flushed, key=lambda name: _lost(flushed[name]))
+        told = (
+            f"{total} value{'s' * (total > 1)} of {len(flushed)} tensor{'s' * (len(flushed) > 1)} "
+            f"{'are' if total > 1 else 'is'} too small for f16 and became zero, most of {worst} "
+            f"({_lost(flushed[worst]):.2g} of it)"
+        )
+        if _lost(flushed[worst]) > _TRACE:
+            self.reporter.warn(f"{told}. Keep such a tensor in f32: --keep-f32 {worst}")
+        else:
+            self.reporter.stage(told)
+
+
+def _lost(flushed: FlushedCount) -> float:
+    """Return the share of a tensor that became zero."""
+    return flushed.count / max(1, flushed.values)

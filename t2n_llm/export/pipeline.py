@@ -11,16 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from generic_export.errors import MissingTensorError, OptionError
+from generic_export.errors import EngineLoadError, MissingTensorError, OptionError, SourceChangedError, WeightError
 from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.held_file import HeldFile, refuse_changed
+from generic_export.weights.values import value_pieces
 from generic_export.write.document import WrittenArchive
+from quant.half import CastReport
 from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.engines import require_engine
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import prepare
 from t2n_llm.compress.stored_form import StoredForm, stored_form
-from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free
+from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free, recover
+from t2n_llm.export.leftovers import telling_leftovers
 from t2n_llm.export.manifest import Manifest, origin, stored_tensors
 from t2n_llm.export.next_step import suggested_diagnosis
 from t2n_llm.export.options import ExportOptions
@@ -28,7 +32,7 @@ from t2n_llm.export.output import ExportFolder, ExportResult
 from t2n_llm.export.plan import ExportPlan, make_plan
 from t2n_llm.graph.interface import interface
 from t2n_llm.graph.ranges import RangeRequest
-from t2n_llm.option import keywords_of, made
+from t2n_llm.option import keywords_of, made, options_of
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import open_source
@@ -36,6 +40,9 @@ from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.names import graph_sources
+from t2n_llm.weights.tying import as_loaded
+
+_WAYS = tuple(each.keyword for each in options_of(SourceRef))  # to reach a source
 
 
 @keywords_of(SourceRef, ExportOptions)
@@ -103,25 +110,36 @@ def _opened(
     """
     ref, options = _asked(source, options, choices)
     reporter, task = reporter or LogReporter(), task_of(options.task)
-    with suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed):
+    with suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed), ExitStack() as stack:
         if output_dir is not None:
+            _recovered(Path(output_dir), reporter, dry)
             check_free(Path(output_dir), options.force)
         if options.check and not dry:
             require_engine(options.checking)
         reporter.stage(f"Reading {ref.name}")
         model = open_source(ref, require_tokenizer=options.require_tokenizer, tell=reporter.stage)
         target = Path(output_dir) if output_dir is not None else Path(model.short_name)
+        _recovered(target, reporter, dry)
         check_free(target, options.force)
+        stack.enter_context(telling_leftovers(target))
         task.refuse(model, options.graph, options.compression, options.adapter)
+        model = as_loaded(model, task.network, reporter.warn)
         adapter = open_adapter(SourceRef(options.adapter, token=ref.token)) if options.adapter is not None else None
-        yield _Export(task, ExportFolder(model, target, options, reporter), adapter)
+        casts = CastReport(refuses_nonfinite=not options.allow_nonfinite)
+        yield _Export(task, ExportFolder(model, target, options, reporter, casts), adapter)
+
+
+def _recovered(target: Path, reporter: Reporter, dry: bool) -> None:
+    """Put back, and tell, what a process that died was about to replace."""
+    if not dry and recover(target):
+        reporter.warn(f"{target}: an export that was killed had moved it aside; it is back in its place.")
 
 
 def _asked(
     source: str | SourceRef, options: ExportOptions | None, choices: Mapping[str, Any]
 ) -> tuple[SourceRef, ExportOptions]:
     """Part the keywords into how the source is reached and what is made of it."""
-    reached = {name: choices[name] for name in ("revision", "token", "trust_remote_code") if name in choices}
+    reached = {name: choices[name] for name in _WAYS if name in choices}
     further = {name: value for name, value in choices.items() if name not in reached}
     ref = replace(made(SourceRef, reached), name=source) if isinstance(source, str) else source
     if options is not None and further:
@@ -160,7 +178,7 @@ class _Export:
             stored_bytes = sum(plan.total_bytes for plan in plans.values())
             check_bytes = self.task.check_bytes(graphs, stored_bytes, options.checking) if options.check else 0
             bundled = options.check and self.task.bundle_bytes(graphs, options.graph, options.checking)
-            beside = [file.name for file in folder.companions()] + ([f"{TESTS_FOLDER}/*.npz"] if bundled else [])
+            beside = [file.path.name for file in folder.companions()] + ([f"{TESTS_FOLDER}/*.npz"] if bundled else [])
             beside += [RECIPE_FILE] if any(part.stored.compression is not None for part in parts) else []
             return make_plan(
                 plans,
@@ -222,14 +240,18 @@ class _Export:
             folder.reporter.warn(note)
         bundles = self.task.bundle_bytes(graphs, options.graph, options.checking) if options.check else 0
         plans = {part.graph.role: part.stored.plan for part in parts}
-        with folder.staging(plans, bundles) as staging:
+        beside = folder.source.held if folder.source.gguf is None else ()  # what a GGUF file says was written by us
+        held = (*beside, *checkpoint.held, *(self.adapter.held if self.adapter is not None else ()))
+        with _blaming_changes(held), folder.staging(plans, bundles, held) as staging:
             archives = {part.graph.role: self._written(staging, part, checkpoint) for part in parts}
-            folder.report_overflows()
+            folder.report_casts()
             folder.copy_companions(staging)
             for part in parts:
                 part.stored.write_recipe(staging)
-            validation = self._checked(staging, parts, archives) if options.check else None
-            return folder.complete(staging, archives, validation, unused, self._described(parts, archives))
+            with _blaming_zeros(parts):
+                validation = self._checked(staging, parts, archives) if options.check else None
+            described = self._described(parts, archives)
+            return folder.complete(staging, archives, validation, unused, described, held)
 
     def _written(self, staging: Path, part: _Part, checkpoint: Checkpoint) -> WrittenArchive:
         stored, role = part.stored, part.graph.role
@@ -291,6 +313,36 @@ class _Export:
 
     def _recorded_adapter(self) -> Mapping[str, Any] | None:
         return self.adapter.recorded() if self.adapter is not None else None
+
+
+@contextmanager
+def _blaming_changes(files: Sequence[HeldFile]) -> Iterator[None]:
+    """Say of whatever goes wrong in the block that the source changed, when it did: then that is why."""
+    try:
+        yield
+    except SourceChangedError:
+        raise
+    except Exception as error:
+        try:
+            refuse_changed(files)
+        except SourceChangedError as changed:
+            raise changed from error
+        raise
+
+
+@contextmanager
+def _blaming_zeros(parts: Sequence[_Part]) -> Iterator[None]:
+    """Say of an engine that refuses an archive in the block that every matrix is zero, where that is so: tract folds those."""
+    try:
+        yield
+    except EngineLoadError as error:
+        matrices = [source for part in parts for source in part.stored.sources.values() if len(source.shape) > 1]
+        if any(bool(piece.any()) for source in matrices for piece in value_pieces(source)):
+            raise
+        raise WeightError(
+            "every matrix of the model is zero, which the engine does not load.",
+            "Give a checkpoint whose weights were saved, or pass --no-check.",
+        ) from error
 
 
 def _notes(parts: Sequence[_Part]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
-from t2n_llm.tasks.names import recorded_task
+from t2n_llm.tasks.names import TASKS, recorded_task
 from t2n_llm.tasks.protocol import MODEL_ROLE, CheckSubject
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
+from t2n_llm.weights.tying import as_loaded
 
 
 def validate_folder(
@@ -49,12 +50,14 @@ def validate_folder(
     """
     options = options or ValidateOptions()
     manifest = read_manifest(folder)
+    _require(folder, manifest)
     archives = _archives(folder, manifest)
     ref = SourceRef.of(reference or "")
-    source = open_original(folder, manifest, ref)
+    reporter, task = reporter or LogReporter(), task_of(recorded_task(manifest))
+    source = as_loaded(open_original(folder, manifest, ref), task.network, reporter.warn)
     adapter = _open_adapter(manifest.get("adapter"), options.adapter, ref.token)
     require_engine(options.checking)
-    task, exported = task_of(recorded_task(manifest)), _graph_options(manifest)
+    exported = _graph_options(manifest)
     records = (manifest.get("compression") or {}).get("tensors", ())
     main = list(archives.values())[-1]
     tolerance = Tolerance.for_export(exported.dtype, exported.kv_cache, mixed=exported.mixed)
@@ -72,7 +75,7 @@ def validate_folder(
             ),
             checking=options.checking,
             tolerance=tolerance.limited(options.atol, options.rtol),
-            reporter=reporter or LogReporter(),
+            reporter=reporter,
             with_text=manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer(),
             adapter=adapter,
             overrides=ArchiveWeights.of_records(main, records) if records else None,
@@ -85,7 +88,8 @@ def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
     if "parts" not in manifest:
         return {MODEL_ROLE: archive_in(folder, manifest)}
     try:
-        return {role: folder / str(part["archive"]) for role, part in manifest["parts"].items()}
+        archives = {role: folder / str(part["archive"]) for role, part in manifest["parts"].items()}
+        return archives or {MODEL_ROLE: archive_in(folder, manifest)}
     except (AttributeError, KeyError, TypeError) as error:
         raise ArchiveError(f"{folder}: its export.json names no {error}.", "Export the model again.") from error
 
@@ -95,7 +99,27 @@ def _graph_options(manifest: Mapping[str, Any]) -> GraphOptions:
     dtype = manifest["graph"]["dtype"]
     recorded = {"activations": dtype, "attention": "sdpa", **manifest.get("options", {}), "dtype": dtype}
     known = {each.name: recorded[each.name] for each in fields(GraphOptions) if each.name in recorded}
-    return GraphOptions(**known | {"keep_f32": tuple(known.get("keep_f32", ()))})
+    try:
+        return GraphOptions(**known | {"keep_f32": tuple(known.get("keep_f32", ()))})
+    except (TypeError, ValueError) as error:
+        raise ArchiveError(f"export.json: its options have no meaning: {error}.", "Export the model again.") from error
+
+
+def _require(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse a manifest without what a comparison relies on.
+
+    Raises:
+        ArchiveError: names what is missing.
+    """
+    needed = {"source": ("name", "revision", "model_type"), "graph": ("dtype",), "model": ("vocab_size",)}
+    needed |= {"adapter": ("name", "revision", "sha256")} if manifest.get("adapter") is not None else {}
+    missing = [f"{part}.{key}" for part, keys in needed.items() for key in keys if key not in manifest[part]]
+    if recorded_task(manifest) not in TASKS:
+        raise ArchiveError(f"{folder}: its export.json names no task that there is.", "Export the model again.")
+    if missing:
+        raise ArchiveError(
+            f"{folder}: its export.json says nothing about {', '.join(missing)}.", "Export the model again."
+        )
 
 
 def _open_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: str | None) -> Adapter | None:
@@ -138,7 +162,7 @@ def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef) -> 
                 "Name it with --reference PATH.",
             )
         revision = ref.revision or recorded["revision"]
-        ref = SourceRef(str(recorded["name"]), revision, ref.token, ref.trust_remote_code)
+        ref = replace(ref, name=str(recorded["name"]), revision=revision)
     source = open_source(ref, require_tokenizer=False)
     text = source.config.get_text_config(decoder=True)
     for what, exported, given in (

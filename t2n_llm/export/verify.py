@@ -18,6 +18,7 @@ from zlib_ng import gzip_ng, zlib_ng
 
 from generic_export.errors import ArchiveError
 from generic_export.files import sha256
+from generic_export.interrupts import raise_if_interrupted
 from generic_export.write.archive import GRAPH_FILE, WriteProgress
 from t2n_llm.export.folder import MANIFEST_NAME, read_manifest
 
@@ -200,6 +201,7 @@ class _Check:
         self.findings.append(Finding(name, problem, detail))
 
     def _tell(self, label: str, count: int) -> None:
+        raise_if_interrupted()
         self._read += count
         if self._progress is not None:
             done = min(self._read, self._total)

@@ -21,6 +21,7 @@ from torch import nn
 from generic_export.errors import AdapterError, SourceError
 from generic_export.files import sha256
 from generic_export.weights.checkpoint import open_checkpoint
+from generic_export.weights.held_file import HeldFile
 from generic_export.weights.source import TensorSource
 from t2n_llm.source.adapter_merge import (
     MERGE_ELSEWHERE,
@@ -112,6 +113,7 @@ class Adapter:
         config: see `LoraConfig`.
         modules: the adapted modules by path.
         replaced: parameters that it holds whole (`modules_to_save`, trained biases), by name.
+        held: its files, as they were opened.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Adapter:
     config: LoraConfig
     modules: Mapping[str, LoraModule]
     replaced: Mapping[str, TensorSource]
+    held: tuple[HeldFile, ...] = ()
 
     def recorded(self) -> dict[str, Any]:
         """Return what a manifest says of it."""
@@ -185,8 +188,9 @@ def open_adapter(source: str | SourceRef) -> Adapter:
     weights = next((folder / file for file in WEIGHT_NAMES if (folder / file).is_file()), None)
     if weights is None:
         raise SourceError(f"{name}: no {' and no '.join(WEIGHT_NAMES)} in {folder}.", "Give the folder of an adapter.")
-    modules, replaced = _sort_tensors(name, config, open_checkpoint(weights).tensors)
-    return Adapter(name, folder, commit, sha256(weights), config, modules, replaced)
+    checkpoint = open_checkpoint(weights)
+    modules, replaced = _sort_tensors(name, config, checkpoint.tensors)
+    return Adapter(name, folder, commit, sha256(weights), config, modules, replaced, checkpoint.held)
 
 
 # --- reading ----------------------------------------------------------------------------------

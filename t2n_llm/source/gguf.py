@@ -23,7 +23,11 @@ from t2n_llm.compat import gguf_read_with
 from t2n_llm.source.gguf_config import gguf_config, is_mixtral
 from t2n_llm.source.gguf_layout import parameter_sources
 from t2n_llm.source.gguf_tokenizer import Tell, write_tokenizer
+from t2n_llm.source.limits import refuse_counts
+from t2n_llm.source.reference import SourceRef
+from t2n_llm.source.source_files import hold_gguf
 
+_MOST_LAYERS = SourceRef().max_layers
 _EXACT_KINDS = ("Q4_0", "F16", "BF16", "F32")
 # llama.cpp computes the frequencies of Llama 3.1's long context itself; transformers' GGUF support reads no rope scaling.
 _LONG_ROPE = "rope_freqs.weight"
@@ -58,21 +62,26 @@ def gguf_in(folder: Path) -> Path | None:
     return models[0] if models else None
 
 
-def read_gguf_config(path: Path) -> Any:
-    """Return the transformers config of a GGUF file.
+def read_gguf_config(path: Path, max_layers: int = _MOST_LAYERS) -> Any:
+    """Return the transformers config of a GGUF file, of at most so many layers.
 
     Raises:
         UnknownArchitectureError, SourceError: as `gguf_config`.
         WeightError, CorruptCheckpointError: as `open_gguf`.
     """
-    return gguf_config(open_gguf(path))
+    file = open_gguf(path)
+    refuse_counts(path.name, file.numbers, max_layers)
+    return gguf_config(file)
 
 
-def read_gguf_metadata(path: Path, *, require_tokenizer: bool, tell: Tell) -> GgufMetadata:
+def read_gguf_metadata(
+    path: Path, max_layers: int = _MOST_LAYERS, *, require_tokenizer: bool, tell: Tell
+) -> GgufMetadata:
     """Read config and tokenizer of a GGUF file.
 
     Args:
         path: the file.
+        max_layers: that it may have.
         require_tokenizer: refuse a file whose tokenizer transformers cannot build; else go without.
         tell: told what is done that takes its time.
 
@@ -83,6 +92,7 @@ def read_gguf_metadata(path: Path, *, require_tokenizer: bool, tell: Tell) -> Gg
         WeightError, CorruptCheckpointError: as `open_gguf`.
     """
     file = open_gguf(path)  # says what is wrong with a damaged file
+    refuse_counts(path.name, file.numbers, max_layers)
     config = gguf_config(file)
     folder = TemporaryDirectory(prefix="t2n-llm-gguf-")
     try:
@@ -104,9 +114,11 @@ def gguf_checkpoint(path: Path, config: Any) -> Checkpoint:
     Raises:
         UnknownArchitectureError, WeightError, CorruptCheckpointError: as `open_gguf` and `parameter_sources`.
     """
+    held = hold_gguf(path)
     file = open_gguf(path)
+    held += hold_gguf(*file.paths[1:])
     total = sum(tensor.data.nbytes for tensor in file.tensors.values())
-    return Checkpoint(parameter_sources(file, config), file.paths, total, tuple(_notes(file)))
+    return Checkpoint(parameter_sources(file, config), file.paths, total, tuple(_notes(file)), held)
 
 
 def load_gguf_model(path: Path) -> Any | None:

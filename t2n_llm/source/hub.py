@@ -15,9 +15,12 @@ from typing import Any
 from generic_export.errors import DiskFullError, MissingTokenizerError, SourceError, UnknownArchitectureError
 from generic_export.files import is_disk_full
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
+from generic_export.weights.held_file import HeldFile
 from quant.prequantized import METHODS, decode_checkpoint
 from quant.prequantized.gguf_parts import first_part, model_name
+from t2n_llm.source.limits import refuse_layers
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.source.source_files import TOKENIZER_FILES, hold_files
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +33,6 @@ _PYTORCH_PATTERNS = ("pytorch_model*.bin",)
 # The same weights once more, in the vendor's own layout.
 _DUPLICATE_PATTERNS = ("consolidated*", "original/*")
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 GGUF_SUFFIX = ".gguf"
 
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
@@ -62,6 +53,7 @@ class ModelSource:
         gguf: the GGUF file that the model comes from, the first where it has parts, or None; `folder` then holds what was
             read of its metadata.
         keeps: what must live as long as this source (the folder of a GGUF file's metadata).
+        held: the files that are read beside the weights, opened before anything was read of them.
     """
 
     name: str
@@ -72,6 +64,7 @@ class ModelSource:
     quantization: Mapping[str, Any] | None = None
     gguf: Path | None = None
     keeps: Any = None
+    held: tuple[HeldFile, ...] = ()
 
     @property
     def is_local(self) -> bool:
@@ -182,12 +175,25 @@ def open_source(
         raise SourceError(
             f"{name}: no config.json in {folder}.", "Give the folder that holds config.json and the weights."
         )
+    held = hold_files(folder, ref.trust_remote_code)
+    refuse_layers(name, folder / "config.json", ref.max_layers)
     quantization = _quantization(name, folder)
     config = _load_config(name, folder, ref.trust_remote_code)
-    opened = ModelSource(name, folder, commit, config, ref.trust_remote_code, quantization)
+    opened = ModelSource(name, folder, commit, config, ref.trust_remote_code, quantization, held=held)
     if require_tokenizer:
-        opened.tokenizer()
+        _refuse_larger(name, opened.tokenizer(), config)
     return opened
+
+
+def _refuse_larger(name: str, tokenizer: Any, config: Any) -> None:
+    """Refuse a tokenizer of another model; tokens that were added to it may have no row in the table, and never be used."""
+    tokens = getattr(tokenizer, "vocab_size", 0)
+    vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+    if isinstance(vocabulary, int) and isinstance(tokens, int) and tokens > vocabulary:
+        raise SourceError(
+            f"{name}: the tokenizer has {tokens} tokens, the model {vocabulary} (vocab_size): they do not belong together.",
+            "Put the model's own tokenizer beside it, or pass --no-tokenizer.",
+        )
 
 
 def _fetched(ref: SourceRef, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS) -> tuple[Path, str | None]:
@@ -229,8 +235,10 @@ def _open_gguf(path: Path, ref: SourceRef, require_tokenizer: bool, tell: Callab
     from t2n_llm.source.gguf import read_gguf_metadata
 
     _refuse_revision(ref, "file" if Path(ref.name).suffix == GGUF_SUFFIX else "folder")
-    metadata = read_gguf_metadata(path, require_tokenizer=require_tokenizer, tell=tell)
-    return ModelSource(ref.name, Path(metadata.folder.name), None, metadata.config, gguf=path, keeps=metadata.folder)
+    metadata = read_gguf_metadata(path, ref.max_layers, require_tokenizer=require_tokenizer, tell=tell)
+    folder = Path(metadata.folder.name)
+    held = hold_files(folder)
+    return ModelSource(ref.name, folder, None, metadata.config, gguf=path, keeps=metadata.folder, held=held)
 
 
 def fetch_folder(ref: SourceRef) -> tuple[Path, str | None]:
@@ -277,14 +285,16 @@ def open_config(source: str | SourceRef) -> ConfigSource:
         from t2n_llm.source.gguf import read_gguf_config
 
         _refuse_revision(ref, "file" if Path(name).suffix == GGUF_SUFFIX else "folder")
-        return ConfigSource(name, read_gguf_config(gguf))
+        return ConfigSource(name, read_gguf_config(gguf, ref.max_layers))
     path = _existing_path(name)
     if path is not None and path.suffix == ".json" and path.is_file():
         _refuse_revision(ref, "file")
+        refuse_layers(name, path, ref.max_layers)
         return ConfigSource(name, _load_config(name, path, trust), None, trust)
     folder, commit = _fetched(ref, _CONFIG_PATTERNS)
     if not (folder / "config.json").is_file():
         raise SourceError(f"{name}: no config.json in {folder}.", "Give the folder that holds config.json.")
+    refuse_layers(name, folder / "config.json", ref.max_layers)
     return ConfigSource(name, _load_config(name, folder, trust), commit, trust)
 
 

@@ -21,6 +21,7 @@ class SourceRef:
         None, "Hub access token; by default the one of `hf auth login` or HF_TOKEN.", Panel.SOURCE
     )
     trust_remote_code: bool = option(False, "Run Python code that comes with the model.", Panel.SOURCE)
+    max_layers: int = option(1000, "Most layers that a config may ask for.", Panel.SOURCE, minimum=1)
 
     @staticmethod
     def of(source: str | SourceRef) -> SourceRef:

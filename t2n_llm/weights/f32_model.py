@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -108,7 +109,9 @@ def load_dequantized(weights: Path, *, trust_remote_code: bool = False) -> Any |
             return model
     elif not (weights / "config.json").is_file():
         return None
-    source = open_source(SourceRef(str(weights), trust_remote_code=trust_remote_code), require_tokenizer=False)
+    source = open_source(
+        SourceRef(str(weights), trust_remote_code=trust_remote_code, max_layers=sys.maxsize), require_tokenizer=False
+    )
     if not source.is_quantized:
         return None
     model_class = type(meta_model(source.config, trust_remote_code=source.trust_remote_code))

@@ -22,7 +22,7 @@ from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.part import part_source
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
 from quant.factors import multiplied
-from quant.half import CastReport, cast_tensor
+from quant.half import CastReport, cast_tensor, watched_tensor
 from quant.prequantized import DecodedTensor, ExactTensor
 from t2n_llm.compat import superfluous_names
 from t2n_llm.source.adapter_merge import Update
@@ -105,14 +105,21 @@ class ParameterSources:
         Raises:
             MissingTensorError: neither the checkpoint nor the model has it.
         """
-        names = (parameter, *self._shared.get(parameter, ()))
-        found = next((self.match.tensors[name] for name in names if name in self.match.tensors), None)
+        found = self._stored(parameter)
         if found is None and parameter in self.skeleton.buffers:
             found = InMemoryTensor(parameter, self.skeleton.buffers[parameter])
         if found is None:
             raise _missing(parameter, self.files, self.match.unclaimed)
         update = self.updates.get(parameter)
         return found if update is None else update.apply(found)
+
+    def is_computed(self, parameter: str) -> bool:
+        """Say whether the values are the model's own, and not the checkpoint's."""
+        return self._stored(parameter) is None and parameter in self.skeleton.buffers
+
+    def _stored(self, parameter: str) -> TensorSource | None:
+        names = (parameter, *self._shared.get(parameter, ()))
+        return next((self.match.tensors[name] for name in names if name in self.match.tensors), None)
 
     @cached_property
     def _shared(self) -> Mapping[str, Sequence[str]]:
@@ -132,7 +139,7 @@ def graph_sources(
         graph: its variables bear the model's parameter names.
         skeleton: gives the tied names and the buffers that the model computes itself.
         checkpoint: the opened files.
-        report: filled, while the sources are streamed, with the values that do not fit f16.
+        report: filled, while the sources are streamed, with the values that do not fit f16 or are not finite.
         updates: what an adapter does to which parameter, before the cast.
 
     Raises:
@@ -145,8 +152,10 @@ def graph_sources(
         found = parameters.find(variable.parameter)
         if variable.part is not None:
             found = part_source(variable.label, variable.part, found)
+        # A mask that the model computes itself may well hold -inf.
+        stored = cast_tensor if parameters.is_computed(variable.parameter) else watched_tensor
         found = multiplied(found, variable.factor)
-        sources[variable.label] = cast_tensor(found, _TORCH_DTYPES[variable.dtype], report)
+        sources[variable.label] = stored(found, _TORCH_DTYPES[variable.dtype], report)
     return GraphSources(sources, _unexpected(skeleton.network, parameters.match.unclaimed))
 
 

@@ -1,0 +1,82 @@
+"""Ctrl-C that cannot get lost: the handler raises, and remembers; loops ask whether it was raised where nobody heard it.
+
+In: signals. Out: `Interrupted`. Python drops an exception that is raised in a finaliser or the callback of a weak reference, and a
+signal can arrive there as well as anywhere; so what works long calls `raise_if_interrupted` in each turn.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+T = TypeVar("T")
+_ONE_PRESS_SECONDS = 0.5  # a terminal, a supervisor and a shell may all pass the same press on
+
+
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: typer would end that one silently, with an exit code of its own."""
+
+
+class InterruptHandler:
+    """Handles a signal: the first raises `Interrupted`, another one after a moment ends the process at once.
+
+    Attributes:
+        interrupted: whether there was one.
+    """
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self._since = 0.0
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        del frame
+        if not self.interrupted:
+            self.interrupted, self._since = True, time.monotonic()
+            raise Interrupted
+        if time.monotonic() - self._since > _ONE_PRESS_SECONDS:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into `Interrupted`, unless they are ignored (a background job, nohup)."""
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    heard = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
+    handler = InterruptHandler()
+    for number in heard:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, before in heard.items():
+            signal.signal(number, before)
+
+
+def raise_if_interrupted() -> None:
+    """Ask for an interrupt that was raised where nobody heard it; in any thread.
+
+    Raises:
+        Interrupted: there was one.
+    """
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if isinstance(handler, InterruptHandler) and handler.interrupted:
+            raise Interrupted
+
+
+def asking(items: Iterable[T]) -> Iterator[T]:
+    """Yield the items, and ask before each; raises as `raise_if_interrupted`."""
+    for item in items:
+        raise_if_interrupted()
+        yield item
+
+
+__all__ = ["SIGNALS", "InterruptHandler", "Interrupted", "asking", "interruptible", "raise_if_interrupted"]

@@ -1,0 +1,85 @@
+"""The files of a source that are not weights: opened when the model is, and read from there until its export is in place.
+
+In: a folder. Out: `HeldFile`s: config, tokenizer, what lies beside the archive later, and code that may run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from generic_export.errors import SourceError
+from generic_export.weights.held_file import HeldFile
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+CONFIG_FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
+COMPANIONS = (*CONFIG_FILES, *TOKENIZER_FILES)
+"""What a runtime needs beside an archive: configs, tokenizer, chat template, how images become pixels."""
+
+
+def hold_files(folder: Path, trust_remote_code: bool = False) -> tuple[HeldFile, ...]:
+    """Open what an export reads of a folder beside its weights.
+
+    Args:
+        folder: with `config.json`.
+        trust_remote_code: Python files too, which may run.
+
+    Raises:
+        SourceError: one of them cannot be read.
+    """
+    code = sorted(folder.glob("*.py")) if trust_remote_code else []
+    paths = [path for path in (*(folder / name for name in COMPANIONS), *code) if path.is_file()]
+    held = tuple(map(_held, paths))
+    for file in held:
+        if file.path.name == "generation_config.json":
+            _refuse_other_than_table(file)
+    return held
+
+
+def _refuse_other_than_table(file: HeldFile) -> None:
+    """Refuse JSON of another form; what is no JSON at all transformers leaves alone."""
+    try:
+        content = json.loads(file.read())
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(content, dict):
+        raise SourceError(
+            f"{file.path}: a {type(content).__name__} where a JSON object belongs.", "Correct that file, or delete it."
+        )
+
+
+def hold_gguf(*paths: Path) -> tuple[HeldFile, ...]:
+    """Open the parts of a GGUF model.
+
+    Raises:
+        SourceError: one of them cannot be read.
+    """
+    return tuple(map(_held, paths))
+
+
+def _held(path: Path) -> HeldFile:
+    try:
+        return HeldFile(path)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}.", "Give the folder as it was saved.") from error
+
+
+def recorded_files(files: Sequence[HeldFile]) -> dict[str, Any]:
+    """Return what `export.json` records of the files that a model was read from: by name, without where they lay."""
+    return {file.path.name: file.identity.asdict() for file in files}
+
+
+__all__ = ["COMPANIONS", "CONFIG_FILES", "TOKENIZER_FILES", "hold_files", "hold_gguf", "recorded_files"]

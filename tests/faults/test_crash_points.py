@@ -1,0 +1,186 @@
+"""An export that is killed, at every step that it does to the disk: there is a whole export or none, and the next one cleans up.
+
+Python announces each step (`sys.audit`) before it is done; a process that was forked for it dies there, without a last word.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generic_export.files import EXCHANGE_EVENT, exchange
+from generic_export.nnef.graph import NnefGraph
+from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.source import TensorSource
+from generic_export.write.document import plan_document
+from quant.half import CastReport
+from t2n_llm.export import folder as export_folder
+from t2n_llm.export.folder import check_free, read_manifest, recover
+from t2n_llm.export.manifest import stored_tensors
+from t2n_llm.export.options import ExportOptions
+from t2n_llm.export.output import ExportFolder
+from t2n_llm.export.verify import verify_export
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.reporter import LogReporter
+from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.tasks.text_generation import TextGeneration
+from t2n_llm.weights.names import graph_sources
+from tests.families import FAMILIES, save_tiny_model
+
+STEPS = (
+    *("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link", "fcntl.flock"),
+    EXCHANGE_EVENT,
+)
+KILLED = 77
+
+
+class Made:
+    """A model whose graph is there: what is left of an export is what it does to the disk."""
+
+    def __init__(self, model: Path) -> None:
+        self.source: ModelSource = open_source(str(model), require_tokenizer=False)
+        self.checkpoint: Checkpoint = self.source.checkpoint()
+        (part,) = TextGeneration().graphs(self.source, GraphOptions())
+        self.graph: NnefGraph = part.graph
+        self.sources: dict[str, TensorSource] = dict(
+            graph_sources(part.graph, part.skeleton, self.checkpoint, CastReport())
+        )
+
+    def export(self, target: Path, archive: str, *, force: bool, resume: bool, marker: str) -> None:
+        """Export as the pipeline does, from the writer to the rename."""
+        recover(target)
+        check_free(target, force)
+        options = ExportOptions(archive=archive, force=force, resume=resume, check=False)
+        folder = ExportFolder(self.source, target, options, LogReporter())
+        plan = plan_document(self.graph, self.sources)
+        with folder.staging({"model": plan}) as staging:
+            written = folder.write_archive(staging, self.graph, self.sources, folder.identity(self.checkpoint))
+            folder.copy_companions(staging)
+            described = {"source": {}, "graph": {}, "model": {}, "archive": written.path.name, "format": 1}
+            described |= {"tensors": stored_tensors(written), "marker": marker}
+            folder.complete(staging, {"model": written}, None, (), described, self.checkpoint.held)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    def small() -> Any:
+        config = FAMILIES["llama"]()
+        config.num_hidden_layers = 1
+        return config
+
+    folder = tmp_path_factory.mktemp("models") / "one-layer"
+    return Made(save_tiny_model("llama", folder, configs={"llama": small}))
+
+
+def killed_at(step: int, work: Callable[[], None]) -> bool:
+    """Do the work in a fork that dies before its n-th step; return whether it came that far."""
+    child = os.fork()
+    if not child:
+        left = count(step, -1)
+
+        def hook(event: str, arguments: tuple) -> None:
+            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+            if (writes or event in STEPS) and next(left) <= 0:
+                os._exit(KILLED)
+
+        try:
+            sys.addaudithook(hook)
+            work()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, KILLED)
+    return code == KILLED
+
+
+def crashes(work: Callable[[], None]) -> Iterator[int]:
+    """Yield after each crash, until the work is done without one."""
+    for step in count():
+        if not killed_at(step, work):
+            assert step > 10
+            return
+        yield step
+
+
+def marker_of(target: Path) -> str | None:
+    """Return which export lies there, whole; None when there is nothing."""
+    if not target.exists():
+        return None
+    assert verify_export(target).passed
+    return str(read_manifest(target)["marker"])
+
+
+@pytest.mark.parametrize(
+    ("archive", "force", "resume"),
+    [
+        *(("tar", force, resume) for force in (False, True) for resume in (False, True)),
+        *(("tgz", True, False), ("tgz", False, True), ("dir", True, True)),
+    ],
+)
+def test_every_crash_point(archive: str, force: bool, resume: bool, made: Made, tmp_path: Path) -> None:
+    target = tmp_path / "exports" / "x"
+    if force:
+        made.export(target, "tar", force=False, resume=False, marker="old")
+    seen = set()
+
+    def export() -> None:
+        made.export(target, archive, force=force, resume=resume, marker="new")
+
+    for step in crashes(export):
+        marker = marker_of(target)
+        seen.add(marker)
+        assert marker in (("old", "new") if force else (None, "new")), step
+        if archive == "dir" and marker != "new" and step % 5:  # a file after the other, all alike
+            continue
+        made.export(target, archive, force=True, resume=resume, marker="next")
+        assert os.listdir(target.parent) == ["x"], step  # what was left behind is not in the way of the next, and goes
+        assert marker_of(target) == "next"
+        _reset(made, target, force)
+    assert seen == ({"old", "new"} if force else {None, "new"})
+    assert marker_of(target) == "new" and os.listdir(target.parent) == ["x"]
+
+
+def _reset(made: Made, target: Path, force: bool) -> None:
+    export_folder._remove(target)
+    if force:
+        made.export(target, "tar", force=False, resume=False, marker="old")
+
+
+def test_where_the_system_cannot_exchange(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is free for a moment; who comes next finds the earlier export back in its place."""
+    monkeypatch.setattr(export_folder, "exchange", lambda *_: False)
+    target = tmp_path / "exports" / "x"
+    made.export(target, "tar", force=False, resume=False, marker="old")
+    recovered = 0
+    for step in crashes(lambda: made.export(target, "tar", force=True, resume=False, marker="new")):
+        if marker_of(target) is None:
+            assert recover(target)
+            recovered += 1
+            assert marker_of(target) == "old", step
+        elif marker_of(target) == "new":
+            made.export(target, "tar", force=True, resume=False, marker="next")
+            assert os.listdir(target.parent) == ["x"]
+            _reset(made, target, True)
+    assert recovered
+    assert os.listdir(target.parent) == ["x"]
+
+
+def test_an_exchange(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(name)
+    if not exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this file system has no exchange")
+    assert [os.listdir(tmp_path / name) for name in "ab"] == [["b"], ["a"]]
+    with pytest.raises(OSError):
+        exchange(tmp_path / "a", tmp_path / "nothing")
