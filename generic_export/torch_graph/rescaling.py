@@ -25,6 +25,7 @@ from generic_export.torch_graph.scale_groups import (
     keeps_one_scale,
     operator_name,
     scale_groups,
+    scaled_operands,
 )
 
 aten = torch.ops.aten
@@ -181,9 +182,8 @@ class _Walk:
 
     def _one_scale(self, op: TorchOp, name: str) -> None:
         exponent = next(self._exponent(result) for result in float_results(op))
-        swapped = {
-            tensor.name: self._times(tensor, exponent, op) for tensor in floats_of(op) if tensor.name in self.fixed
-        }
+        fixed = [tensor for tensor in scaled_operands(op) if tensor.name in self.fixed]
+        swapped = {tensor.name: self._times(tensor, exponent, op) for tensor in fixed}
         op = _with_tensors(op, swapped)
         if name in _ADDS:
             numbers = {key: value for key, value in op.arguments().items() if key in _NUMBERS and _is_number(value)}

@@ -30,6 +30,7 @@ _ONE_SCALE_NAMES = """
     unsqueeze _unsafe_view view view_as where
 """
 _MASKING = frozenset({"aten::where", "aten::masked_fill", "aten::add", "aten::sub"})
+_LIKE_ANOTHER = frozenset({"aten::expand_as", "aten::type_as", "aten::view_as"})  # their second operand gives no values
 _ONE_SCALE = frozenset(f"aten::{name}" for name in _ONE_SCALE_NAMES.split())
 
 
@@ -65,6 +66,12 @@ def is_float(value: object) -> bool:
 def floats_of(op: TorchOp) -> list[TensorVariable]:
     """Return the float tensors that an operator reads, each once."""
     return list({tensor.name: tensor for tensor in op.tensor_inputs() if is_float(tensor)}.values())
+
+
+def scaled_operands(op: TorchOp) -> list[TensorVariable]:
+    """Return the float tensors whose scale an operator that keeps one gives to its results."""
+    floats = floats_of(op)
+    return floats[:1] if operator_name(op) in _LIKE_ANOTHER else floats
 
 
 def float_results(op: TorchOp) -> list[TensorVariable]:
@@ -122,10 +129,11 @@ def scale_groups(
             masked.update(result.name for result in float_results(op))
         if not keeps_one_scale(op):
             continue
-        tied = [tensor.name for tensor in (*floats_of(op), *float_results(op)) if tensor.name not in fixed]
+        operands = scaled_operands(op)
+        tied = [tensor.name for tensor in (*operands, *float_results(op)) if tensor.name not in fixed]
         for name in tied[1:]:
             ties.tie(tied[0], name)
-        given = (tensor.name for tensor in floats_of(op) if tensor.name in fixed and tensor.name not in learned)
+        given = (tensor.name for tensor in operands if tensor.name in fixed and tensor.name not in learned)
         if tied and any(largest.get(name, 0.0) >= _MASKS for name in given):
             masked.add(tied[0])
     makers = graph.producers()
@@ -208,4 +216,5 @@ __all__ = [
     "keeps_one_scale",
     "operator_name",
     "scale_groups",
+    "scaled_operands",
 ]

@@ -106,6 +106,19 @@ def test_a_rescaled_graph_computes_the_same_in_f16(name: str) -> None:
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
 
 
+def test_a_norm_that_takes_the_type_of_its_input_has_a_scale_of_its_own() -> None:
+    class Norm(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.rms_norm(x.float(), (8,)).type_as(x)
+
+    torch.manual_seed(0)
+    prepared = _captured(Stream(Norm()))
+    rescaling = rescaled(prepared.graph, largest_magnitudes(prepared.graph, [torch.randn(5, 8)], prepared.stored))
+    assert set(rescaling.factors) == {
+        f"{layer}.{name}" for layer in ("enter", "block.3") for name in ("weight", "bias")
+    }
+
+
 def test_what_fits_is_left_alone() -> None:
     torch.manual_seed(0)
     prepared = _captured(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
