@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -62,6 +63,7 @@ class HeldFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._moving = threading.Lock()
         weakref.finalize(self, os.close, self._descriptor)
         status = os.fstat(self._descriptor)
         self.identity = FileIdentity.of(status)
@@ -71,11 +73,20 @@ class HeldFile:
         """Read from `offset` on until `chunk` is full; return how many bytes the file did not have."""
         filled = 0
         while filled < len(chunk):
-            count = os.preadv(self._descriptor, [chunk[filled:]], offset + filled)
+            count = self._read(offset + filled, chunk[filled:])
             if not count:
                 break
             filled += count
         return len(chunk) - filled
+
+    def _read(self, offset: int, chunk: memoryview) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._descriptor, [chunk], offset)
+        with self._moving:  # Windows: the place to read from belongs to the descriptor
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            data = os.read(self._descriptor, len(chunk))
+        chunk[: len(data)] = data
+        return len(data)
 
     def read(self, offset: int = 0, count: int | None = None) -> bytes:
         """Return `count` bytes from `offset` on, or as many as there are; None stands for all that there were at first."""
