@@ -1,16 +1,22 @@
-"""Graphs whose values leave f16, kept times a power of two: what PyTorch computes of them in f16 is what it computes in f32."""
+"""Graphs whose values leave f16, kept times a power of two: PyTorch and tract compute of them in f16 what PyTorch does in f32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from generic_export import TractNNEF
+from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.capture import Prepared, prepare
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.magnitudes import largest_magnitudes
 from generic_export.torch_graph.replay import replay
 from generic_export.torch_graph.rescaling import Rescaling, rescaled, without_overflow_guards
@@ -70,6 +76,36 @@ FITTING: Mapping[str, Callable[[], nn.Module]] = {
 }
 
 
+class RescaledTract(TractNNEF):
+    """tract, for a graph that is measured on the tensors it had before they were multiplied."""
+
+    def __init__(self, before: Prepared, inputs: Sequence[torch.Tensor]) -> None:
+        axes = {
+            each.name: {axis: str(dim) for axis, dim in enumerate(each.shape) if not isinstance(dim, int)}
+            for each in before.graph.inputs
+        }
+        super().__init__(check_io=False, dynamic_axes=axes)
+        self.before, self.inputs = before, inputs
+
+    def post_capture(self, graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
+        graph = without_overflow_guards(graph)
+        return rescaled(graph, largest_magnitudes(graph, self.inputs, self.before.stored)).graph
+
+
+def _in_engine(before: Prepared, factors: Mapping[str, float], name: str, example: torch.Tensor) -> torch.Tensor:
+    """Export the module once more, its parameters multiplied and its graph rescaled, and run it in tract."""
+    module = copy.deepcopy(before.model)
+    with torch.no_grad():
+        for parameter, factor in factors.items():
+            module.get_parameter(parameter).mul_(factor)
+    with tempfile.TemporaryDirectory() as folder:
+        target = RescaledTract(before, [example])
+        archive = export_model_to_nnef(module, before.args, Path(folder) / "model.nnef", target, [name])
+        with TractWheel(timeout_seconds=60).load(archive) as engine:
+            (answer,) = engine.run([example.numpy()])
+    return torch.from_numpy(answer.astype(np.float32))
+
+
 def _captured(module: nn.Module) -> Prepared:
     module = module.half().eval()
     axes = {"x": {0: "N"}}
@@ -101,9 +137,11 @@ def test_a_rescaled_graph_computes_the_same_in_f16(name: str) -> None:
     rescaling = rescaled(prepared.graph, largest)
     assert max(largest.values()) > 65504 and any(group.exponent for group in rescaling.groups)
     found = _result(rescaling.graph, x, _with_factors(prepared, rescaling))
+    engine = _in_engine(prepared, rescaling.factors, "x", x)
     with torch.no_grad():
         expected = module.float()(x.float())
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(engine, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_norm_that_takes_the_type_of_its_input_has_a_scale_of_its_own() -> None:
@@ -178,6 +216,8 @@ def test_a_t5_encoder_whose_stream_overflows() -> None:
     assert max(largest.values()) > 65504 and any(group.exponent for group in rescaling.groups)
     assert not [group for group in rescaling.groups if group.obstacle]
     found = _result(rescaling.graph, ids, _with_factors(prepared, rescaling))
+    engine = _in_engine(prepared, rescaling.factors, "ids", ids)
     with torch.no_grad():
         expected = model.float()(input_ids=ids).last_hidden_state
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(engine, expected, rtol=2e-2, atol=2e-2)
