@@ -201,6 +201,11 @@ class _Export:
             prepare(options.compression, self.folder.reporter)
         self.folder.reporter.stage("Capturing the graph")
         graphs = self.task.graphs(source, options.graph, None if dry else self._range_request(checkpoint))
+        unseen = options.graph.computes_in == "f16" and any(graph.ranges is None for graph in graphs)
+        if unseen and not dry:
+            self.folder.reporter.warn(
+                "nobody looked whether f16 holds the activations of this model; f32, the default, does."
+            )
         if options.check:
             self.task.refuse_check(graphs, source, options.compression, options.checking)
         with ExitStack() as stack:

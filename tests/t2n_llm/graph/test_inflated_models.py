@@ -177,6 +177,14 @@ def test_what_cannot_be_kept_smaller_names_the_module_that_overflows(tmp_path: P
     assert all(np.isfinite(row).all() for row in logits)
 
 
+def test_without_a_check_it_is_said_that_nobody_looked(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result, _ = _exported(tiny_llama, tmp_path / "exported", check=False)
+    assert "nobody looked whether f16 holds the activations" in caplog.text
+    assert result.manifest["ranges"] == {}
+
+
 def test_keys_beyond_f16_are_named_and_fit_a_cache_in_f32(tmp_path: Path) -> None:
     kind = Kind({"model_type": "qwen2"}, ("*.k_proj.*",), readers=("*.q_proj.*",), power=16)
     source = save_tiny_model("it", tmp_path / "model", configs={"it": _config(kind)})
