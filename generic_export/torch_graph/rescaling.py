@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import sympy
 import torch
 
 from generic_export.torch_graph.fusion import GraphView, apply_fusions
@@ -169,11 +170,11 @@ class _Walk:
         name = operator_name(op)
         if not any(self._exponent(tensor) for tensor in (*floats_of(op), *float_results(op))):
             self.ops.append(op)
-        elif keeps_one_scale(op):
+        elif keeps_one_scale(op) and float_results(op) and not _adds_a_size(op, name):
             self._one_scale(op, name)
         elif name in _NORMS:
             self._norm(op)
-        elif name in _PRODUCTS:
+        elif name in _PRODUCTS and op.arguments().get("rounding_mode") is None:
             self._product(op, _PRODUCTS[name])
         else:
             self._as_it_was(op)
@@ -296,11 +297,13 @@ class _Walk:
         return self.multiplied[key]
 
     def _taken_by_weight(self, weight: Any, exponent: int, near: TorchOp) -> Any | None:
-        """Return a fixed operand times a power of two; None for a large one that is read elsewhere too."""
-        if not is_float(weight):
-            return float(weight) * 2.0**exponent
+        """Return a fixed operand times a power of two; None for sizes, integers, and a large one that is read elsewhere too."""
         if not exponent:
             return weight
+        if _is_number(weight):
+            return float(weight) * 2.0**exponent
+        if not is_float(weight):
+            return None
         parameter = self._only_parameter(weight)
         if parameter is None and weight.rank > 1 and self._is_stored(weight):
             return None
@@ -346,6 +349,11 @@ class _Walk:
 
 def _multiplication(near: TorchOp, tensor: TensorVariable, exponent: int, result: TensorVariable) -> TorchOp:
     return replace(near, target=aten.mul.Tensor, args=(tensor, 2.0**exponent), kwargs={}, outputs=(result,))
+
+
+def _adds_a_size(op: TorchOp, name: str) -> bool:
+    """Say whether a size is one of the values that an operator adds or chooses: it cannot be multiplied."""
+    return name in _ADDS and any(isinstance(op.arguments().get(key), sympy.Expr) for key in _NUMBERS)
 
 
 def _is_view(op: TorchOp) -> bool:

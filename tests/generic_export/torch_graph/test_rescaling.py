@@ -72,6 +72,9 @@ FITTING: Mapping[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: Stream(nn.LayerNorm(8)),
     "a norm in f32, written out": lambda: Read(_own_norm),
     "a product of two such": lambda: Read(_gated),
+    "multiplied with a mask of integers": lambda: Read(lambda x: _own_norm(x * (torch.arange(8) < 6).long())),
+    "multiplied with a size": lambda: Read(lambda x: _own_norm(x * x.shape[0])),
+    "divided by a size": lambda: Read(lambda x: _own_norm(x / x.shape[0])),
     "read by a projection": lambda: Read(lambda x: torch.relu(x) * 2.0**-18),
 }
 
@@ -165,7 +168,13 @@ def test_what_fits_is_left_alone() -> None:
 
 @pytest.mark.parametrize(
     ("reader", "obstacle"),
-    [(lambda x: x.sigmoid(), "aten.sigmoid.default reads it"), (lambda x: x.exp().sqrt(), "aten.exp.default reads it")],
+    [
+        (lambda x: x.sigmoid(), "aten.sigmoid.default reads it"),
+        (lambda x: x.exp().sqrt(), "aten.exp.default reads it"),
+        (lambda x: x.long().to(x.dtype), "aten.to.dtype reads it"),
+        (lambda x: _own_norm(x + x.shape[0]), "aten.add.Tensor reads it"),
+        (lambda x: torch.div(x, 3.0, rounding_mode="floor"), "aten.div.Tensor_mode reads it"),
+    ],
 )
 def test_what_reads_values_as_they_are_is_named(reader: Callable[[torch.Tensor], torch.Tensor], obstacle: str) -> None:
     torch.manual_seed(0)
