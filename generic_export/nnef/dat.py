@@ -23,6 +23,7 @@ MAX_DATA_BYTES = 2**32 - 1  # data_size_bytes is a u32
 BLOCK_BITS = 0xFFFFFFFF  # bits_per_item of tract's block-quantised tensors and strings
 TRACT_VENDOR = 0x5452  # 'T' << 8 | 'R'
 
+_MOST_VALUES = (1 << 63) - 1  # strides of a tensor are int64, also of one that is empty along another axis
 _MAGIC = b"\x4e\xef"
 _VERSION = (1, 0)
 # magic, version major and minor, data size, rank, dims, bits, item type, vendor; the rest is zero.
@@ -207,7 +208,7 @@ def parse_header(data: bytes | bytearray | memoryview, *, name: str = "tensor") 
         name: what to call the file in an error.
 
     Raises:
-        TensorFormatError: too short, not a `.dat` file, rank above 8, or dimensions that contradict the data size.
+        TensorFormatError: too short, not a `.dat` file, rank above 8, or dimensions that contradict the data size or each other.
     """
     if len(data) < HEADER_BYTES:
         raise TensorFormatError(
@@ -222,6 +223,11 @@ def parse_header(data: bytes | bytearray | memoryview, *, name: str = "tensor") 
     if rank > MAX_RANK:
         raise TensorFormatError(f"{name}: .dat header says rank {rank}, the format holds at most {MAX_RANK}.")
     header = DatHeader(tuple(dims[:rank]), data_size, item_type, bits, vendor)
+    if math.prod(dim for dim in header.shape if dim) > _MOST_VALUES:
+        raise TensorFormatError(
+            f"{name}: .dat header says shape {list(header.shape)}, which no tensor has.",
+            "The file is damaged: write it again.",
+        )
     if bits != BLOCK_BITS and math.prod(header.shape) * bits != data_size * 8:
         raise TensorFormatError(
             f"{name}: .dat header says {data_size} bytes, but shape {list(header.shape)} of {bits}-bit items "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,17 +12,21 @@ from tests.t2n_llm.conftest import large_model, model, parent, tiny_export, tiny
 __all__ = ["large_model", "model", "parent", "tiny_export", "tiny_llama"]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def captured_once() -> Iterator[None]:
+@pytest.fixture(scope="session")
+def captures() -> dict[Any, Any]:
+    """What was captured so far."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def captured_once(captures: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about what happens around the graph: the same config and options give the one that is there."""
-    capture, made = text_generation.build_graph, {}
+    capture = text_generation.build_graph
 
-    def build_graph(config: Any, options: Any, **further: Any) -> Any:
+    def build_graph(config: Any, options: Any, *, ranges: Any = None, **further: Any) -> Any:
         key = config.to_json_string(), options, tuple(further.items())
-        if key not in made:
-            made[key] = capture(config, options, **further)
-        return made[key]
+        if ranges is not None or key not in captures:
+            captures[key] = capture(config, options, ranges=ranges, **further)
+        return captures[key]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_generation, "build_graph", build_graph)
-        yield
+    monkeypatch.setattr(text_generation, "build_graph", build_graph)

@@ -181,5 +181,5 @@ def test_a_manifest_without_digests_is_bad_input(
     export = Path(shutil.copytree(exports("tar"), tmp_path / "tar"))
     manifest = json.loads((export / "export.json").read_text())
     (export / "export.json").write_text(json.dumps(manifest | {"tensors": tensors}))
-    with pytest.raises(ArchiveError, match="records no digests"):
+    with pytest.raises(ArchiveError, match=r"records no digests|tensors.* is .*, not a "):
         verify_export(export)
