@@ -85,7 +85,7 @@ class WheelRunner:
             return [session.run([_ids(turn)])[0][0] for turn in turns]
         model = self._loaded(stateful=False)
         # A session, since an archive may have the engine keep its caches without any transform.
-        session = _FeedingSession(model.spawn_state(), [_empty(fact) for fact in model.inputs[1:]])
+        session = _FeedingSession(model.spawn_state(), [empty_input(fact) for fact in model.inputs[1:]])
         rows = [session.run([_ids(turn)])[0][0] for turn in turns]
         session.close()
         return rows
@@ -103,7 +103,7 @@ class WheelRunner:
                 f"{self._archive}: after {STATEFUL_TRANSFORM} the archive still has inputs {', '.join(left[:3])}.",
                 "Its caches are not in the form that tract recognises (facts/tract.md §4.2).",
             )
-        states = [_empty(fact) for fact in model.inputs[1:]]
+        states = [empty_input(fact) for fact in model.inputs[1:]]
         return _FeedingSession(model.spawn_state(), states) if states else model.spawn_state()
 
     def _loaded(self, *, stateful: bool) -> WheelModel:
@@ -222,7 +222,8 @@ def _ids(turn: Turn) -> np.ndarray:
     return np.array([list(turn)], np.int64)
 
 
-def _empty(fact: IoFact) -> np.ndarray:
+def empty_input(fact: IoFact) -> np.ndarray:
+    """Return a state with no past, zeros of the input's shape and element type."""
     return np.zeros(empty_shape(fact.shape), _NUMPY_DTYPES[fact.datum_type])
 
 
@@ -235,4 +236,4 @@ def empty_shape(shape: Sequence[str]) -> tuple[int, ...]:
     return tuple(int(dim) if dim.isdigit() else {"B": 1}.get(dim, 0) for dim in shape)
 
 
-__all__ = ["CliRunner", "Runner", "Turn", "WheelRunner", "empty_shape", "open_runner"]
+__all__ = ["CliRunner", "Runner", "Turn", "WheelRunner", "empty_input", "empty_shape", "open_runner"]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from generic_export.inference_target.tract.engines.cli import TractCli
     from generic_export.inference_target.tract.engines.wheel import TractWheel
     from t2n_llm.measure.benchmark import BenchReport, Samples
-    from t2n_llm.measure.profiling import ProfileReport, TimeShare
+    from t2n_llm.measure.machine_limits import MachineLimits
+    from t2n_llm.measure.profiling import PhaseProfile, ProfileReport, TimeShare
 
 _EngineOption = Annotated[str, typer.Option(help="wheel: tract from pip, embedded. cli: the tract command.")]
 _TractOption = Annotated[
@@ -124,6 +125,7 @@ def _engine(name: str, binary: Path | None, device: str, timeout: float) -> Trac
 
 
 def _profile_tables(report: ProfileReport, rows: int) -> Iterator[Any]:
+    limits = report.limits
     for phase in report.phases:
         yield (
             f"[bold]{phase.name}[/bold]: {phase.new_tokens} new, {phase.past_tokens} past, "
@@ -132,28 +134,46 @@ def _profile_tables(report: ProfileReport, rows: int) -> Iterator[Any]:
         )
         if phase.caches_as_inputs:
             yield "[dim]Caches came in as inputs: Concat copies them, which a runtime that keeps them as state avoids.[/dim]"
-        yield _share_table("operator", phase.operators, rows)
-        if len(phase.modules) > 1:  # an archive that we did not write names no modules
-            yield _share_table("module", phase.modules, rows)
+        if phase.steps:
+            yield _growth(phase)
+        yield _share_table("operator", phase.operators, rows, limits)
+        if any(share.kind for share in phase.modules):  # an archive that we did not write names no modules
+            yield _share_table("module", phase.modules, rows, limits)
+    yield (
+        f"[dim]One thread of this machine reads {limits.bytes_per_second / 1e9:.1f} GB/s and computes "
+        f"{limits.flops_per_second / 1e9:.0f} GFLOP/s (f32). GB/s: weights and caches; limit: the least time for them, "
+        "or for the operations, in the time taken.[/dim]"
+    )
 
 
-def _share_table(heading: str, shares: tuple[TimeShare, ...], rows: int) -> Table:
-    table = table_of(heading, ">nodes", ">ms", ">share", "")
+def _growth(phase: PhaseProfile) -> str:
+    """Say how long whole steps took, by the number of past tokens."""
+    steps = ", ".join(f"{step.seconds * 1e3:.2f} ms at {step.past}" for step in phase.steps)
+    growth = phase.seconds_per_position
+    each = f"; {growth * 1e9:.0f} ns for each token in the cache" if growth is not None else ""
+    return f"[dim]Steps with the caches as the engine's state: {steps}{each}.[/dim]"
+
+
+def _share_table(heading: str, shares: tuple[TimeShare, ...], rows: int, limits: MachineLimits) -> Table:
+    table = table_of(heading, ">nodes", ">ms", ">share", ">GB/s", ">limit")
     for share in shares[:rows]:
-        _add_share(table, share)
+        _add_share(table, share, limits)
     if rest := shares[rows:]:
         seconds = sum(share.seconds for share in rest)
         whole = sum(share.share for share in rest)
         nodes = sum(share.nodes for share in rest)
-        table.add_row(f"... {len(rest)} more", str(nodes), f"{seconds * 1e3:.3f}", f"{whole:.1%}", "")
+        table.add_row(f"... {len(rest)} more", str(nodes), f"{seconds * 1e3:.3f}", f"{whole:.1%}", "", "")
     return table
 
 
-def _add_share(table: Table, share: TimeShare) -> None:
+def _add_share(table: Table, share: TimeShare, limits: MachineLimits) -> None:
     from rich.markup import escape
 
-    bar = "█" * round(share.share * 15)
-    table.add_row(escape(share.name), str(share.nodes), f"{share.seconds * 1e3:.3f}", f"{share.share:.1%}", bar)
+    speed = f"{share.bytes / share.seconds / 1e9:.1f}" if share.bytes >= 0.1e9 * share.seconds > 0 else ""
+    near = share.share_of_limit(limits)
+    limit = f"{near:.0%}" if near >= 0.005 else ""
+    took = f"{share.seconds * 1e3:.3f}"
+    table.add_row(escape(share.name), str(share.nodes), took, f"{share.share:.1%}", speed, limit)
 
 
 def _bench_tables(report: BenchReport) -> Iterator[Any]:

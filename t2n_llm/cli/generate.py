@@ -23,6 +23,10 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
     ] = True,
+    prefill_chunk: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens of the prompt fed at once; by default what export.json says."),
+    ] = None,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
@@ -32,7 +36,7 @@ def generate(
         from t2n_llm.measure.generate import ExportedModel, Sampling
 
         sampling = Sampling(temperature, top_p, seed)
-        model = ExportedModel.open(archive, device=device)
+        model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
         pieces: list[str] = []
         for piece in model.generate(prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat):
             pieces.append(piece)

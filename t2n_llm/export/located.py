@@ -13,6 +13,7 @@ from typing import Any
 from generic_export.errors import ArchiveError
 from generic_export.write.archive import GRAPH_FILE
 from t2n_llm.export.folder import MANIFEST_NAME, archive_in, read_manifest
+from t2n_llm.graph.prefill import LARGEST_CHUNK, Chunks, chunks_of
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class LocatedArchive:
         path: folder, tar or tgz.
         name: what to call it beside others.
         vocab_size, max_positions: of the model, where the export says.
+        prefill: how many tokens of a prompt to feed at once.
     """
 
     path: Path
     name: str
     vocab_size: int | None = None
     max_positions: int | None = None
+    prefill: Chunks = ((0, LARGEST_CHUNK),)
 
 
 def locate_archive(path: Path) -> LocatedArchive:
@@ -75,7 +78,13 @@ def _names(folder: Path, archive: str) -> bool:
 
 def _located(path: Path, name: str, manifest: dict[str, Any]) -> LocatedArchive:
     model = manifest.get("model", {})
-    return LocatedArchive(path, name, _number(model.get("vocab_size")), _number(model.get("max_position_embeddings")))
+    return LocatedArchive(
+        path,
+        name,
+        _number(model.get("vocab_size")),
+        _number(model.get("max_position_embeddings")),
+        chunks_of(manifest),
+    )
 
 
 def _number(value: object) -> int | None:

@@ -28,6 +28,7 @@ _GRAPH = {
     "caches": _TABLES,
     "engine_states": _TABLES,
     "dtype": _TEXT,
+    "prefill": _TABLES,
 }
 # section -> types it may have, [type of every item], or the same of its own sections; "*" stands for any key
 _FORM: Mapping[str, Any] = {

@@ -15,7 +15,7 @@ from t2n_llm.tasks.names import TASKS, TEXT_GENERATION
 # Options that decide what happens around the archive, and nothing in it.
 _OUTSIDE_THE_ARCHIVE = (
     *("check", "force", "resume", "low_memory", "decode_steps", "require_tokenizer", "engine", "tract_binary"),
-    *("placement", "allow_nonfinite"),
+    *("placement", "allow_nonfinite", "prefill_chunk"),
 )
 
 

@@ -92,6 +92,13 @@ class GraphOptions:
     keep_f32: tuple[str, ...] = option(
         (), "Keep these parameters in f32 (shell pattern, repeatable).", Panel.GRAPH, metavar="PATTERN"
     )
+    prefill_chunk: int | None = option(
+        None,
+        "Tokens of a prompt that a runtime should feed at once, noted in export.json. By default what 256 MiB have room for.",
+        Panel.GRAPH,
+        minimum=1,
+        metavar="N",
+    )
     image_size: int | None = option(
         None, "Height and width of images in pixels, for vision models that take any size.", Panel.GRAPH
     )

@@ -16,10 +16,10 @@ from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.write.archive import GRAPH_FILE
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.folder import archive_in, read_manifest
+from t2n_llm.graph.prefill import Chunks, chunks_of, split_prompt
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.names import require_language_model
 
-_PREFILL_CHUNK = 512
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -56,22 +56,26 @@ class ExportedModel:
     tokenizer: Any
     eos_token_ids: frozenset[int]
     max_positions: int | None
+    prefill: Chunks
     device: str = "cpu"
 
     @staticmethod
-    def open(path: Path, *, device: str = "cpu") -> ExportedModel:
+    def open(path: Path, *, device: str = "cpu", prefill_chunk: int | None = None) -> ExportedModel:
         """Open an export folder, or the folder around an archive.
 
         Args:
             path: the folder, or the archive in it.
             device: what tract computes on: "cpu", "cuda" or "metal".
+            prefill_chunk: tokens of a prompt fed at once; None for what the export says.
 
         Raises:
-            OptionError: an unknown device.
+            OptionError: an unknown device, or a chunk without a token.
             ArchiveError: it is no export folder, or its archive is missing.
             MissingTokenizerError: it carries no tokenizer.
         """
         check_device(device)
+        if prefill_chunk is not None and prefill_chunk < 1:
+            raise OptionError(f"prefill_chunk is {prefill_chunk}.", "Use 1 or more.")
         is_archive = path.is_file() or (path / GRAPH_FILE).is_file()
         folder = path.parent if is_archive else path
         manifest = read_manifest(folder)
@@ -82,6 +86,7 @@ class ExportedModel:
             tokenizer=load_tokenizer(folder),
             eos_token_ids=_eos_token_ids(folder),
             max_positions=manifest["model"]["max_position_embeddings"],
+            prefill=chunks_of(manifest) if prefill_chunk is None else [(0, prefill_chunk)],
             device=device,
         )
 
@@ -116,8 +121,8 @@ class ExportedModel:
         with WheelRunner(self.archive, TractWheel(device=self.device)) as runner:
             session = runner.open_session()
             logits = np.zeros(0)
-            for start in range(0, len(ids), _PREFILL_CHUNK):
-                logits = session.run([np.array([ids[start : start + _PREFILL_CHUNK]], np.int64)])[0][0, -1]
+            for piece in split_prompt(ids, self.prefill):
+                logits = session.run([np.array([piece], np.int64)])[0][0, -1]
             for produced in range(count):
                 token = choose_token(logits, sampling, random)
                 if token in self.eos_token_ids:

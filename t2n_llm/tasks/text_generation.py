@@ -21,6 +21,7 @@ from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.prefill import prefill_chunks, recorded_chunks
 from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import ModelSource
@@ -113,7 +114,10 @@ class TextGeneration(Task):
         (part,) = graphs
         return {
             "graph": interface(part.graph, part.states, options.dtype)
-            | {"engine_states": [asdict(state) for state in part.engine_states]},
+            | {
+                "engine_states": [asdict(state) for state in part.engine_states],
+                "prefill": recorded_chunks(prefill_chunks(source.config, part.graph, options)),
+            },
             "model": text_model(source.config, part.graph.variables),
         }
 

@@ -13,6 +13,7 @@ from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.prefill import prefill_chunks, recorded_chunks
 from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.source.hub import ModelSource
@@ -113,7 +114,8 @@ class MultimodalTask(Task):
         decoder = graphs[-1]
         variables = {variable.label: variable for part in graphs for variable in part.graph.variables}
         return {
-            "graph": interface(decoder.graph, decoder.states, options.dtype),
+            "graph": interface(decoder.graph, decoder.states, options.dtype)
+            | {"prefill": recorded_chunks(prefill_chunks(source.config, decoder.graph, options))},
             "multimodal": connection(source.config, self._family(source, options)),
             "model": text_model(source.config, variables.values()),
         }

@@ -482,6 +482,21 @@ def test_generate_ends_at_the_end_token(real_export: Path, tmp_path: Path) -> No
         assert (outcome.code, outcome.out) == (0, "\n")
 
 
+def test_a_prompt_in_chunks_says_the_same(real_export: Path, tmp_path: Path) -> None:
+    arguments = ("The old man and the sea", "-n", 6, "--raw")
+    whole = call("generate", real_export, *arguments)
+    assert call("generate", real_export, *arguments, "--prefill-chunk", 2).out == whole.out
+    folder = Path(shutil.copytree(real_export, tmp_path / "export"))
+    manifest = json.loads((folder / "export.json").read_text())
+    assert manifest["graph"]["prefill"] == [{"past": 0, "chunk": 512}]
+    manifest["graph"]["prefill"] = [{"past": 0, "chunk": 3}, {"past": 3, "chunk": 1}]
+    (folder / "export.json").write_text(json.dumps(manifest))
+    assert call("generate", folder, *arguments).out == whole.out
+    manifest["graph"]["prefill"] = [{"past": 0, "chunk": 0}]
+    (folder / "export.json").write_text(json.dumps(manifest))
+    refused(call("generate", folder, *arguments), "graph.prefill", "export.json")
+
+
 def test_generate_from_a_seed(real_export: Path) -> None:
     arguments = ("generate", real_export, "The old man", "-n", 8, "--raw", "--temperature", 1.5, "--seed")
     first, again, other = (call(*arguments, seed).out for seed in (1, 1, 2))

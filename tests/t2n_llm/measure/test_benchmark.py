@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from generic_export.errors import MissingExtraError, OptionError
+from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.inference_target.tract.releases.install import find_tract_cli
+from generic_export.read.contents import StoredTensor, read_contents
+from generic_export.read.outline import read_outline
 from t2n_llm import export_llm
 from t2n_llm.cli.bench_plot import plot_bench
 from t2n_llm.export.located import locate_archive
 from t2n_llm.measure.benchmark import ArchiveFigures, BenchPlan, BenchReport, Samples, bench_archives
+from t2n_llm.measure.profiling import profile_archive
+from t2n_llm.measure.traffic import bytes_read
 from tests.t2n_llm.command_line import call, refused, run_python, strict_json
 
 NEEDS_CLI = pytest.mark.skipif(
@@ -212,7 +217,7 @@ def test_time_is_told_by_operator_and_by_module(real_export: Path, engine: str) 
     assert report["engine"] == engine
     prefill, decode = report["phases"]
     assert (prefill["new_tokens"], prefill["past_tokens"], prefill["caches_as_inputs"]) == (32, 0, False)
-    assert (decode["new_tokens"], decode["past_tokens"], decode["caches_as_inputs"]) == (1, 64, True)
+    assert (decode["new_tokens"], decode["past_tokens"], decode["caches_as_inputs"]) == (1, 64, engine == "cli")
     assert prefill["seconds"] > decode["seconds"] > 0
     own = {group["name"]: group["nodes"] for group in prefill["operators"]}
     assert own["DynamicKeyValueCache"] == 12
@@ -229,6 +234,47 @@ def test_time_is_told_by_operator_and_by_module(real_export: Path, engine: str) 
         assert modules["model.layers.*.mlp.down_proj"]["kind"] == "Linear"
         assert modules["model.layers.*.self_attn"]["seconds"] >= operators["ScaledMaskedSoftmax"]["seconds"] * 0.99
         assert modules.get("(not from one module)", {"share": 0})["share"] < 0.1
+    assert all(limit > 0 for limit in report["limits"].values())
+
+
+def test_a_step_is_timed_with_the_engines_state_and_says_what_it_reads(real_export: Path) -> None:
+    outcome = call("profile", real_export, "--prefill", 8, "--past", 64, "--json")
+    assert outcome.code == 0, outcome.err
+    _, decode = strict_json(outcome.out)["phases"]
+    assert [step["past"] for step in decode["steps"]] == [16, 32, 64]
+    assert decode["steps"][-1]["seconds"] == decode["seconds"]
+    assert "Concat" not in {group["name"] for group in decode["operators"] if group["nodes"] >= 12}
+    kept = [tensor for tensor in read_contents(locate_archive(real_export).path).tensors if tensor.dtype == "f16"]
+    caches = 65 * 12 * 4 * 32 * 2
+    for groups in (decode["operators"], decode["modules"]):
+        assert sum(group["bytes"] for group in groups) == pytest.approx(
+            sum(tensor.data_bytes for tensor in kept) + caches, rel=0.02
+        )
+    linear = next(group for group in decode["modules"] if group["name"].endswith("mlp.down_proj"))
+    assert linear["flops"] == pytest.approx(linear["bytes"], rel=0.05)  # f16: two bytes a weight, and two operations
+
+
+def test_the_attention_of_the_operator_is_what_the_rest_leaves(half_export: Path) -> None:
+    outcome = call("profile", half_export, "--prefill", 8, "--past", 64, "--json")
+    assert outcome.code == 0, outcome.err
+    _, decode = strict_json(outcome.out)["phases"]
+    names = {group["name"] for group in decode["operators"]}
+    assert "(attention, caches kept by the engine)" in names
+    assert "FlashSDPA" not in names
+
+
+def test_a_mixture_reads_the_experts_that_its_tokens_choose() -> None:
+    graph = read_outline(
+        """version 1.0;
+        graph moe(x) -> (y) {
+          x = tract_core_external(shape=[S, 64], datum_type="f32");
+          w = variable<scalar>(label="w", shape=[8, 64, 64]);
+          y = tract_moe_ffn(x, w, k=2);
+        }"""
+    )
+    stored = [StoredTensor("w", (8, 64, 64), "f16", 65536)]
+    assert bytes_read(graph, stored, {"S": 1}) == {"y": 16384}
+    assert bytes_read(graph, stored, {"S": 512}) == {"y": 65536}
 
 
 def test_without_a_past_the_engine_keeps_the_caches(real_export: Path) -> None:
@@ -255,10 +301,13 @@ def test_an_archive_of_tracts_own_has_operators_but_no_modules(half_export: Path
         half_export / "model.nnef.tar",
         written,
     )
-    refused(call("profile", written, "--prefill", 4), "keeps its caches itself")
-    outcome = call("profile", written, "--prefill", 4, "--past", 0)
-    assert outcome.code == 0, outcome.err
-    assert "OptMatMul" in outcome.out and "module" not in outcome.out
+    for past in ("0", "4"):
+        outcome = call("profile", written, "--prefill", 4, "--past", past)
+        assert outcome.code == 0, outcome.err
+        assert "OptMatMul" in outcome.out and "module" not in outcome.out
+    assert "(attention, caches kept by the engine)" in outcome.out
+    with pytest.raises(OptionError, match="keeps its caches itself"):
+        profile_archive(locate_archive(written), TractCli(), prefill=4, past=4, progress=print)
 
 
 def test_sizes_beyond_the_model_are_refused(real_export: Path) -> None:
