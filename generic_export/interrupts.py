@@ -20,7 +20,13 @@ _ONE_PRESS_SECONDS = 0.5  # a terminal, a supervisor and a shell may all pass th
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: typer would end that one silently, with an exit code of its own."""
+    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: typer would end that one silently, with an exit code of its own.
+
+    Attributes:
+        left: what earlier work left behind, where somebody looked.
+    """
+
+    left: str | None = None
 
 
 class InterruptHandler:

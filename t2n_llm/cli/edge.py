@@ -35,7 +35,7 @@ def advice_on(error: BaseException) -> T2NError:
     if isinstance(error, Interrupted):
         kept = getattr(error, "kept", None)
         hint = f"What was written is kept in {kept}: run the same command again to continue." if kept else None
-        return InterruptError("interrupted.", hint or getattr(error, "left", None) or "Nothing was left behind.")
+        return InterruptError("interrupted.", hint or error.left or "Nothing was left behind.")
     if isinstance(error, _UsageError):
         command = getattr(getattr(error, "ctx", None), "command_path", COMMAND)
         return OptionError(error.format_message(), f"Run {command} --help.")  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ def telling_leftovers(target: Path) -> Iterator[None]:
                 f"`rm -r {shlex.join(map(str, found))}` removes it."
             )
             if isinstance(error, Interrupted):
-                error.left = told  # type: ignore[attr-defined]
+                error.left = told
             elif error.hint is not None and NOTHING_LEFT in error.hint:
                 error.hint = f"{error.hint.replace(NOTHING_LEFT, 'This run left nothing')} {told}"
         raise

@@ -112,15 +112,13 @@ def _opened(
     reporter, task = reporter or LogReporter(), task_of(options.task)
     with suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed), ExitStack() as stack:
         if output_dir is not None:
-            _recovered(Path(output_dir), reporter, dry)
-            check_free(Path(output_dir), options.force)
+            _take(Path(output_dir), options.force, reporter, dry)
         if options.check and not dry:
             require_engine(options.checking)
         reporter.stage(f"Reading {ref.name}")
         model = open_source(ref, require_tokenizer=options.require_tokenizer, tell=reporter.stage)
         target = Path(output_dir) if output_dir is not None else Path(model.short_name)
-        _recovered(target, reporter, dry)
-        check_free(target, options.force)
+        _take(target, options.force, reporter, dry)
         stack.enter_context(telling_leftovers(target))
         task.refuse(model, options.graph, options.compression, options.adapter)
         model = as_loaded(model, task.network, reporter.warn)
@@ -129,10 +127,11 @@ def _opened(
         yield _Export(task, ExportFolder(model, target, options, reporter, casts), adapter)
 
 
-def _recovered(target: Path, reporter: Reporter, dry: bool) -> None:
-    """Put back, and tell, what a process that died was about to replace."""
+def _take(target: Path, force: bool, reporter: Reporter, dry: bool) -> None:
+    """Refuse a place that is not free, once what a process that died was about to replace is back there."""
     if not dry and recover(target):
         reporter.warn(f"{target}: an export that was killed had moved it aside; it is back in its place.")
+    check_free(target, force)
 
 
 def _asked(
