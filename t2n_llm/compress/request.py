@@ -58,6 +58,12 @@ class CompressionOptions:
         None, "Keep the statistics of this calibration (*.imatrix.safetensors).", Panel.COMPRESSION, metavar="FILE"
     )
 
+    unpack_blocks: bool = option(
+        False,
+        "Q4_0 in the file only: the engine makes f16 of it when it loads. Prompts are read faster, tokens made slower.",
+        Panel.COMPRESSION,
+    )
+
     def __post_init__(self) -> None:
         if self.name is not None and self.file is not None:
             raise OptionError("both --compress and --recipe are given.", "A recipe has a name or a file, not both.")
@@ -137,4 +143,5 @@ class CompressionOptions:
             "quantizers": self.quantizers,
             "calibration": calibration if calibration in ("builtin", "auto") else Path(calibration).name,
             "imatrix": recorded_file(self.imatrix) if self.imatrix is not None else None,
+            "unpack_blocks": self.unpack_blocks,
         }

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from generic_export.errors import OptionError
+from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.unpacked_blocks import unpack_blocks
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource
 from generic_export.write.document import ArchivePlan, plan_document
@@ -96,6 +99,8 @@ def stored_form(
     with compressed(options, source, skeleton, graph, sources, reporter, dry=dry) as compression:
         if options.recipe() is None:
             compression = kept_as_stored(skeleton, graph, sources)
+        if options.unpack_blocks:
+            compression = _unpacked(compression)
         if compression is None:
             yield StoredForm(graph, sources, plan_document(graph, sources), None, checkpoint.notes)
             return
@@ -103,3 +108,10 @@ def stored_form(
         notes = (*checkpoint.notes, *([again] if again is not None else []))
         plan = plan_document(compression.graph, compression.sources)
         yield StoredForm(compression.graph, compression.sources, plan, compression, notes)
+
+
+def _unpacked(compression: Compression | None) -> Compression:
+    """Let products read f16 that the engine makes of blocks when it loads."""
+    if compression is None or not any(variable.dtype in BLOCK_FORMATS for variable in compression.graph.variables):
+        raise OptionError("--unpack-blocks is given, and nothing is stored in blocks.", "Add --compress q4_0.")
+    return replace(compression, graph=unpack_blocks(compression.graph))

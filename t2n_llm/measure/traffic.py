@@ -31,7 +31,7 @@ def bytes_read(outline: GraphOutline, tensors: Iterable[StoredTensor], sizes: Ma
         tensors: what the archive stores.
         sizes: value of each symbol.
     """
-    whole = _stored_bytes(outline, tensors) | cache_bytes(outline, sizes)
+    whole = _stored_bytes(outline, tensors) | cache_bytes(outline, sizes) | _unpacked_bytes(outline)
     read: dict[str, float] = {}
     for invocation in outline.invocations:
         operands = list(_references(value for _, value in invocation.arguments))
@@ -107,6 +107,20 @@ def flops(node: EngineNode, sizes: Mapping[str, int]) -> float:
 def _stored_bytes(outline: GraphOutline, tensors: Iterable[StoredTensor]) -> dict[str, float]:
     by_label = {tensor.label: tensor.data_bytes for tensor in tensors}
     return {variable.name: float(by_label.get(variable.label, 0)) for variable in outline.variables}
+
+
+def _unpacked_bytes(outline: GraphOutline) -> dict[str, float]:
+    """Return the bytes of what the engine makes of blocks at load: all rows of a matrix, gathered as f16."""
+    elements = {variable.name: prod(map(int, variable.shape)) for variable in outline.variables}
+    found: dict[str, float] = {}
+    ranges: set[str] = set()
+    for invocation in outline.invocations:
+        operands = list(_references(value for _, value in invocation.arguments))
+        if invocation.operator == "tract_core_range" and not operands:
+            ranges.add(invocation.outputs[0])
+        elif invocation.operator in _GATHERS and operands[0] in elements and ranges.issuperset(operands[1:]):
+            found[invocation.outputs[0]] = 2.0 * elements[operands[0]]
+    return found
 
 
 def _references(arguments: Iterable[Argument]) -> Iterator[str]:

@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from generic_export.errors import ArchiveError, OptionError, ValidationError
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.dat import HEADER_BYTES, read_block_dat
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import open_checkpoint
@@ -268,6 +269,31 @@ def test_families_and_archive_forms(tmp_path: Path, family: str, options: dict[s
     result = exported(source, tmp_path / "export", **options)
     assert result.validation is not None and result.validation.passed
     assert result.validation.original is not None
+
+
+@pytest.mark.parametrize("activations", ["f16", "f32"])
+def test_blocks_that_are_unpacked_at_load_are_the_same_in_the_file(
+    compressed: ExportResult, tiny_llama: Path, tmp_path: Path, activations: str
+) -> None:
+    options = {"compress": "q4_0+embeddings", "unpack_blocks": True, "activations": activations}
+    result = exported(tiny_llama, tmp_path / "export", **options)
+    assert result.validation is not None and result.validation.passed
+    label = "model.layers.2.mlp.down_proj.weight"
+    assert digest_of(result, label) == digest_of(compressed, label)
+    with TractWheel().load(compressed.archive) as packed, TractWheel().load(result.archive) as unpacked:
+        assert unpacked.operators()["Gather"] == packed.operators()["Gather"]  # folded away at load
+        assert unpacked.operators()["OptMatMul"] == packed.operators()["OptMatMul"]
+
+
+def digest_of(result: ExportResult, label: str) -> str:
+    """Return the SHA-256 of a stored tensor."""
+    return str(result.manifest["tensors"][label]["sha256"])
+
+
+def test_unpacking_needs_blocks(tiny_llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="nothing is stored in blocks"):
+        exported(tiny_llama, tmp_path / "export", unpack_blocks=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_recipe_file_and_a_users_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
