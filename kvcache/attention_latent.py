@@ -1,8 +1,8 @@
 """Multi-head latent attention over the latents that the cache holds, which are never expanded (DeepSeek-V2, section 2.1.2).
 
-transformers caches a latent and a rotated key that all heads share, and makes every head's keys and values of all of them at every
-call (`expand_kv`). Those are products, k = W_uk c and v = W_uv c, so that q k = (W_uk^T q) c and sum(p v) = W_uv sum(p c): absorbed,
-the first is applied to the queries and the second to what attention returns, and all heads read the one latent.
+transformers caches a latent and a rotated key that all heads share, and makes every head's keys and values of all of them at
+every call (`expand_kv`). Those are products, k = W_uk c and v = W_uv c, so that q k = (W_uk^T q) c and sum(p v) = W_uv sum(p c):
+absorbed, the first is applied to the queries and the second to what attention returns, and all heads read the one latent.
 """
 
 from __future__ import annotations

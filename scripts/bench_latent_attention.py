@@ -3,9 +3,9 @@
 
 usage: scripts/bench_latent_attention.py [--compress RECIPE] [--past 64,512,2048,8192] [--steps 1,64,512] [--layers N] [--json]
 
-The model has random weights and layers in the shape of DeepSeek-V2-Lite, without experts. Both forms are exported without a check and
-measured in turn in one process, on one thread, with the cache as the engine's state: milliseconds of the processor for a call of so
-many tokens after so many others. Other work on the machine disturbs little; read the ratios.
+The model has random weights and layers in the shape of DeepSeek-V2-Lite, without experts. Both forms are exported without
+a check and measured in turn in one process, on one thread, with the cache as the engine's state: milliseconds of the
+processor for a call of so many tokens after so many others. Other work on the machine disturbs little; read the ratios.
 """
 
 from __future__ import annotations

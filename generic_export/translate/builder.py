@@ -334,10 +334,11 @@ class NnefBuilder:
         if maker is None or maker.operator != "concat" or dict(maker.attributes)["axis"] != axis:
             return None
         start: Dim = 0
-        for part in maker.inputs[0]:  # type: ignore[union-attr]
+        parts: Sequence[Value] = maker.inputs[0]  # type: ignore[assignment]  # as `concat` gave them
+        for part in parts:
             stop = simplify_dim(sympy.sympify(start) + sympy.sympify(part.shape[axis]))
             if same_dim(start, begin) and same_dim(stop, end):
-                return part  # type: ignore[no-any-return]
+                return part
             start = stop
         return None
 
