@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from generic_export.errors import OptionError
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from kvcache.states import StateTensor
 from t2n_llm import export_llm
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.zoo.tiny_model import save_tiny_model
@@ -61,6 +64,25 @@ def test_the_cache_holds_latents(mla: str, latent_model: Path, tmp_path: Path) -
 )
 def test_absorbed_in_every_form(options: dict[str, Any], latent_model: Path, tmp_path: Path) -> None:
     exported(latent_model, tmp_path / "export", **options)
+
+
+def test_a_prompt_read_by_one_form_is_continued_by_the_other(latent_model: Path, tmp_path: Path) -> None:
+    forms = {
+        mla: export_llm(
+            str(latent_model), tmp_path / mla, mla=mla, dtype="f32", check=False, archive="dir", require_tokenizer=False
+        )
+        for mla in ("absorbed", "expanded")
+    }
+    prompt, further = np.arange(3, 12)[None], np.array([[20]])
+    states = [StateTensor.from_record(record).at_start(1) for record in forms["absorbed"].manifest["graph"]["states"]]
+    logits = {}
+    for reader, other in (("absorbed", "expanded"), ("expanded", "absorbed")):
+        with TractWheel(timeout_seconds=60).load(forms[reader].archive) as engine:
+            _, *after = engine.run([prompt, *states])
+        with TractWheel(timeout_seconds=60).load(forms[other].archive) as engine:
+            logits[other] = engine.run([further, *after])[0]
+    np.testing.assert_allclose(logits["absorbed"], logits["expanded"], atol=1e-4)
+    assert np.abs(logits["absorbed"]).max() > 0.1
 
 
 def test_both_parts_of_the_projection_are_blocks(latent_model: Path, tmp_path: Path) -> None:
