@@ -26,6 +26,7 @@ from generic_export.ops.attention import (
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
 from kvcache.attention_families import explicit_attention_families, registered
+from kvcache.attention_latent import absorbed_projections
 from kvcache.compat import attention_tables
 
 Model = TypeVar("Model")
@@ -51,6 +52,8 @@ def attention(
     is_causal: bool,
     softcap: float | None,
     sinks: torch.Tensor | None = None,
+    further_query: torch.Tensor | None = None,
+    further_key: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Scaled dot-product attention over all cached positions.
 
@@ -64,10 +67,14 @@ def attention(
         is_causal: query i sees keys up to T - S + i (the queries are the last S positions).
         softcap: scores become softcap * tanh(scores / softcap) before the mask, when given.
         sinks: [H] or [B, H, S, 1], scores of one more key per head, whose value is zero (GPT-OSS), when given.
+        further_query, further_key: [B, H, S, E] and [B, Hkv, T, E], more channels of queries and keys, where the keys are kept in
+            two parts (latent attention).
 
     Returns:
         [B, H, S, Dv], in the element type of `query`.
     """
+    if further_query is not None and further_key is not None:
+        query, key = torch.cat((query, further_query), dim=-1), torch.cat((key, further_key), dim=-1)
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = (query @ key.transpose(-1, -2)).float() * scale
@@ -202,7 +209,14 @@ def _attention_forward(
     if position_bias is not None:
         attention_mask = _biased(position_bias, attention_mask)
     sinks = s_aux if sinks is None else sinks
-    result = torch.ops.t2n.attention(query, key, value, attention_mask, scale, causal, softcap, sinks)
+    absorbed = absorbed_projections(module)
+    if absorbed is not None:
+        query, further = absorbed.queries(query)
+        pair = (further, value)  # the rotated keys
+        latents = torch.ops.t2n.attention(query, key, key, attention_mask, scale, causal, softcap, sinks, *pair)
+        result = absorbed.mixed(latents)
+    else:
+        result = torch.ops.t2n.attention(query, key, value, attention_mask, scale, causal, softcap, sinks)
     return result.transpose(1, 2).contiguous(), None
 
 
@@ -266,11 +280,18 @@ def translate_attention(
     is_causal: bool,
     softcap: float | None,
     sinks: Value | None = None,
+    further_query: Value | None = None,
+    further_key: Value | None = None,
 ) -> Value:
     """t2n::attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal, float? softcap, ...)"""
     dtype = query.dtype
+    further = None if further_query is None or further_key is None else (further_query, further_key)
     if b.numerics.f32_attention:
         query, key, value = (b.cast(tensor, torch.float32) for tensor in (query, key, value))
+        further = None if further is None else (b.cast(further[0], torch.float32), b.cast(further[1], torch.float32))
+    if further is not None and not b.spelling.attention_products:
+        query, key = (b.concat([each, more], 3) for each, more in zip((query, key), further, strict=True))
+        further = None
     steps, total = query.shape[-2], key.shape[-2]
     yes_or_no = mask is None or mask.dtype is torch.bool
     additive = additive_mask(b, mask, steps, total) if mask is not None and yes_or_no else mask
@@ -279,5 +300,6 @@ def translate_attention(
     if is_causal:
         causal = additive_mask(b, causal_mask(b, steps, total), steps, total)
         additive = causal if additive is None else b.binary("add", b.cast(additive, torch.float32), causal)
-    attend = grouped_attention if b.spelling.attention_products else spelled_out_attention
-    return b.cast(attend(b, query, key, value, additive, scale, softcap, sinks), dtype)
+    if b.spelling.attention_products:
+        return b.cast(grouped_attention(b, query, key, value, additive, scale, softcap, sinks, further), dtype)
+    return b.cast(spelled_out_attention(b, query, key, value, additive, scale, softcap, sinks), dtype)

@@ -73,22 +73,24 @@ def _(hidden: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 @torch.library.custom_op("t2n::grouped_linear", mutates_args=())
-def grouped_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def grouped_linear(input: torch.Tensor, weight: torch.Tensor, role: str | None = None) -> torch.Tensor:
     """A linear layer for each group.
 
     Args:
-        input: float [T, K], the same for all groups, or [E, T, K].
+        input: float [T, K], the same for all groups, [E, T, K], or [B, E, T, K].
         weight: [E, N, K].
+        role: what the weight is called in an archive, where it is part of a parameter.
 
     Returns:
-        [E, T, N].
+        [E, T, N], or [B, E, T, N].
     """
     return input @ weight.transpose(1, 2)
 
 
 @grouped_linear.register_fake
-def _(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return input.new_empty(weight.shape[0], input.shape[-2], weight.shape[1])
+def _(input: torch.Tensor, weight: torch.Tensor, role: str | None = None) -> torch.Tensor:
+    batch = input.shape[:-3]
+    return input.new_empty(*batch, weight.shape[0], input.shape[-2], weight.shape[1])
 
 
 def _gated(gate: torch.Tensor, up: torch.Tensor, activation: str, alpha: float, limit: float | None) -> torch.Tensor:

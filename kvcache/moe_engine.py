@@ -17,15 +17,15 @@ from generic_export.translate.registry import translates
 from generic_export.weights.part import TensorPart
 from kvcache.moe_families import explicit_experts
 
+_GROUPED_PRODUCTS = {2: "tk,enk->etn", 3: "etk,enk->etn", 4: "betk,enk->betn"}  # by the rank of what is multiplied
 _GROUP = 32  # a block of weights; the router's columns fill whole ones
 
 
 @translates(torch.ops.t2n.grouped_linear.default)
-def translate_grouped_linear(b: NnefBuilder, input: Value, weight: Value) -> Value:
-    """t2n::grouped_linear(Tensor input, Tensor weight) -> Tensor"""
-    shared = input.rank == 2
-    whole = _stored(b, weight, None, weight.shape)
-    return b.product("tk,enk->etn" if shared else "etk,enk->etn", [input, weight if whole is None else whole])
+def translate_grouped_linear(b: NnefBuilder, input: Value, weight: Value, role: str | None = None) -> Value:
+    """t2n::grouped_linear(Tensor input, Tensor weight, str? role=None) -> Tensor"""
+    whole = _stored(b, weight, role or "grouped_{}", weight.shape)
+    return b.product(_GROUPED_PRODUCTS[input.rank], [input, weight if whole is None else whole])
 
 
 @translates(torch.ops.t2n.experts.default)
@@ -100,7 +100,7 @@ def _router(b: NnefBuilder, number: int, first: int, width: int) -> Value:
 
 def _padded(b: NnefBuilder, weight: Value, role: str, shape: tuple[int, ...]) -> Value:
     """Return a weight with zeros for the further channels: stored so, or padded in the graph when it is computed there."""
-    stored = _stored(b, weight, role, shape)
+    stored = _stored(b, weight, f"routed_{role}", shape)
     if stored is not None:
         return stored
     padding = ArrayLiteral(tuple(ints([0, wide - int(size)]) for wide, size in zip(shape, weight.shape, strict=True)))  # type: ignore[arg-type]
@@ -111,8 +111,11 @@ def _padded(b: NnefBuilder, weight: Value, role: str, shape: tuple[int, ...]) ->
 # --- stored tensors that are parts of parameters -----------------------------------------------------
 
 
-def _stored(b: NnefBuilder, value: Value, role: str | None, shape: Any) -> Value | None:
-    """Return a value as a stored tensor of its own, when it is part of a parameter or all of it; else None."""
+def _stored(b: NnefBuilder, value: Value, role: str, shape: Any) -> Value | None:
+    """Return a value as a stored tensor of its own, when it is part of a parameter or all of it; else None.
+
+    `role` is what a part is called, beside its parameter; `{}` stands for the parameter's own name.
+    """
     part = stored_part(b, value)
     if part is None:
         return None
@@ -120,7 +123,7 @@ def _stored(b: NnefBuilder, value: Value, role: str | None, shape: Any) -> Value
     if part.is_whole:
         return b.variable(part.parameter, part.shape, value.dtype)
     prefix, _, name = part.parameter.rpartition(".")
-    label = f"routed_{role}" if role else f"grouped_{name}"
+    label = role.format(name)
     return b.part(f"{prefix}.{label}" if prefix else label, part, value.dtype)
 
 

@@ -83,7 +83,7 @@ ORDER = {
         operators state_adapters engine_state half_states
         forms moe_engine attention
         explicit_cache moe_families
-        attention_families compressed_layer recurrent windows
+        attention_families attention_latent compressed_layer recurrent windows
         attention_compressed moe
         attention_blocks compat rotary rotary_scaling state_views states
     """,

@@ -224,14 +224,15 @@ def grouped_attention(
     scale: float,
     softcap: float | None = None,
     sinks: Value | None = None,
+    further: tuple[Value, Value] | None = None,
 ) -> Value:
     """Two products for each key head, the cache first: the form that tract runs fastest over a long past.
 
     The queries that share a key head are rows of one product, so that keys and values are read once, not once for each query
     head. Scores and sums are f32 whatever the heads are; the engine multiplies an f16 cache with them as it is. Arguments as
-    `spelled_out_attention`.
+    `spelled_out_attention`; `further` are more channels of queries and keys, where a cache keeps the keys in two parts.
     """
-    batch, heads, steps, width = query.shape
+    batch, heads, steps, _ = query.shape
     key_heads, total = key.shape[1:3]
     groups = simplify_dim(sympy.sympify(heads) / sympy.sympify(key_heads))
     rows = simplify_dim(sympy.sympify(groups) * sympy.sympify(steps))
@@ -240,8 +241,9 @@ def grouped_attention(
     if mask is not None:
         full = b.broadcast(b.cast(mask, wide), [*mask.shape[:2], steps, total])
         row_mask = _row_mask(b, full, key_heads, groups, rows)
-    grouped = b.reshape(query, [batch, key_heads, rows, width])
-    scores = b.einsum("bhnk,bhmk->bhmn", [key, grouped], accumulator=wide)
+    scores = _scores_of_rows(b, query, key, rows, wide)
+    if further is not None:
+        scores = b.binary("add", scores, _scores_of_rows(b, *further, rows, wide))
     if softcap is None and sinks is None and row_mask is not None:
         attributes: dict[str, Argument] = {"scale": float(scale)}
         operator = "tract_transformers_scaled_masked_softmax"
@@ -254,6 +256,12 @@ def grouped_attention(
         weights = _softmax_of_scores(b, scores, row_mask, scale, softcap, column)
     mixed = b.einsum("bhnv,bhmn->bhmv", [value, weights], accumulator=wide)
     return b.cast(b.reshape(mixed, [batch, heads, steps, value.shape[-1]]), query.dtype)
+
+
+def _scores_of_rows(b: NnefBuilder, query: Value, key: Value, rows: Dim, accumulator: torch.dtype) -> Value:
+    """[B,H,S,D] and [B,Hkv,T,D] -> [B,Hkv,G*S,T]"""
+    grouped = b.reshape(query, [query.shape[0], key.shape[1], rows, query.shape[-1]])
+    return b.einsum("bhnk,bhmk->bhmn", [key, grouped], accumulator=accumulator)
 
 
 def _softmax_of_scores(

@@ -313,6 +313,8 @@ class NnefBuilder:
         """Take `begin:end:stride` along one axis, with 0 <= begin <= end <= size (facts §3.1: nothing else is safe)."""
         if same_dim(begin, 0) and same_dim(end, value.shape[axis]) and stride == 1:
             return value
+        if stride == 1 and (joined := self._joined_at(value, axis, begin, end)) is not None:
+            return joined
         length = simplify_dim(sympy.sympify(end) - sympy.sympify(begin))
         if stride != 1:
             length = floor_div(simplify_dim(sympy.sympify(length) + stride - 1), stride)
@@ -325,6 +327,20 @@ class NnefBuilder:
         if stride != 1:
             attributes["stride"] = ints([stride])
         return self.emit("slice", [value], shape=shape, dtype=value.dtype, attributes=attributes)
+
+    def _joined_at(self, value: Value, axis: int, begin: Dim, end: Dim) -> Value | None:
+        """Return the operand of a concatenation that lies between two bounds, if one does."""
+        maker = self.maker_of(value)
+        if maker is None or maker.operator != "concat" or dict(maker.attributes)["axis"] != axis:
+            return None
+        start: Dim = 0
+        parts: Sequence[Value] = maker.inputs[0]  # type: ignore[assignment]  # as `concat` gave them
+        for part in parts:
+            stop = simplify_dim(sympy.sympify(start) + sympy.sympify(part.shape[axis]))
+            if same_dim(start, begin) and same_dim(stop, end):
+                return part
+            start = stop
+        return None
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """Concatenate along one axis; all values must have the same element type and rank."""

@@ -97,7 +97,8 @@ def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
 def _graph_options(manifest: Mapping[str, Any]) -> GraphOptions:
     """Return what decided the graph of an export; what an older one does not record is what there was then."""
     dtype = manifest["graph"]["dtype"]
-    recorded = {"activations": dtype, "attention": "sdpa", **manifest.get("options", {}), "dtype": dtype}
+    before = {"activations": dtype, "attention": "sdpa", "mla": "expanded"}
+    recorded = {**before, **manifest.get("options", {}), "dtype": dtype}
     known = {each.name: recorded[each.name] for each in fields(GraphOptions) if each.name in recorded}
     try:
         return GraphOptions(**known | {"keep_f32": tuple(known.get("keep_f32", ()))})

@@ -24,6 +24,8 @@ CACHE_DTYPES = ("auto", "f16", "f32")
 
 ATTENTIONS = ("auto", "products", "sdpa")
 
+LATENTS = ("auto", "absorbed", "expanded")
+
 KV_CACHES: Mapping[str, int] = {"int8": 8, "int4": 4}
 """Bits of a quantised cache, by the name of the option."""
 
@@ -65,6 +67,14 @@ class GraphOptions:
         Panel.GRAPH,
         choices=ATTENTIONS,
         noun="attention",
+    )
+    mla: str = option(
+        "auto",
+        "Latent attention (DeepSeek). absorbed: over the cached latents themselves. expanded: keys and values of all of them are "
+        "made at each call. auto: absorbed.",
+        Panel.GRAPH,
+        choices=LATENTS,
+        noun="latent attention",
     )
     num_logits_to_keep: int = option(
         1,
@@ -149,6 +159,11 @@ class GraphOptions:
     def half_cache(self) -> bool:
         """Whether keys and values are f16 where the graph computes in f32."""
         return self.mixed and self.cache_dtype != "f32"
+
+    @property
+    def absorbs_latents(self) -> bool:
+        """Whether latent attention that reads a cache never expands it."""
+        return self.mla != "expanded"
 
     @property
     def kv_bits(self) -> int | None:

@@ -14,7 +14,8 @@ from torch import nn
 
 from generic_export.errors import CaptureError, T2NError, described
 from generic_export.torch_graph.request import DynamicAxes
-from kvcache.attention import AttentionChoice
+from kvcache.attention import ATTENTION_NAME, AttentionChoice
+from kvcache.attention_latent import absorb_latents
 from kvcache.forms import StateForm, accepts, state_form
 from kvcache.forms.cache import WINDOW_IN_CACHE_ALONE, CacheForm
 from kvcache.states import Probe, Slot, StateTensor, describe_states
@@ -156,6 +157,8 @@ def build_skeleton(
 
     def build(implementation: str) -> Skeleton:
         causal_lm = weightless_network(CAUSAL_LM, config, options, implementation, experts, trust_remote_code)
+        if options.absorbs_latents and implementation == ATTENTION_NAME:
+            absorb_latents(causal_lm)
         tied = tied_names(causal_lm)
         buffers = take_buffers(causal_lm)
         form = state_form(causal_lm)

@@ -89,7 +89,7 @@ def test_what_a_router_leaves_out_is_not_read() -> None:
     check(Fixed(), (torch.randn(3, WIDTH), index, weights), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("rank", [2, 3, 4])
 def test_a_linear_layer_for_each_group(rank: int) -> None:
     class Grouped(nn.Module):
         def __init__(self) -> None:
@@ -99,9 +99,8 @@ def test_a_linear_layer_for_each_group(rank: int) -> None:
         def forward(self, values: torch.Tensor) -> torch.Tensor:
             return torch.ops.t2n.grouped_linear(values, self.weight)
 
-    shape = (WIDTH,) if rank == 2 else (EXPERTS, WIDTH)
-    values = [torch.randn(count, *shape) for count in (5, 1)]
-    values = values if rank == 2 else [each.transpose(0, 1).contiguous() for each in values]
+    leading = ((), (EXPERTS,), (2, EXPERTS))[rank - 2]
+    values = [torch.randn(*leading, count, WIDTH) for count in (5, 1)]
     axes = {"input_0": {rank - 2: "S"}}
     check(Grouped(), *((each,) for each in values), dynamic_axes=axes, atol=2e-5, rtol=1e-4)
 

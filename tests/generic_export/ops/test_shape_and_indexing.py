@@ -196,3 +196,14 @@ def test_repeats_with_a_declared_size() -> None:
         (torch.randn(2, 3), torch.tensor([1, 2, 3])),
         (torch.randn(2, 3), torch.tensor([0, 6, 0])),
     )
+
+
+def test_a_part_of_a_concatenation_is_what_was_put_there() -> None:
+    def halves(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        joined = torch.cat([left, right], dim=-1)
+        return joined[..., :4] + 1, joined[..., 4:] * 2, joined[..., 3:5].neg()
+
+    text = check(
+        halves, (torch.randn(3, 4), torch.randn(3, 5)), dynamic_axes={"input_0": {0: "S"}, "input_1": {0: "S"}}
+    )
+    assert text.count("slice(") == 1  # the one that takes of both

@@ -18,7 +18,7 @@ PROMPT = 12
 
 def export_family(family: str, folder: Path, *, dtype: str = "f32", compress: str | None = None, **changes: Any) -> Any:
     """Export a family, `changes` made to its tiny config, and hold it to what every family is held to; returns the result."""
-    save_tiny_model(_model(family, changes) if changes else build_tiny_model(family), folder / "model")
+    save_tiny_model(family_model(family, changes) if changes else build_tiny_model(family), folder / "model")
     result = export_llm(
         str(folder / "model"),
         folder / "export",
@@ -41,7 +41,8 @@ def export_family(family: str, folder: Path, *, dtype: str = "f32", compress: st
     return result
 
 
-def _model(family: str, changes: dict[str, Any]) -> Any:
+def family_model(family: str, changes: dict[str, Any]) -> Any:
+    """Return a tiny model of a family, with changes made to its config."""
     with mock.patch.dict(overrides.OVERRIDES, {family: {**overrides.OVERRIDES.get(family, {}), **changes}}):
         return build_tiny_model(family)
 
