@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+ABSORBED_KEYS, ABSORBED_VALUES = "absorbed_keys", "absorbed_values"
+"""What the two parts of a projection are called in an archive, beside its parameter."""
+
 _EXPANDS = "expand_kv"  # of a layer's attention, in all families with the same latents
 
 
@@ -61,12 +64,12 @@ class AbsorbedProjections:
     def queries(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Split queries [B, H, S, nope + rope] into those over latents [B, H, S, rank] and over rotated keys [B, H, S, rope]."""
         nope = self.keys.shape[-1]
-        over_latents = torch.ops.t2n.grouped_linear(query[..., :nope], self.keys, "absorbed_keys")
+        over_latents = torch.ops.t2n.grouped_linear(query[..., :nope], self.keys, ABSORBED_KEYS)
         return over_latents, query[..., nope:]
 
     def mixed(self, latents: torch.Tensor) -> torch.Tensor:
         """Return the heads' results [B, H, S, v] of mixtures of latents [B, H, S, rank]."""
-        result: torch.Tensor = torch.ops.t2n.grouped_linear(latents, self.values, "absorbed_values")
+        result: torch.Tensor = torch.ops.t2n.grouped_linear(latents, self.values, ABSORBED_VALUES)
         return result
 
 

@@ -10,10 +10,13 @@ from typing import Any
 
 from generic_export.errors import ArchiveError
 from generic_export.nnef.graph import NnefGraph
+from kvcache.attention_latent import ABSORBED_KEYS
 from t2n_llm.graph.options import GraphOptions
 
 LARGEST_CHUNK = 512
 """Tokens; more at once is not faster (docs/engine-notes.md)."""
+
+_LATENT_CHUNK = 64  # of absorbed latent attention, whose products grow faster than its savings (docs/engine-notes.md)
 
 MEMORY = 256 << 20
 """Bytes that the scores of attention and the logits of one call may take."""
@@ -40,10 +43,22 @@ def prefill_chunks(config: Any, graph: NnefGraph, options: GraphOptions) -> Chun
     scored = any(operation.operator in _SOFTMAX for operation in graph.operations)
     heads = getattr(text_config, "num_attention_heads", 0) if scored else 0
     logits = 4 * text_config.vocab_size if options.num_logits_to_keep == 0 else 0
-    return bounded_chunks(4 * _COPIES * heads, logits, getattr(text_config, "max_position_embeddings", None))
+    latent = any(variable.label.endswith(f".{ABSORBED_KEYS}") for variable in graph.variables)
+    return bounded_chunks(
+        4 * _COPIES * heads,
+        logits,
+        getattr(text_config, "max_position_embeddings", None),
+        largest=_LATENT_CHUNK if latent else LARGEST_CHUNK,
+    )
 
 
-def bounded_chunks(score_bytes: int, token_bytes: int, max_positions: int | None, memory: int = MEMORY) -> Chunks:
+def bounded_chunks(
+    score_bytes: int,
+    token_bytes: int,
+    max_positions: int | None,
+    memory: int = MEMORY,
+    largest: int = LARGEST_CHUNK,
+) -> Chunks:
     """Return the chunks that stay within a bound.
 
     Args:
@@ -51,9 +66,10 @@ def bounded_chunks(score_bytes: int, token_bytes: int, max_positions: int | None
         token_bytes: of a token of the call, whatever the past.
         max_positions: of the model; None for any number.
         memory: the bound, in bytes; the smallest chunk may break it.
+        largest: chunk, in tokens.
     """
     chunks: list[tuple[int, int]] = []
-    start, chunk = 0, LARGEST_CHUNK
+    start, chunk = 0, largest
     while chunk >= _SMALLEST_CHUNK:
         end = _last_past(chunk, score_bytes, token_bytes, memory)
         last = chunk == _SMALLEST_CHUNK or end is None
