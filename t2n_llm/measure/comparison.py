@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from generic_export.errors import OptionError
+from t2n_llm.graph.prefill import chunk_after
 from t2n_llm.measure.benchmark import Samples
 from t2n_llm.measure.rivals.archive import ArchiveContender
 from t2n_llm.measure.rivals.protocol import Contender, Running
 
 PREFILLS = (64, 512, 2048)
 DEPTHS = (64, 512, 2048, 8192, 16384)
-# Tokens of a prompt that are fed at once: what llama.cpp takes by itself, and what bounds the memory of attention's scores.
-CHUNK = 512
 # A state in which a depth was measured is measured again while that moves the depth by less than this share of it.
 _DRIFT = 1 / 8
 
@@ -43,7 +42,6 @@ class ComparisonPlan:
         repeats: how often each is measured.
         warmup: how often each is run before.
         threads: each number is a run of its own.
-        chunk: tokens of a prompt that are fed at once.
         positions: most tokens that the model takes, or None; a depth up to there is measured on its last tokens.
 
     Raises:
@@ -56,11 +54,10 @@ class ComparisonPlan:
     repeats: int = 5
     warmup: int = 1
     threads: tuple[int, ...] = (1,)
-    chunk: int = CHUNK
     positions: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"prefills": 1, "depths": 0, "decode": 1, "repeats": 1, "warmup": 0, "threads": 1, "chunk": 1}
+        least = {"prefills": 1, "depths": 0, "decode": 1, "repeats": 1, "warmup": 0, "threads": 1}
         for name, minimum in least.items():
             value = getattr(self, name)
             numbers = value if isinstance(value, tuple) else (value,)
@@ -236,8 +233,8 @@ def _told(contender: ArchiveContender) -> dict[str, Any]:
 class _Contestant:
     """A loaded contender, how full its cache is, and what was measured of it."""
 
-    def __init__(self, name: str, running: Running, ids: list[int], chunk: int) -> None:
-        self.name, self._running, self._ids, self._chunk = name, running, ids, chunk
+    def __init__(self, contender: Contender, running: Running, ids: list[int]) -> None:
+        self.name, self._chunks, self._running, self._ids = contender.name, contender.prefill, running, ids
         self._position = 0  # tokens in the cache; what was there before counts no more
         self.points: list[Point] = []
 
@@ -263,7 +260,7 @@ class _Contestant:
             self._position = 0
         seconds: list[float] = []
         while self._position < tokens:
-            end = min(self._position + self._chunk, tokens)
+            end = min(self._position + chunk_after(self._position, self._chunks), tokens)
             seconds += self._running.time_turns([self._ids[self._position : end]], fresh=self._position == 0)
             self._position = end
         return seconds
@@ -284,7 +281,7 @@ def _contest(
         for contender in contenders:
             progress(f"Loading {contender.name} ({_threads_text(threads)})")
             running = stack.enter_context(closing(contender.start(threads, plan.longest)))
-            contestants.append(_Contestant(contender.name, running, ids, plan.chunk))
+            contestants.append(_Contestant(contender, running, ids))
         for tokens in plan.prefills:
             progress(f"Prefill of {tokens} ({_threads_text(threads)})")
             _take_turns(contestants, plan, "prefill", tokens, partial(_Contestant.prefill, tokens=tokens))
@@ -326,4 +323,4 @@ def _threads_text(threads: int) -> str:
     return "1 thread" if threads == 1 else f"{threads} threads"
 
 
-__all__ = ["CHUNK", "DEPTHS", "PREFILLS", "ComparisonPlan", "Point", "SpeedComparison", "SpeedRun", "compare"]
+__all__ = ["DEPTHS", "PREFILLS", "ComparisonPlan", "Point", "SpeedComparison", "SpeedRun", "compare"]

@@ -23,7 +23,7 @@ class ArchiveContender:
     """
 
     def __init__(self, archive: LocatedArchive, name: str, timeout_seconds: float) -> None:
-        self.archive, self.name = archive, name
+        self.archive, self.name, self.prefill = archive, name, archive.prefill
         self._timeout_seconds = timeout_seconds
 
     @cached_property

@@ -13,7 +13,7 @@ from pathlib import Path
 from generic_export.errors import MissingExtraError, OptionError
 from t2n_llm.measure.rivals.child import RunningChild
 from t2n_llm.measure.rivals.gguf_file import check_gguf, write_gguf
-from t2n_llm.measure.rivals.protocol import SharedModel
+from t2n_llm.measure.rivals.protocol import BATCHES, SharedModel
 
 MODULES_VARIABLE = "T2N_NODE_MODULES"  # folder that holds node-llama-cpp
 _DRIVER = Path(__file__).with_name("llama_cpp_driver.mjs")
@@ -33,6 +33,7 @@ class LlamaCpp:
     """
 
     name = "llama.cpp"
+    prefill = BATCHES
 
     def __init__(self, subject: SharedModel, file: str = "") -> None:
         self._subject = subject

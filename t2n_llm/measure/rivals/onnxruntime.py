@@ -10,7 +10,7 @@ from pathlib import Path
 
 from generic_export.errors import EngineLoadError, EngineTimeoutError, MissingExtraError, OptionError
 from t2n_llm.measure.rivals.child import RunningChild
-from t2n_llm.measure.rivals.protocol import SharedModel, local_folder
+from t2n_llm.measure.rivals.protocol import BATCHES, SharedModel, local_folder
 from t2n_llm.measure.rivals.torch_eager import start_python
 
 _INSTALL = "Install it: pip install onnxruntime-genai"
@@ -30,6 +30,8 @@ class OnnxRuntime:
         subject: the model.
         folder: what the builder made, with `genai_config.json`; "" builds it from the checkpoint.
     """
+
+    prefill = BATCHES
 
     def __init__(self, subject: SharedModel, folder: str = "") -> None:
         self._subject = subject

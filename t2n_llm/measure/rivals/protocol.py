@@ -15,12 +15,16 @@ from typing import Any, Protocol
 from generic_export.errors import OptionError, SourceError
 from t2n_llm.export.folder import MANIFEST_NAME, read_manifest
 from t2n_llm.export.located import LocatedArchive
+from t2n_llm.graph.prefill import LARGEST_CHUNK, Chunks
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
 
 _NAME_IT = "Name the checkpoint that it was exported from: --checkpoint FOLDER_OR_HUB_ID."
 
 Turns = Sequence[Sequence[int]]
+
+BATCHES: Chunks = ((0, LARGEST_CHUNK),)
+"""How rivals are fed: llama.cpp computes as many at once by itself, and what others hold of a long prompt stays in bounds."""
 
 
 class Running(Protocol):
@@ -65,9 +69,11 @@ class Contender(Protocol):
 
     Attributes:
         name: what it is called beside the others.
+        prefill: how many tokens of a prompt it is fed at once.
     """
 
     name: str
+    prefill: Chunks
 
     def check(self) -> None:
         """Refuse early, before minutes of measuring.
@@ -167,4 +173,4 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-__all__ = ["Contender", "Running", "SharedModel", "Turns", "local_folder", "processors"]
+__all__ = ["BATCHES", "Contender", "Running", "SharedModel", "Turns", "local_folder", "processors"]

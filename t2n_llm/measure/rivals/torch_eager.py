@@ -8,7 +8,7 @@ from pathlib import Path
 
 from generic_export.errors import OptionError
 from t2n_llm.measure.rivals.child import RunningChild
-from t2n_llm.measure.rivals.protocol import SharedModel, local_folder
+from t2n_llm.measure.rivals.protocol import BATCHES, SharedModel, local_folder
 
 DRIVER = Path(__file__).with_name("python_driver.py")
 # float32 is what PyTorch is fast with on most CPUs; the others where there is AMX or ARM's bf16.
@@ -25,6 +25,8 @@ class TorchEager:
     Raises:
         OptionError: there is no such dtype.
     """
+
+    prefill = BATCHES
 
     def __init__(self, subject: SharedModel, dtype: str = "") -> None:
         self._subject, self._dtype = subject, dtype or "float32"

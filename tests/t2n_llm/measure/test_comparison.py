@@ -93,7 +93,7 @@ def test_lists_leave_out_what_the_model_has_no_positions_for(real_export: Path) 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"prefills": ()}, {"depths": (-1,)}, {"decode": 0}, {"repeats": 0}, {"threads": (0,)}, {"chunk": 0}]
+    "wrong", [{"prefills": ()}, {"depths": (-1,)}, {"decode": 0}, {"repeats": 0}, {"threads": (0,)}]
 )
 def test_a_plan_of_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(wrong))):
@@ -132,6 +132,8 @@ class Book:
     def __init__(self, name: str, notes: list[tuple[str, int, int, bool]], seconds: float, positions: int = 10**6):
         self.name, self._notes, self._seconds, self._limit = name, notes, seconds, positions
         self.version, self.load_seconds, self.held, self.closed = "1", 0.5, 0, 0
+
+    prefill = ((0, 512),)
 
     def check(self) -> None: ...
 
@@ -177,7 +179,7 @@ def test_contenders_take_turns_and_nobody_is_always_first() -> None:
 
 
 def test_shallow_caches_are_filled_anew_and_deep_ones_once() -> None:
-    plan = ComparisonPlan((1,), (2000, 0, 10), decode=2, repeats=2, warmup=1, chunk=512)
+    plan = ComparisonPlan((1,), (2000, 0, 10), decode=2, repeats=2, warmup=1)
     comparison, notes, _ = contest(plan, (10.0,))
     fed = [note[1:] for note in notes][3:]  # after the prompts
     assert fed[:6] == [(0, 1, True), (1, 1, False)] * 3  # no depth: each repeat begins with nothing
