@@ -63,7 +63,7 @@ class ComparisonPlan:
             numbers = value if isinstance(value, tuple) else (value,)
             if not numbers or min(numbers) < minimum:
                 raise OptionError(f"{name} is {value}.", f"Use {minimum} or more.")
-        longest = max(*self.prefills, *self.depths, self.rounds * self.decode)
+        longest = max(*self.prefills, *self.depths, *map(self._steps, self.depths))
         if self.positions is not None and longest > self.positions:
             raise OptionError(f"the model has {self.positions} positions, the bench needs {longest}.", "Ask for fewer.")
 

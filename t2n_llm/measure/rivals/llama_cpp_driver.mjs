@@ -101,4 +101,5 @@ const lines = createInterface({input: process.stdin});
 lines.on("line", (line) => {
     queue = queue.then(async () => process.stdout.write(JSON.stringify(await answer(line)) + "\n"));
 });
+process.on("SIGINT", () => {}); // Ctrl-C reaches the whole group; the parent decides
 lines.on("close", () => process.exit(0));
