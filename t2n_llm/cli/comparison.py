@@ -180,7 +180,9 @@ def plot_comparison(comparison: SpeedComparison, path: Path) -> None:
     axes = figure.subplots(2, 2)
     _draw_lines(axes[0][0], comparison, "prefill", "tokens of the prompt")
     _draw_lines(axes[0][1], comparison, "decode", "tokens in the cache")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7, handlelength=4
+    )
     runs = comparison.with_threads(comparison.plan.threads[0])
     names = [run.name for run in runs]
     draw_bars(axes[1][0], "load, seconds", names, [Samples((run.load_seconds,)) for run in runs])

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generic_export.errors import EngineRunError, OptionError
+from generic_export.errors import EngineRunError, MissingExtraError, OptionError
 from t2n_llm.cli.comparison import Grid, plot_comparison
 from t2n_llm.measure.benchmark import Samples
 from t2n_llm.measure.comparison import ComparisonPlan, Point, SpeedComparison, SpeedRun, compare
+from t2n_llm.measure.rivals.llama_cpp import node_package, node_program
 from t2n_llm.measure.rivals.protocol import Turns
-from tests.t2n_llm.command_line import call, refused, strict_json
+from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
+from tests.t2n_llm.conftest import REAL_MODEL
 
 # --- through the command line -----------------------------------------------------------------
 
 
-def test_an_archive_beside_pytorch(real_export: Path, tiny_llama: Path, tmp_path: Path) -> None:
-    from tests.t2n_llm.conftest import REAL_MODEL
-
+def test_an_archive_beside_pytorch(real_export: Path) -> None:
     sizes = ("--pp", "8,32", "--depth", "0,16,40", "--tg", 2, "-r", 3, "--threads", 1)
     outcome = call("bench", real_export, "--against", "torch", "--checkpoint", REAL_MODEL, *sizes, "--json")
     assert outcome.code == 0, outcome.err
@@ -59,6 +59,15 @@ def test_the_table_and_the_chart_have_a_place_for_each_number_of_threads(real_ex
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+def llama_cpp_lacks() -> str:
+    """Return what llama.cpp needs and is not here; "" when all is."""
+    try:
+        _ = node_program(), node_package()
+    except MissingExtraError as error:
+        return str(error)
+    return ""
+
+
 def matplotlib_is_there() -> bool:
     from importlib.util import find_spec
 
@@ -75,6 +84,26 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_loaded(real_expor
     refused(call(*against, "--device", "cuda"), "on the CPU")
     refused(call(*against, "--engine", "cli"), "tract from pip")
     refused(call("bench", real_export, "--against", "torch", "--against", "torch"), "would take part twice")
+
+
+@pytest.mark.parametrize("end", ["ctrl-c", "kill"])
+def test_no_process_and_no_file_outlives_a_comparison(
+    end: str, real_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    rivals = ["torch", *([] if llama_cpp_lacks() else ["llama.cpp"])]
+    against = [word for rival in rivals for word in ("--against", rival)]
+    sizes = ("--pp", 512, "--depth", 64, "-r", 1000, "--tg", 1, "--threads", 1)
+    command = RunningCommand("bench", real_export, *against, "--checkpoint", REAL_MODEL, *sizes)
+    command.wait_for_stage("Prefill of 512")
+    if end == "kill":
+        command.kill()
+        command.end()
+        return
+    command.press_ctrl_c()
+    outcome = command.end()
+    assert outcome.code != 0 and "interrupted" in outcome.err and "Traceback" not in outcome.err
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("t2n-bench-")]
 
 
 def test_lists_leave_out_what_the_model_has_no_positions_for(real_export: Path) -> None:
