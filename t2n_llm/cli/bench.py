@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from generic_export.inference_target.tract.engines.cli import TractCli
     from generic_export.inference_target.tract.engines.wheel import TractWheel
     from t2n_llm.measure.benchmark import BenchReport, Samples
+    from t2n_llm.measure.comparison import SpeedComparison
     from t2n_llm.measure.machine_limits import MachineLimits
     from t2n_llm.measure.profiling import PhaseProfile, ProfileReport, TimeShare
 
@@ -65,41 +66,72 @@ def profile(
 
 def bench(
     archives: Annotated[list[Path], typer.Argument(help="Exports or archives; ratios are to the first.")],
-    prefill: Annotated[int, typer.Option("--prefill", "--pp", min=1, help="Tokens fed at once.")] = 512,
-    decode: Annotated[int, typer.Option("--decode", "--tg", min=1, help="Tokens fed one by one.")] = 128,
-    depth: Annotated[int, typer.Option(min=0, help="Tokens in the cache before decoding starts.")] = 0,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RIVAL", help="llama.cpp[:FILE.gguf], onnxruntime[:FOLDER] or torch[:DTYPE]; may be repeated."
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="What the first archive was exported from, for its rivals; by default what its export says."),
+    ] = None,
+    prefill: Annotated[
+        str | None,
+        typer.Option("--prefill", "--pp", metavar="N,...", help="Tokens fed at once: 512; 64,512,2048 with --against."),
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option("--decode", "--tg", min=1, help="Tokens fed one by one: 128; 16 with --against.")
+    ] = None,
+    depth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...", help="Tokens in the cache before decoding: 0; 64,512,2048,8192,16384 with --against."
+        ),
+    ] = None,
+    threads: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Threads, a run for each; 1,all with --against.")
+    ] = None,
     repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="How often each is measured.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="Runs of each before the clock starts.")] = 1,
     engine: _EngineOption = "wheel",
     tract: _TractOption = None,
     device: DeviceOption = "cpu",
     timeout: _TimeoutOption = 600.0,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw a bar chart (needs t2n-llm[plot]).")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a chart (needs t2n-llm[plot]).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure prefill and decode in tokens a second, load time and peak memory; of several archives side by side.
+    """Measure prefill and decode in tokens a second, load time and peak memory; beside other archives and other programs.
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
     with open_sink(as_json) as sink:
         from t2n_llm.cli.bench_plot import check_plot, plot_bench
+        from t2n_llm.cli.comparison import Grid, comparison_tables, plot_comparison, run_comparison
         from t2n_llm.export.located import locate_archive
         from t2n_llm.measure.benchmark import BenchPlan, bench_archives
 
         if plot is not None:
             check_plot(plot)
-        report = bench_archives(
-            [locate_archive(archive) for archive in archives],
-            _engine(engine, tract, device, timeout),
-            BenchPlan(prefill, decode, depth, repeat, warmup),
-            sink.stage,
-        )
-        if plot is not None:
-            plot_bench(report, plot)
+        grid = Grid.parse(prefill, depth, threads)
+        located = [locate_archive(archive) for archive in archives]
+        chosen = _engine(engine, tract, device, timeout)
+        report: BenchReport | SpeedComparison
+        if against or not grid.is_single:
+            report = run_comparison(
+                located, against or [], checkpoint, chosen, grid.plan(located, decode, repeat, warmup), sink.stage
+            )
+            tables = comparison_tables(report)
+            if plot is not None:
+                plot_comparison(report, plot)
+        else:
+            plan = BenchPlan(grid.prefill, decode or BenchPlan.decode, grid.depth, repeat, warmup)
+            report = bench_archives(located, chosen, plan, sink.stage)
+            tables = _bench_tables(report)
+            if plot is not None:
+                plot_bench(report, plot)
     sink.record(report.asdict())
-    sink.show(*_bench_tables(report))
+    sink.show(*tables)
 
 
 def _engine(name: str, binary: Path | None, device: str, timeout: float) -> TractWheel | TractCli:

@@ -24,7 +24,7 @@ def check_plot(path: Path) -> None:
         raise OptionError(f"{path}: not the name of a picture.", f"Use one of {', '.join(_SUFFIXES)}.")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"{path}: the folder {path.parent} does not exist.", "Create it first.")
-    _figure_class()
+    figure_class()
 
 
 def plot_bench(report: BenchReport, path: Path) -> None:
@@ -35,7 +35,7 @@ def plot_bench(report: BenchReport, path: Path) -> None:
         ArchiveError: the file cannot be written.
     """
     plan = report.plan
-    figure = _figure_class()(figsize=(11.0, 2.2 + 0.75 * len(report.archives)), layout="constrained")
+    figure = figure_class()(figsize=(11.0, 2.2 + 0.75 * len(report.archives)), layout="constrained")
     figure.suptitle(f"tract {report.engine_version} ({report.engine}, {report.device})", fontsize=11)
     depth = f" at depth {plan.depth}" if plan.depth else ""
     panels: list[tuple[str, list[Samples]]] = [
@@ -46,14 +46,12 @@ def plot_bench(report: BenchReport, path: Path) -> None:
     ]
     axes = figure.subplots(1, len(panels), sharey=True)
     for axis, (title, samples) in zip(axes, panels, strict=True):
-        _draw(axis, title, [entry.name for entry in report.archives], samples)
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise ArchiveError(f"{path}: cannot be written: {error.strerror or error}.") from error
+        draw_bars(axis, title, [entry.name for entry in report.archives], samples)
+    save(figure, path)
 
 
-def _draw(axis: Any, title: str, names: list[str], samples: list[Samples]) -> None:
+def draw_bars(axis: Any, title: str, names: list[str], samples: list[Samples]) -> None:
+    """Draw a bar for each sample, the first on top, with its median and its reach."""
     medians = [sample.median for sample in samples]
     places = range(len(names))
     below = [sample.median - min(sample.values) for sample in samples]
@@ -81,7 +79,24 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _figure_class() -> Any:
+def save(figure: Any, path: Path) -> None:
+    """Write a figure.
+
+    Raises:
+        ArchiveError: the file cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise ArchiveError(f"{path}: cannot be written: {error.strerror or error}.") from error
+
+
+def figure_class() -> Any:
+    """Return matplotlib's figure, which needs no display.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -115,10 +115,15 @@ def chunks_of(manifest: Mapping[str, Any]) -> Chunks:
     return chunks
 
 
+def chunk_after(past: int, chunks: Chunks) -> int:
+    """Return how many tokens to feed at once after so many."""
+    return next(size for start, size in reversed(chunks) if start <= past)
+
+
 def split_prompt(ids: Sequence[int], chunks: Chunks) -> Iterable[Sequence[int]]:
     """Yield a prompt piece by piece, each as long as the table says for what is before it."""
     start = 0
     while start < len(ids):
-        chunk = next(size for past, size in reversed(chunks) if past <= start)
+        chunk = chunk_after(start, chunks)
         yield ids[start : start + chunk]
         start += chunk

@@ -193,7 +193,7 @@ def bench_archives(
 
 
 def _measure(
-    archive: LocatedArchive, described: _Description, name: str, engine: TractWheel | TractCli, plan: BenchPlan
+    archive: LocatedArchive, described: ArchiveDescription, name: str, engine: TractWheel | TractCli, plan: BenchPlan
 ) -> ArchiveFigures:
     if isinstance(engine, TractCli):
         return _measure_cli(archive, described, name, engine, plan)
@@ -201,33 +201,51 @@ def _measure(
 
 
 @dataclass(frozen=True)
-class _Description:
+class ArchiveDescription:
+    """What is known of an archive before it runs.
+
+    Attributes:
+        stored_bytes: its size on the disk.
+        bits_per_weight: of its tensors, as stored.
+        transforms: what the engine needs to keep the caches itself.
+    """
+
     stored_bytes: int
     bits_per_weight: float
     transforms: tuple[str, ...]
 
 
-def _describe(archive: LocatedArchive, plan: BenchPlan) -> _Description:
+def describe_archive(archive: LocatedArchive) -> ArchiveDescription:
+    """Read what is known of an archive before it runs.
+
+    Raises:
+        ArchiveError: it is damaged.
+    """
     contents = read_contents(archive.path)
     outline = read_outline(contents.graph_text)
+    values = sum(tensor.elements for tensor in contents.tensors)
+    bits = sum(tensor.data_bytes for tensor in contents.tensors) * 8 / values if values else 0.0
+    return ArchiveDescription(contents.stored_bytes, bits, tuple(stateful_transforms(outline)))
+
+
+def _describe(archive: LocatedArchive, plan: BenchPlan) -> ArchiveDescription:
+    described = describe_archive(archive)
     longest = max(plan.prefill, plan.depth + plan.decode)
     if archive.max_positions is not None and longest > archive.max_positions:
         raise OptionError(
             f"{archive.name} has {archive.max_positions} positions, the bench needs {longest}.", "Ask for fewer tokens."
         )
-    values = sum(tensor.elements for tensor in contents.tensors)
-    bits = sum(tensor.data_bytes for tensor in contents.tensors) * 8 / values if values else 0.0
-    return _Description(contents.stored_bytes, bits, tuple(stateful_transforms(outline)))
+    return described
 
 
 # --- the wheel ----------------------------------------------------------------------------------
 
 
 def _measure_wheel(
-    archive: LocatedArchive, described: _Description, name: str, engine: TractWheel, plan: BenchPlan
+    archive: LocatedArchive, described: ArchiveDescription, name: str, engine: TractWheel, plan: BenchPlan
 ) -> ArchiveFigures:
     with engine.load(archive.path, transforms=described.transforms) as model:
-        _check_interface(archive, model)
+        check_interface(archive, model)
         ids = _token_ids(archive, max(plan.prefill, plan.depth + plan.decode))
         prefill = [_prefill_speed(model, ids, plan) for _ in range(plan.warmup + plan.repeats)][plan.warmup :]
         decode = [_decode_speed(model, ids, plan) for _ in range(plan.warmup + plan.repeats)][plan.warmup :]
@@ -245,7 +263,12 @@ def _measure_wheel(
         )
 
 
-def _check_interface(archive: LocatedArchive, model: WheelModel) -> None:
+def check_interface(archive: LocatedArchive, model: WheelModel) -> None:
+    """Refuse an archive that wants more than token ids.
+
+    Raises:
+        EngineLoadError: its inputs are others.
+    """
     (first, *others) = model.inputs or (None,)
     if first is None or others or first.datum_type != "i64" or len(first.shape) != 2:
         inputs = "; ".join(map(str, model.inputs)) or "none"
@@ -276,7 +299,7 @@ def _decode_speed(model: WheelModel, ids: Array, plan: BenchPlan) -> float:
 
 
 def _measure_cli(
-    archive: LocatedArchive, described: _Description, name: str, engine: TractCli, plan: BenchPlan
+    archive: LocatedArchive, described: ArchiveDescription, name: str, engine: TractCli, plan: BenchPlan
 ) -> ArchiveFigures:
     runs = [engine.llm_bench(archive.path, warmup_runs=plan.warmup) for _ in range(plan.repeats)]
     return ArchiveFigures(

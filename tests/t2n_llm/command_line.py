@@ -158,6 +158,10 @@ class RunningCommand:
         """Ask the one process to end, as a job scheduler does."""
         self._process.terminate()
 
+    def kill(self) -> None:
+        """Kill the one process, which can do nothing about it."""
+        self._process.kill()
+
     def end(self) -> Outcome:
         """Wait for the end; assert that none of its processes outlives it."""
         out, err = self._process.communicate(timeout=_PATIENCE_SECONDS)

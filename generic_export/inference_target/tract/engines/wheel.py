@@ -80,17 +80,26 @@ class TractWheel:
         timeout_seconds: how long one request (a load, a run) may take before the child is killed.
         packages: folder whose tract runs, for releases beside the installed one (`releases.wheels`); None for that one.
         device: "cpu", "cuda" or "metal"; whether there is one shows when an archive is loaded.
+        threads: as many as the engine may take where it takes several; None leaves that to the environment.
     Raises:
         OptionError: an unknown device.
     """
 
     name = "wheel"
 
-    def __init__(self, *, timeout_seconds: float = 600.0, packages: Path | None = None, device: str = CPU) -> None:
+    def __init__(
+        self,
+        *,
+        timeout_seconds: float = 600.0,
+        packages: Path | None = None,
+        device: str = CPU,
+        threads: int | None = None,
+    ) -> None:
         check_device(device)
         self.timeout_seconds = timeout_seconds
         self.packages = packages
         self.device = device
+        self.threads = threads
 
     @property
     def version(self) -> str:
@@ -130,7 +139,7 @@ class TractWheel:
         if not path.exists():
             raise EngineLoadError(f"{path}: no such archive.")
         _ = self.version  # EngineMissingError before a process is started
-        worker = _WorkerProcess(path.name, self.timeout_seconds, self.packages)
+        worker = _WorkerProcess(path.name, self.timeout_seconds, self.packages, self.threads)
         try:
             self._choose_device(worker)
             facts = worker.request("load", str(path), list(transforms), list(registries), refusal=EngineLoadError)
@@ -189,9 +198,13 @@ def _version_in(packages: Path) -> str:
     raise EngineMissingError(f"{packages} holds no package tract.", "Give the folder that pip install --target filled.")
 
 
-def _environment(packages: Path | None) -> dict[str, str]:
+def _environment(packages: Path | None, threads: int | None = None) -> dict[str, str]:
     """Return the environment of a worker: a folder of packages stands before the installed ones."""
     environment = {**os.environ, **_WORKER_ENVIRONMENT}
+    if threads is not None:
+        environment["RAYON_NUM_THREADS"] = str(
+            threads
+        )  # attention with FlashSDPA alone takes more than one (facts/tract.md §6)
     if packages is not None:
         others = [path for path in [environment.get("PYTHONPATH")] if path]
         environment["PYTHONPATH"] = os.pathsep.join([str(packages), *others])
@@ -320,6 +333,12 @@ class WheelSession:
         outputs: list[Array] = self._worker.request("turn", self._session, conform_inputs(self._inputs, inputs))
         return outputs
 
+    def time_turns(self, turns: Sequence[Sequence[Array]]) -> list[float]:
+        """Run turns and time each inside the child; see `WheelModel.time_turns`."""
+        asked = [conform_inputs(self._inputs, turn) for turn in turns]
+        seconds: list[float] = self._worker.request("time_turns", asked, self._session)
+        return seconds
+
     def close(self) -> None:
         """Free the state. Closing twice is harmless."""
         if self._forget.alive:
@@ -338,7 +357,9 @@ class _OverdueError(Exception):
 class _WorkerProcess:
     """The child, and one request at a time to it. However it ends, it ends: no request leaves it half spoken to."""
 
-    def __init__(self, subject: str, timeout_seconds: float, packages: Path | None = None) -> None:
+    def __init__(
+        self, subject: str, timeout_seconds: float, packages: Path | None = None, threads: int | None = None
+    ) -> None:
         self._subject = subject  # what error messages are about: the archive
         self.closed_sessions: deque[int] = deque()  # appended to by finalizers, at any moment
         self._timeout_seconds = timeout_seconds
@@ -350,7 +371,7 @@ class _WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=printed,
-            env=_environment(packages),
+            env=_environment(packages, threads),
             bufsize=0,
         )
         self._child = Child(process, printed, process.stdin, process.stdout)

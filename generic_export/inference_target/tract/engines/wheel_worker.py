@@ -146,9 +146,9 @@ class EngineWorker:
         measured: str = self._runnable.profile_json(inputs)
         return measured
 
-    def time_turns(self, turns: list[list[Any]]) -> list[float]:
-        """Run turns on one fresh state; return the seconds that each took in the engine."""
-        state = self._runnable.spawn_state()
+    def time_turns(self, turns: list[list[Any]], session: int | None = None) -> list[float]:
+        """Run turns on one fresh state, or on a session's; return the seconds that each took in the engine."""
+        state = self._runnable.spawn_state() if session is None else self._states[session]
         seconds = []
         for turn in turns:
             start = time.perf_counter()
