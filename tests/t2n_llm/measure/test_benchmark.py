@@ -302,7 +302,7 @@ def test_an_archive_of_tracts_own_has_operators_but_no_modules(half_export: Path
         written,
     )
     for past in ("0", "4"):
-        outcome = call("profile", written, "--prefill", 4, "--past", past)
+        outcome = call("profile", written, "--prefill", 4, "--past", past, "--rows", 99)
         assert outcome.code == 0, outcome.err
         assert "OptMatMul" in outcome.out and "module" not in outcome.out
     assert "(attention, caches kept by the engine)" in outcome.out
