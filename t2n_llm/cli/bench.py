@@ -161,7 +161,7 @@ def _profile_tables(report: ProfileReport, rows: int) -> Iterator[Any]:
     for phase in report.phases:
         yield (
             f"[bold]{phase.name}[/bold]: {phase.new_tokens} new, {phase.past_tokens} past, "
-            f"{phase.seconds * 1e3:.2f} ms (mean of {phase.iterations} runs), "
+            f"{phase.seconds * 1e3:.2f} ms ({'nodes: ' if phase.steps else ''}mean of {phase.iterations} runs), "
             f"tract {report.engine_version} ({report.engine}, {report.device})"
         )
         if phase.caches_as_inputs:
