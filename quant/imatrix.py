@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -116,8 +118,13 @@ class Imatrix:
     tokenizer: str = ""
 
 
-def save_imatrix(imatrix: Imatrix, path: Path) -> None:
+def save_imatrix(imatrix: Imatrix, path: Path, readers: int = 0o044) -> None:
     """Write `*.imatrix.safetensors`: one float32 tensor of mean squares per parameter; token counts in the metadata.
+
+    Args:
+        imatrix: what was measured.
+        path: the file; one that is there is replaced.
+        readers: permission bits of group and others, from which the umask takes.
 
     Raises:
         OSError: the file cannot be written; then nothing is left.
@@ -136,12 +143,23 @@ def save_imatrix(imatrix: Imatrix, path: Path) -> None:
     }
     partial = partial_beside(path)
     try:
-        save_file(tensors, partial, metadata)
+        mode = _mode_of_new(partial, 0o600 | readers)
+        save_file(tensors, partial, metadata)  # puts a file of its own there, for its owner alone
+        partial.chmod(mode)
         partial.replace(path)
     except SafetensorError as error:  # how it reports a failure of the disk
         raise OSError(None, str(error)) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _mode_of_new(path: Path, mode: int) -> int:
+    """Make an empty file, and return the permissions that the umask leaves of those asked for."""
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, mode)
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
 
 
 def load_imatrix(path: Path, architecture: str | None = None, layers: int | None = None) -> Imatrix:

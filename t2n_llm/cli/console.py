@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -322,17 +322,28 @@ class Sink:
         if self.mode is OutputMode.JSON:
             self._json(report.asdict())
             return
-        for finding in report.findings:
+        compared = report.source
+        for finding in (*report.findings, *(compared.findings if compared is not None else ())):
             detail = f": {finding.detail}" if finding.detail else ""
             self._err.print(f"[bold red]{finding.problem}:[/bold red] {_line(finding.name + detail)}")
         if self.mode is OutputMode.QUIET:
             return
-        outcome = (
-            "[green]as written[/green]" if report.passed else f"[bold red]{len(report.findings)} findings[/bold red]"
-        )
         self._out.print(
-            f"{outcome}  {escape(str(report.path))}: {report.tensors} tensors, {report.bytes / 1e6:.1f} MB verified"
+            f"{_outcome('as written', report.findings)}  {escape(str(report.path))}: {report.tensors} tensors, "
+            f"{report.bytes / 1e6:.1f} MB verified"
         )
+        if compared is not None:
+            self._out.print(
+                f"{_outcome('as the source', compared.findings)}  {escape(compared.source)}: {compared.tensors} tensors, "
+                f"{compared.bytes / 1e6:.1f} MB of the same bytes"
+            )
+            if compared.left:
+                self._out.print(f"not compared  {len(compared.left)} tensors whose values a calibration chose")
+            if compared.same_graph is False:
+                self._out.print(
+                    "another graph  graph.nnef would be written otherwise now: other releases, another name"
+                )
+        self._out.print(f"export.json   SHA-256 {report.manifest_sha256}")
 
     def text(self, piece: str) -> None:
         """Print generated text as it comes, without a line end."""
@@ -362,6 +373,12 @@ class Sink:
 
     def _json(self, record: Mapping[str, Any]) -> None:
         self._out.file.write(json_text(record) + "\n")
+
+
+def _outcome(good: str, findings: Collection[object]) -> str:
+    if not findings:
+        return f"[green]{good}[/green]"
+    return f"[bold red]{len(findings)} finding{'s' if len(findings) > 1 else ''}[/bold red]"
 
 
 def _line(text: str) -> str:

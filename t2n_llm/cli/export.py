@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -91,6 +92,16 @@ def validate(
 
 def verify(
     path: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Compare with the source too: read, cast and quantised again.")
+    ] = False,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="For --deep: hub id or folder of the original; by default the hub id that was exported."),
+    ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(metavar="PATH", help="For --deep: the adapter that was merged.")
+    ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -99,9 +110,17 @@ def verify(
     Exit code 0: as written. 1: damaged; each bad, missing or extra tensor is named. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
-        from t2n_llm.export.verify import verify_export
+        from t2n_llm.export.verify import export_folder, verify_export
 
+        if not deep and (reference is not None or adapter is not None):
+            raise OptionError("--reference and --adapter are given without --deep.", "Add --deep, or leave them out.")
         report = verify_export(path, sink.progress)
+        if deep:
+            quiet_libraries(sink)
+            from t2n_llm.export.against_source import compare_with_source
+
+            compared = compare_with_source(export_folder(path), reference, adapter=adapter, reporter=sink)
+            report = replace(report, source=compared)
     sink.verified(report)
     if not report.passed:
         raise typer.Exit(EXIT_DISAGREES)

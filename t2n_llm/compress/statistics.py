@@ -13,6 +13,7 @@ from typing import Any
 
 from generic_export.errors import ArchiveError, OptionError
 from generic_export.files import is_disk_full, sha256
+from generic_export.weights.held_file import readers_of
 from quant.imatrix import IMATRIX_SUFFIX, Imatrix, load_imatrix, matching_statistics, save_imatrix
 from quant.protocol import InputStatistics
 from t2n_llm.source.hub import ModelSource
@@ -106,7 +107,8 @@ def write_statistics(path: Path, source: ModelSource, statistics: Mapping[str, I
     """
     check_name(path)
     try:
-        save_imatrix(Imatrix(statistics, model_key(source), tokenizer_key(source)), path)
+        readers = readers_of((*source.checkpoint().held, *source.held))
+        save_imatrix(Imatrix(statistics, model_key(source), tokenizer_key(source)), path, readers)
     except OSError as error:
         if is_disk_full(error):
             raise

@@ -15,7 +15,7 @@ from generic_export.errors import EngineLoadError, MissingTensorError, OptionErr
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.held_file import HeldFile, refuse_changed
 from generic_export.weights.values import value_pieces
-from generic_export.write.document import WrittenArchive
+from generic_export.write.document import ArchivePlan, WrittenArchive
 from quant.half import CastReport
 from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
@@ -35,7 +35,7 @@ from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.option import keywords_of, made, options_of
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
-from t2n_llm.source.hub import open_source
+from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
@@ -317,6 +317,22 @@ class _Export:
 
     def _recorded_adapter(self) -> Mapping[str, Any] | None:
         return self.adapter.recorded() if self.adapter is not None else None
+
+
+@contextmanager
+def planned_again(
+    source: ModelSource, options: ExportOptions, adapter: Adapter | None, reporter: Reporter, *, calibrated: bool
+) -> Iterator[Mapping[str, ArchivePlan]]:
+    """Yield the archives that an export would write, by role; their tensors are streamed when they are read, nothing is written.
+
+    Args:
+        source, options, adapter, reporter: of the export.
+        calibrated: a run of the model chose values; it is not made again, and those values are others.
+    """
+    casts = CastReport(refuses_nonfinite=not options.allow_nonfinite)
+    folder = ExportFolder(source, Path(source.short_name), options, reporter, casts)
+    with _Export(task_of(options.task), folder, adapter)._prepared(dry=calibrated) as (_, parts):
+        yield {part.graph.role: part.stored.plan for part in parts}
 
 
 @contextmanager

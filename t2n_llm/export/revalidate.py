@@ -50,14 +50,14 @@ def validate_folder(
     """
     options = options or ValidateOptions()
     manifest = read_manifest(folder)
-    _require(folder, manifest)
+    require_whole(folder, manifest)
     archives = _archives(folder, manifest)
     ref = SourceRef.of(reference or "")
     reporter, task = reporter or LogReporter(), task_of(recorded_task(manifest))
     source = as_loaded(open_original(folder, manifest, ref), task.network, reporter.warn)
-    adapter = _open_adapter(manifest.get("adapter"), options.adapter, ref.token)
+    adapter = open_recorded_adapter(manifest.get("adapter"), options.adapter, ref.token)
     require_engine(options.checking)
-    exported = _graph_options(manifest)
+    exported = graph_options_of(manifest)
     records = (manifest.get("compression") or {}).get("tensors", ())
     main = list(archives.values())[-1]
     tolerance = Tolerance.for_export(exported.dtype, exported.kv_cache, mixed=exported.mixed)
@@ -94,7 +94,7 @@ def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
         raise ArchiveError(f"{folder}: its export.json names no {error}.", "Export the model again.") from error
 
 
-def _graph_options(manifest: Mapping[str, Any]) -> GraphOptions:
+def graph_options_of(manifest: Mapping[str, Any]) -> GraphOptions:
     """Return what decided the graph of an export; what an older one does not record is what there was then."""
     dtype = manifest["graph"]["dtype"]
     before = {"activations": dtype, "attention": "sdpa", "mla": "expanded"}
@@ -106,7 +106,7 @@ def _graph_options(manifest: Mapping[str, Any]) -> GraphOptions:
         raise ArchiveError(f"export.json: its options have no meaning: {error}.", "Export the model again.") from error
 
 
-def _require(folder: Path, manifest: Mapping[str, Any]) -> None:
+def require_whole(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Refuse a manifest without what a comparison relies on.
 
     Raises:
@@ -123,7 +123,7 @@ def _require(folder: Path, manifest: Mapping[str, Any]) -> None:
         )
 
 
-def _open_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: str | None) -> Adapter | None:
+def open_recorded_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: str | None) -> Adapter | None:
     """Open the adapter that an export was made with; it must be the very same."""
     if recorded is None:
         if given is not None:

@@ -51,6 +51,27 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class SourceComparison:
+    """An export beside its source.
+
+    Attributes:
+        source: name of the model.
+        tensors: how many are what the source gives.
+        bytes: their length.
+        left: label -> why it cannot be told, of the others.
+        same_graph: `graph.nnef` is what these releases of the packages write; None where it was not compared.
+        findings: tensors that are not what the source gives.
+    """
+
+    source: str
+    tensors: int
+    bytes: int
+    left: Mapping[str, str]
+    same_graph: bool | None
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
 class IntegrityReport:
     """What a verification found.
 
@@ -59,17 +80,21 @@ class IntegrityReport:
         tensors: how many tensors (and graphs) are as recorded.
         bytes: their length.
         findings: everything that is not.
+        manifest_sha256: of the `export.json` that it was held against.
+        source: the same beside the model that it was made from, where that was asked for.
     """
 
     path: Path
     tensors: int
     bytes: int
     findings: tuple[Finding, ...]
+    manifest_sha256: str
+    source: SourceComparison | None = None
 
     @property
     def passed(self) -> bool:
-        """Whether everything is as recorded."""
-        return not self.findings
+        """Whether everything is as recorded, and what the source gives."""
+        return not self.findings and not (self.source is not None and self.source.findings)
 
     def asdict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -94,7 +119,7 @@ def verify_export(path: Path, progress: Callable[[WriteProgress], None] | None =
     Raises:
         ArchiveError: there is no export, or its `export.json` records no digests.
     """
-    folder = _export_folder(path)
+    folder = export_folder(path)
     manifest = read_manifest(folder)
     whole = folder == path
     archives = _archives(folder, manifest)
@@ -106,7 +131,7 @@ def verify_export(path: Path, progress: Callable[[WriteProgress], None] | None =
     findings = [finding for check in checks for finding in check.findings]
     findings += _file_findings(folder, manifest, [check.archive.name for check in checks], beside=whole)
     good, size = sum(check.good for check in checks), sum(check.good_bytes for check in checks)
-    return IntegrityReport(path, good, size, tuple(findings))
+    return IntegrityReport(path, good, size, tuple(findings), sha256(folder / MANIFEST_NAME))
 
 
 def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, str]]]:
@@ -116,7 +141,7 @@ def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, 
     return {str(record["archive"]): _recorded(folder, record) for record in records}
 
 
-def _export_folder(path: Path) -> Path:
+def export_folder(path: Path) -> Path:
     """Return the folder with the `export.json` that speaks of `path`."""
     if (path / MANIFEST_NAME).is_file():
         return path

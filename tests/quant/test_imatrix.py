@@ -1,5 +1,7 @@
 """Input statistics: accumulated, kept in files, and read from both forms that llama.cpp writes."""
 
+import os
+import stat
 import struct
 from pathlib import Path
 
@@ -83,6 +85,18 @@ def test_save_and_load(tmp_path):
     assert {name: entry.tokens for name, entry in loaded.statistics.items()} == {"a.weight": 12, "b.weight": 99}
     assert torch.equal(loaded.statistics["b.weight"].mean_square, entries["b.weight"].mean_square)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(("readers", "mode"), [(0o044, 0o644), (0o040, 0o640), (0, 0o600)])
+def test_statistics_are_read_by_those_who_may_read_the_model(tmp_path, readers, mode):
+    path = tmp_path / "a.imatrix.safetensors"
+    before = os.umask(0o022)
+    try:
+        save_imatrix(Imatrix({"w": InputStatistics(torch.ones(32), 4)}, "m", "t"), path, readers)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("form", ["dat", "gguf"])
