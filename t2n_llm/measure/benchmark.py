@@ -21,6 +21,7 @@ from generic_export.inference_target.tract.engines.wheel import TractWheel, Whee
 from generic_export.read.contents import read_contents
 from generic_export.read.outline import read_outline
 from t2n_llm.export.located import LocatedArchive, distinct_names
+from t2n_llm.graph.prefill import Chunks, split_prompt
 from t2n_llm.measure.inspection import stateful_transforms
 
 PREFILL_TOKENS = 512
@@ -248,7 +249,9 @@ def _measure_wheel(
         check_interface(archive, model)
         ids = _token_ids(archive, max(plan.prefill, plan.depth + plan.decode))
         prefill = [_prefill_speed(model, ids, plan) for _ in range(plan.warmup + plan.repeats)][plan.warmup :]
-        decode = [_decode_speed(model, ids, plan) for _ in range(plan.warmup + plan.repeats)][plan.warmup :]
+        decode = [_decode_speed(model, ids, plan, archive.prefill) for _ in range(plan.warmup + plan.repeats)][
+            plan.warmup :
+        ]
         times = model.load_times()
         return ArchiveFigures(
             name=name,
@@ -289,8 +292,8 @@ def _prefill_speed(model: WheelModel, ids: Array, plan: BenchPlan) -> float:
     return plan.prefill / seconds
 
 
-def _decode_speed(model: WheelModel, ids: Array, plan: BenchPlan) -> float:
-    past = [[ids[:, : plan.depth]]] if plan.depth else []
+def _decode_speed(model: WheelModel, ids: Array, plan: BenchPlan, chunks: Chunks) -> float:
+    past = [[np.array([piece], np.int64)] for piece in split_prompt(ids[0, : plan.depth].tolist(), chunks)]
     steps = [[ids[:, at : at + 1]] for at in range(plan.depth, plan.depth + plan.decode)]
     return plan.decode / sum(model.time_turns([*past, *steps])[len(past) :])
 
