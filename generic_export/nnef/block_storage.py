@@ -114,6 +114,7 @@ def store_in_blocks(graph: NnefGraph, formats: Mapping[str, str]) -> NnefGraph:
     names = _variable_names(graph)
     axes = {label: uses[label].axes for label in formats}
     label_of = {name: label for label in formats for name in names[label]}
+    joined = {op.outputs[0] for op in graph.operations if op.operator == "concat"}
     names_left = FreeNames(graph)
     operations: list[NnefOperation] = []
     for op in graph.operations:
@@ -122,7 +123,11 @@ def store_in_blocks(graph: NnefGraph, formats: Mapping[str, str]) -> NnefGraph:
             operations.append(_block_variable(op, formats[label], axes[label]))
         elif op.operator == "tract_core_einsum" and any(name in label_of for name in references(op)):
             moved = {name: axes[label_of[name]] for name in references(op) if name in label_of}
-            operations.extend(_wide_product(_blocks_first(_permuted_product(op, moved), set(moved)), names_left))
+            hidden = {name: names_left.take(f"{name}_whole") for name in references(op) if name in joined}
+            for name, whole in hidden.items():
+                operations.extend(_hidden(name, whole, names_left, op))
+            product = renamed(_blocks_first(_permuted_product(op, moved), set(moved)), hidden)
+            operations.extend(_wide_product(product, names_left))
         else:
             operations.append(op)
     variables = tuple(
@@ -275,6 +280,19 @@ def _blocks_first(op: NnefOperation, blocks: set[str]) -> NnefOperation:
         return op
     swapped = replace(op, inputs=(ArrayLiteral(operands[::-1]), *op.inputs[1:]))
     return with_attribute(swapped, "expr", f"{terms[1]},{terms[0]}->{output}")
+
+
+def _hidden(name: str, whole: str, names: FreeNames, near: NnefOperation) -> list[NnefOperation]:
+    """Return two negations of a concatenation.
+
+    tract makes a product that sums over a concatenated axis a sum of products with slices of the weights, and aborts on a slice
+    of blocks.
+    """
+    once = names.take(f"{name}_negated")
+    return [
+        NnefOperation("neg", (Reference(name),), (), (once,), block=near.block),
+        NnefOperation("neg", (Reference(once),), (), (whole,), block=near.block),
+    ]
 
 
 def _wide_product(op: NnefOperation, names: FreeNames) -> list[NnefOperation]:

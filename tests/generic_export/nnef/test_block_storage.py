@@ -144,6 +144,17 @@ def test_products_with_joined_heads_are_right_in_a_batch(tmp_path: Path, batch: 
     assert torch.allclose(actual, x.transpose(1, 2).flatten(2) @ values.T, rtol=1e-3, atol=1e-4)
 
 
+def test_a_product_that_reads_a_concatenation_is_one_product(tmp_path: Path) -> None:
+    """tract would make two of it, with slices of the blocks, and abort."""
+    source, values = stored("w", torch.randn(32, 128, generator=torch.Generator().manual_seed(0)))
+    joined = op("concat", [ArrayLiteral((Reference("x"), Reference("twice")))], "joined", axis=2)
+    twice = op("add", [Reference("x"), Reference("x")], "twice")
+    plain = graph_of((32, 128), twice, joined, einsum("abk,nk->abn", ["joined", "w"], "y", acc="f32"), dtype="f32")
+    x = torch.randn(2, 3, 64)
+    y = run(tmp_path, store_in_blocks(plain, {"w": "q4_0"}), {"w": source}, [x, torch.zeros(5, dtype=torch.int64)])
+    torch.testing.assert_close(y, torch.cat([x, 2 * x], -1) @ values.T, atol=1e-3, rtol=1e-3)
+
+
 def test_the_head_of_a_tied_table_may_be_stored_otherwise(tmp_path: Path) -> None:
     torch.manual_seed(0)
     joined = op("add", [Reference("e"), Reference("p")], "y")
