@@ -28,7 +28,7 @@ COMMON: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
-_LLAMA3_ROPE = {
+LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
     "factor": 8.0,
@@ -38,7 +38,9 @@ _LLAMA3_ROPE = {
 }
 
 
-def _config(model_type: str, **changes: Any) -> Callable[[], Any]:
+def config(model_type: str, **changes: Any) -> Callable[[], Any]:
+    """Return what builds a tiny config of a family."""
+
     def build() -> Any:
         from transformers import AutoConfig
 
@@ -63,18 +65,18 @@ def _gpt2() -> Any:
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
-    "llama": _config("llama", tie_word_embeddings=True),
-    "llama3_rope": _config("llama", rope_parameters=_LLAMA3_ROPE, attention_bias=True, mlp_bias=True),
-    "mistral": _config("mistral", sliding_window=WINDOW, head_dim=24),
-    "qwen2": _config("qwen2", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
-    "qwen3": _config("qwen3", head_dim=24),
-    "phi3": _config("phi3", sliding_window=WINDOW, partial_rotary_factor=0.5),
-    "gemma2": _config("gemma2", sliding_window=WINDOW, head_dim=16, query_pre_attn_scalar=16),
-    "gemma3_text": _config("gemma3_text", sliding_window=WINDOW, head_dim=16, num_hidden_layers=7),
-    "smollm3": _config("smollm3", num_hidden_layers=5, tie_word_embeddings=True),
-    "olmo2": _config("olmo2"),
+    "llama": config("llama", tie_word_embeddings=True),
+    "llama3_rope": config("llama", rope_parameters=LLAMA3_ROPE, attention_bias=True, mlp_bias=True),
+    "mistral": config("mistral", sliding_window=WINDOW, head_dim=24),
+    "qwen2": config("qwen2", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+    "qwen3": config("qwen3", head_dim=24),
+    "phi3": config("phi3", sliding_window=WINDOW, partial_rotary_factor=0.5),
+    "gemma2": config("gemma2", sliding_window=WINDOW, head_dim=16, query_pre_attn_scalar=16),
+    "gemma3_text": config("gemma3_text", sliding_window=WINDOW, head_dim=16, num_hidden_layers=7),
+    "smollm3": config("smollm3", num_hidden_layers=5, tie_word_embeddings=True),
+    "olmo2": config("olmo2"),
     "gpt2": _gpt2,
-    "gpt_neox": _config("gpt_neox", rotary_pct=0.25, use_parallel_residual=True),
+    "gpt_neox": config("gpt_neox", rotary_pct=0.25, use_parallel_residual=True),
 }
 
 

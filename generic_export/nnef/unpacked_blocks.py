@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.graph import DimLiteral, NnefGraph, NnefOperation, Reference, references
-from generic_export.nnef.rewriting import FreeNames, renamed
+from generic_export.nnef.rewriting import FreeNames, attribute, renamed
 
 
 def unpack_blocks(graph: NnefGraph) -> NnefGraph:
@@ -22,9 +22,9 @@ def unpack_blocks(graph: NnefGraph) -> NnefGraph:
         if variable.dtype in BLOCK_FORMATS and len(variable.shape) == 2
     }
     blocks = {
-        op.outputs[0]: rows[str(dict(op.attributes)["label"])]
+        op.outputs[0]: rows[str(attribute(op, "label"))]
         for op in graph.operations
-        if op.operator == "variable" and dict(op.attributes)["label"] in rows
+        if op.operator == "variable" and attribute(op, "label") in rows
     }
     names = FreeNames(graph)
     unpacked: dict[str, str] = {}

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generic_export.errors import EngineRunError, MissingExtraError, OptionError
+from generic_export.errors import EngineRunError, OptionError
 from t2n_llm.cli.comparison import Grid, plot_comparison
 from t2n_llm.measure.benchmark import Samples
 from t2n_llm.measure.comparison import ComparisonPlan, Point, SpeedComparison, SpeedRun, compare
-from t2n_llm.measure.rivals.llama_cpp import node_package, node_program
 from t2n_llm.measure.rivals.protocol import Turns
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
 from tests.t2n_llm.conftest import REAL_MODEL
+from tests.t2n_llm.measure.rival_programs import llama_cpp_lacks
 
 # --- through the command line -----------------------------------------------------------------
 
@@ -57,15 +57,6 @@ def test_the_table_and_the_chart_have_a_place_for_each_number_of_threads(real_ex
     assert "tiny-llama-real (2): tract" in outcome.out
     assert "Decoding after 4 (2 threads)" in outcome.err
     assert picture.read_bytes()[:4] == b"\x89PNG"
-
-
-def llama_cpp_lacks() -> str:
-    """Return what llama.cpp needs and is not here; "" when all is."""
-    try:
-        _ = node_program(), node_package()
-    except MissingExtraError as error:
-        return str(error)
-    return ""
 
 
 def matplotlib_is_there() -> bool:

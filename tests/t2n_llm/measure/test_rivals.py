@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,49 +30,20 @@ from t2n_llm.export.located import LocatedArchive, locate_archive
 from t2n_llm.measure.rivals.archive import ArchiveContender
 from t2n_llm.measure.rivals.child import RunningChild
 from t2n_llm.measure.rivals.gguf_file import write_gguf
-from t2n_llm.measure.rivals.llama_cpp import MODULES_VARIABLE, LlamaCpp, node_package, node_program
+from t2n_llm.measure.rivals.llama_cpp import MODULES_VARIABLE, LlamaCpp
 from t2n_llm.measure.rivals.named import RIVALS, rival_named
 from t2n_llm.measure.rivals.protocol import Contender, Running, SharedModel
 from t2n_llm.source.hub import open_source
 from t2n_llm.source.reference import SourceRef
-from tests.families import COMMON, save_tiny_model
+from tests.families import COMMON, LLAMA3_ROPE, config, save_tiny_model
 from tests.t2n_llm.conftest import REAL_MODEL
-
-
-@functools.cache
-def llama_cpp_lacks() -> str:
-    """Return what llama.cpp needs and is not here; "" when all is."""
-    try:
-        _ = node_program(), node_package()
-    except MissingExtraError as error:
-        return str(error)
-    return ""
-
+from tests.t2n_llm.measure.rival_programs import llama_cpp_lacks
 
 NEEDS_LLAMA_CPP = pytest.mark.skipif(bool(llama_cpp_lacks()), reason=llama_cpp_lacks())
 NEEDS_ONNXRUNTIME = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("onnxruntime_genai", "onnx", "onnx_ir")),
     reason="pip install 't2n-llm[bench]'",
 )
-
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-
-def config(model_type: str, **changes: Any) -> Callable[[], Any]:
-    def build() -> Any:
-        from transformers import AutoConfig
-
-        return AutoConfig.for_model(model_type, **(COMMON | changes))
-
-    return build
-
 
 # What has a plain GGUF form, each with a feature that its form must keep.
 FAMILIES: Mapping[str, Callable[[], Any]] = {

@@ -202,9 +202,8 @@ def _environment(packages: Path | None, threads: int | None = None) -> dict[str,
     """Return the environment of a worker: a folder of packages stands before the installed ones."""
     environment = {**os.environ, **_WORKER_ENVIRONMENT}
     if threads is not None:
-        environment["RAYON_NUM_THREADS"] = str(
-            threads
-        )  # attention with FlashSDPA alone takes more than one (facts/tract.md §6)
+        # Attention with FlashSDPA alone takes more than one (facts/tract.md §6).
+        environment["RAYON_NUM_THREADS"] = str(threads)
     if packages is not None:
         others = [path for path in [environment.get("PYTHONPATH")] if path]
         environment["PYTHONPATH"] = os.pathsep.join([str(packages), *others])
