@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference
-from generic_export.nnef.rewriting import FreeNames
+from generic_export.nnef.rewriting import FreeNames, negated_twice
 
 _MOVES = frozenset({"tract_core_cast", "transpose", "reshape", "unsqueeze", "squeeze", "tract_core_broadcast", "tile"})
 
@@ -102,8 +102,7 @@ class _Rewriter:
         hidden: list[Argument] = []
         for name, operand in zip(names, operands.elements, strict=True):
             if name not in self.views and self._is_concat(name):
-                once = self._operation("neg", (operand,), operation, "negated")
-                twice = self._operation("neg", (Reference(once.outputs[0]),), operation, "restored")
+                once, twice = negated_twice(operand, operation, self.names)
                 added += [once, twice]
                 hidden.append(Reference(twice.outputs[0]))
             else:

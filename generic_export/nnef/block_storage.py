@@ -21,7 +21,7 @@ from generic_export.nnef.graph import (
     Reference,
     references,
 )
-from generic_export.nnef.rewriting import FreeNames, attribute, cast_operation, renamed, with_attribute
+from generic_export.nnef.rewriting import FreeNames, attribute, cast_operation, negated_twice, renamed, with_attribute
 
 _GROUP = 32
 _FLOATS = ("f16", "f32")
@@ -123,10 +123,12 @@ def store_in_blocks(graph: NnefGraph, formats: Mapping[str, str]) -> NnefGraph:
             operations.append(_block_variable(op, formats[label], axes[label]))
         elif op.operator == "tract_core_einsum" and any(name in label_of for name in references(op)):
             moved = {name: axes[label_of[name]] for name in references(op) if name in label_of}
-            hidden = {name: names_left.take(f"{name}_whole") for name in references(op) if name in joined}
-            for name, whole in hidden.items():
-                operations.extend(_hidden(name, whole, names_left, op))
-            product = renamed(_blocks_first(_permuted_product(op, moved), set(moved)), hidden)
+            # tract makes a product that sums over a concatenated axis a sum of products with slices of the weights, and aborts on a
+            # slice of blocks.
+            hidden = {name: negated_twice(Reference(name), op, names_left) for name in references(op) if name in joined}
+            operations.extend(negation for pair in hidden.values() for negation in pair)
+            product = _blocks_first(_permuted_product(op, moved), set(moved))
+            product = renamed(product, {name: twice.outputs[0] for name, (_, twice) in hidden.items()})
             operations.extend(_wide_product(product, names_left))
         else:
             operations.append(op)
@@ -280,19 +282,6 @@ def _blocks_first(op: NnefOperation, blocks: set[str]) -> NnefOperation:
         return op
     swapped = replace(op, inputs=(ArrayLiteral(operands[::-1]), *op.inputs[1:]))
     return with_attribute(swapped, "expr", f"{terms[1]},{terms[0]}->{output}")
-
-
-def _hidden(name: str, whole: str, names: FreeNames, near: NnefOperation) -> list[NnefOperation]:
-    """Return two negations of a concatenation.
-
-    tract makes a product that sums over a concatenated axis a sum of products with slices of the weights, and aborts on a slice
-    of blocks.
-    """
-    once = names.take(f"{name}_negated")
-    return [
-        NnefOperation("neg", (Reference(name),), (), (once,), block=near.block),
-        NnefOperation("neg", (Reference(once),), (), (whole,), block=near.block),
-    ]
 
 
 def _wide_product(op: NnefOperation, names: FreeNames) -> list[NnefOperation]:

@@ -61,6 +61,13 @@ class FreeNames:
         return name
 
 
+def negated_twice(operand: Argument, near: NnefOperation, names: FreeNames) -> tuple[NnefOperation, NnefOperation]:
+    """Return two negations, of which the second gives a value again: to tract's optimiser, what makes it is out of sight."""
+    once = NnefOperation("neg", (operand,), (), (names.take(f"{near.outputs[0]}_negated"),), near.block)
+    restored = names.take(f"{near.outputs[0]}_restored")
+    return once, NnefOperation("neg", (Reference(once.outputs[0]),), (), (restored,), near.block)
+
+
 @dataclass
 class Widening:
     """Casts of f16 values to f32, each made once, before what reads it first.
