@@ -19,6 +19,7 @@ from generic_export.inference_target.tract.engines.features import DEFAULT_REGIS
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm.check.engines import chosen_engine
 from t2n_llm.check.options import EngineOptions
+from t2n_llm.check.runner import as_fact
 
 
 class Answerer(Protocol):
@@ -47,11 +48,7 @@ class WheelAnswerer:
 
     def answer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """See `Answerer.answer`."""
-        facts = self._model.inputs
-        given = [
-            array.astype(np.float16) if fact.datum_type == "f16" and array.dtype == np.float32 else array
-            for fact, array in zip(facts, inputs, strict=True)
-        ]
+        given = [as_fact(fact, array) for fact, array in zip(self._model.inputs, inputs, strict=True)]
         return [_widened(array) for array in self._model.run(given)]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +58,17 @@ class WheelRunner:
         self._archive = archive
         self._engine = engine or TractWheel()
         self._models: dict[bool, WheelModel] = {}
+        self._told: Mapping[str, np.ndarray] = {}
+
+    def about(self, told: Mapping[str, np.ndarray]) -> WheelRunner:
+        """Return a runner of the same loaded archive whose turns are all told the same of some inputs.
+
+        Args:
+            told: by name; f32 for an input that is f16 is converted.
+        """
+        other = copy.copy(self)
+        other._told = told
+        return other
 
     @property
     def engine_name(self) -> str:
@@ -85,7 +97,7 @@ class WheelRunner:
             return [session.run([_ids(turn)])[0][0] for turn in turns]
         model = self._loaded(stateful=False)
         # A session, since an archive may have the engine keep its caches without any transform.
-        session = _FeedingSession(model.spawn_state(), [empty_input(fact) for fact in model.inputs[1:]])
+        session = self._fed(model)
         rows = [session.run([_ids(turn)])[0][0] for turn in turns]
         session.close()
         return rows
@@ -97,14 +109,25 @@ class WheelRunner:
             EngineLoadError: after the engine's own detection the archive still has inputs that grow.
         """
         model = self._loaded(stateful=True)
-        left = [fact.name for fact in model.inputs[1:] if _grows(fact)]
+        left = [fact.name for fact in self._states_of(model) if _grows(fact)]
         if left:
             raise EngineLoadError(
                 f"{self._archive}: after {STATEFUL_TRANSFORM} the archive still has inputs {', '.join(left[:3])}.",
                 "Its caches are not in the form that tract recognises (facts/tract.md §4.2).",
             )
-        states = [empty_input(fact) for fact in model.inputs[1:]]
-        return _FeedingSession(model.spawn_state(), states) if states else model.spawn_state()
+        return self._fed(model)
+
+    def _states_of(self, model: WheelModel) -> list[IoFact]:
+        return [fact for fact in model.inputs[1:] if fact.name not in self._told]
+
+    def _fed(self, model: WheelModel) -> EngineSession:
+        session = model.spawn_state()
+        if self._told:
+            session.hold(
+                {fact.name: as_fact(fact, self._told[fact.name]) for fact in model.inputs if fact.name in self._told}
+            )
+        states = [empty_input(fact) for fact in self._states_of(model)]
+        return _FeedingSession(session, states) if states else session
 
     def _loaded(self, *, stateful: bool) -> WheelModel:
         if stateful not in self._models:
@@ -225,6 +248,11 @@ def _ids(turn: Turn) -> np.ndarray:
 def empty_input(fact: IoFact) -> np.ndarray:
     """Return a state with no past, zeros of the input's shape and element type."""
     return np.zeros(empty_shape(fact.shape), _NUMPY_DTYPES[fact.datum_type])
+
+
+def as_fact(fact: IoFact, array: np.ndarray) -> np.ndarray:
+    """Return floats in the element type that an input has; nothing else is ever converted."""
+    return array.astype(_NUMPY_DTYPES[fact.datum_type]) if array.dtype == np.float32 else array
 
 
 def _grows(fact: IoFact) -> bool:

@@ -5,9 +5,10 @@ In: a captured graph and its sources. Out: the graph and the sources that are wr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,25 @@ class StoredForm:
         """Write the recipe beside the archive, when there is one."""
         if self.compression is not None:
             (folder / RECIPE_FILE).write_text(recipe_text(self.compression.recipe), encoding="utf-8")
+
+
+def summary_of(forms: Sequence[StoredForm]) -> dict[str, Any] | None:
+    """Return what `export.json` says of the compression of archives together; a tensor that two hold counts once."""
+    summaries = [form.summary() for form in forms if form.compression is not None]
+    if len(summaries) < 2:
+        return summaries[0] if summaries else None
+    tensors = {record["label"]: record for summary in reversed(summaries) for record in (summary or {})["tensors"]}
+    total, values = sum(each["bytes"] for each in tensors.values()), sum(map(_values, tensors.values()))
+    return {
+        "recipe": (summaries[0] or {})["recipe"],
+        "bytes": total,
+        "bits_per_weight": 8 * total / max(1, values),
+        "tensors": list(tensors.values()),
+    }
+
+
+def _values(record: Mapping[str, Any]) -> int:
+    return prod(record["shape"])
 
 
 @contextmanager

@@ -42,7 +42,7 @@ _FORM: Mapping[str, Any] = {
     "adapter": {"name": _TEXT, "revision": _OPTIONAL, "sha256": _TEXT},
     "compression": {"recipe": _TABLE, "tensors": _TABLES},
     "tensors": {"*": {"bytes": (int,), "sha256": _TEXT}},
-    "parts": {"*": {"archive": _Name, "graph": _GRAPH, "tensors": _TABLE}},
+    "parts": {"*": {"archive": _Name, "graph": _GRAPH, "tensors": _TABLE, "compression": (dict, NoneType)}},
     "companions": _TEXTS,
     "validation": (dict, NoneType),
     "files": {"*": {"bytes": (int,), "sha256": _TEXT}},

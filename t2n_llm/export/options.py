@@ -10,7 +10,7 @@ from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.option import Panel, made, option, options, refuse_invalid
-from t2n_llm.tasks.names import TASKS, TEXT_GENERATION
+from t2n_llm.tasks.names import KEEPING_CACHES, TASKS, TEXT_GENERATION
 
 # Options that decide what happens around the archive, and nothing in it.
 _OUTSIDE_THE_ARCHIVE = (
@@ -55,10 +55,11 @@ class ExportOptions:
         dtype = self.compression.dtype()
         if dtype is not None:  # a recipe may say the element type
             object.__setattr__(self, "graph", replace(self.graph, dtype=dtype))
-        if self.task != TEXT_GENERATION and (self.graph.engine_keeps_cache or self.graph.window_cache):
+        if self.task not in KEEPING_CACHES and self.graph.engine_keeps_cache:
+            raise OptionError(f"--stateful and --kv-cache have no meaning for --task {self.task}.", "Leave them out.")
+        if self.task != TEXT_GENERATION and self.graph.window_cache:
             raise OptionError(
-                f"--stateful, --kv-cache and --window-cache belong to the task {TEXT_GENERATION!r}, not to {self.task!r}.",
-                "Leave them out.",
+                f"--window-cache belongs to the task {TEXT_GENERATION!r}, not to {self.task!r}.", "Leave it out."
             )
 
     @staticmethod

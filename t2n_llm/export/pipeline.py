@@ -22,7 +22,7 @@ from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.engines import require_engine
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import prepare
-from t2n_llm.compress.stored_form import StoredForm, stored_form
+from t2n_llm.compress.stored_form import StoredForm, stored_form, summary_of
 from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free, recover
 from t2n_llm.export.leftovers import telling_leftovers
 from t2n_llm.export.manifest import Manifest, origin, stored_tensors
@@ -39,6 +39,7 @@ from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
+from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.names import graph_sources
 from t2n_llm.weights.tying import as_loaded
 
@@ -270,6 +271,8 @@ class _Export:
     ) -> ValidationReport:
         options, main = self.folder.options, parts[-1]
         paths = {role: archive.path for role, archive in archives.items()}
+        stored = {part.graph.role: part.stored.overrides(paths[part.graph.role]) for part in parts}
+        changed = [weights for weights in stored.values() if weights is not None]
         return self.task.check(
             CheckSubject(
                 source=self.folder.source,
@@ -284,7 +287,7 @@ class _Export:
                 reporter=self.folder.reporter,
                 with_text=options.require_tokenizer,
                 adapter=self.adapter,
-                overrides=main.stored.overrides(paths[main.graph.role]),
+                overrides=ArchiveWeights.joined(changed),
                 bundles=staging / TESTS_FOLDER,
             )
         )
@@ -301,7 +304,7 @@ class _Export:
             "ranges": {
                 part.graph.role: part.graph.ranges.recorded() for part in parts if part.graph.ranges is not None
             },
-            "compression": main.stored.summary(),
+            "compression": summary_of([part.stored for part in parts]),
             "tensors": stored_tensors(written),
         }
         if len(parts) > 1:
@@ -310,6 +313,7 @@ class _Export:
                     "archive": archives[part.graph.role].path.name,
                     "graph": interface(part.graph.graph, part.graph.states, options.graph.dtype),
                     "tensors": stored_tensors(archives[part.graph.role]),
+                    "compression": part.stored.summary(),
                 }
                 for part in parts
             }

@@ -58,8 +58,6 @@ def validate_folder(
     adapter = open_recorded_adapter(manifest.get("adapter"), options.adapter, ref.token)
     require_engine(options.checking)
     exported = graph_options_of(manifest)
-    records = (manifest.get("compression") or {}).get("tensors", ())
-    main = list(archives.values())[-1]
     tolerance = Tolerance.for_export(exported.dtype, exported.kv_cache, mixed=exported.mixed)
     return task.check(
         CheckSubject(
@@ -78,7 +76,7 @@ def validate_folder(
             reporter=reporter,
             with_text=manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer(),
             adapter=adapter,
-            overrides=ArchiveWeights.of_records(main, records) if records else None,
+            overrides=_overrides(manifest, archives),
         )
     )
 
@@ -92,6 +90,15 @@ def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
         return archives or {MODEL_ROLE: archive_in(folder, manifest)}
     except (AttributeError, KeyError, TypeError) as error:
         raise ArchiveError(f"{folder}: its export.json names no {error}.", "Export the model again.") from error
+
+
+def _overrides(manifest: Mapping[str, Any], archives: Mapping[str, Path]) -> ArchiveWeights | None:
+    """Return the values of the archives that are not those of the checkpoint; None where all are."""
+    parts = manifest.get("parts") or {MODEL_ROLE: manifest}
+    compressed = {role: (part.get("compression") or {}).get("tensors", ()) for role, part in parts.items()}
+    return ArchiveWeights.joined(
+        [ArchiveWeights.of_records(archives[role], records) for role, records in compressed.items() if records]
+    )
 
 
 def graph_options_of(manifest: Mapping[str, Any]) -> GraphOptions:

@@ -16,6 +16,9 @@ FEATURE_EXTRACTION = "feature-extraction"
 SEQUENCE_CLASSIFICATION = "sequence-classification"
 IMAGE_TEXT_TO_TEXT = "image-text-to-text"
 AUDIO_TEXT_TO_TEXT = "audio-text-to-text"
+TEXT_TO_TEXT = "text2text-generation"
+SPEECH_RECOGNITION = "automatic-speech-recognition"
+IMAGE_TO_TEXT = "image-to-text"
 
 TASKS: Mapping[str, str] = {
     TEXT_GENERATION: "",
@@ -23,8 +26,14 @@ TASKS: Mapping[str, str] = {
     SEQUENCE_CLASSIFICATION: "logits",
     IMAGE_TEXT_TO_TEXT: "embeddings, encoder and decoder",
     AUDIO_TEXT_TO_TEXT: "the same for sound",
+    TEXT_TO_TEXT: "encoder and decoder (translation, summarization)",
+    SPEECH_RECOGNITION: "the same for sound",
+    IMAGE_TO_TEXT: "the same for images",
 }
 """What each makes, in words for `--help`; `tasks.registry` says where each is."""
+
+KEEPING_CACHES = frozenset({TEXT_GENERATION, TEXT_TO_TEXT, SPEECH_RECOGNITION, IMAGE_TO_TEXT})
+"""Tasks whose decoder the engine can keep the cache of."""
 
 
 def recorded_task(manifest: Mapping[str, Any]) -> str:

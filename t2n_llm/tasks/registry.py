@@ -8,8 +8,11 @@ from t2n_llm.tasks.names import (
     AUDIO_TEXT_TO_TEXT,
     FEATURE_EXTRACTION,
     IMAGE_TEXT_TO_TEXT,
+    IMAGE_TO_TEXT,
     SEQUENCE_CLASSIFICATION,
+    SPEECH_RECOGNITION,
     TEXT_GENERATION,
+    TEXT_TO_TEXT,
 )
 from t2n_llm.tasks.protocol import Task
 
@@ -19,6 +22,9 @@ _TASKS = {
     SEQUENCE_CLASSIFICATION: "t2n_llm.tasks.heads.task:SequenceClassification",
     IMAGE_TEXT_TO_TEXT: "t2n_llm.tasks.multimodal.task:ImageTextToText",
     AUDIO_TEXT_TO_TEXT: "t2n_llm.tasks.multimodal.task:AudioTextToText",
+    TEXT_TO_TEXT: "t2n_llm.tasks.seq2seq.task:TextToText",
+    SPEECH_RECOGNITION: "t2n_llm.tasks.seq2seq.task:SpeechRecognition",
+    IMAGE_TO_TEXT: "t2n_llm.tasks.seq2seq.task:ImageToText",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,17 @@ class ArchiveWeights:
     Attributes:
         archive: a folder, .tar or .tgz.
         tensors: which to read.
+        further: the same of archives beside it, which hold other parts of the model.
     """
 
     archive: Path
     tensors: tuple[StoredParameter, ...]
+    further: tuple[ArchiveWeights, ...] = ()
+
+    @staticmethod
+    def joined(weights: Sequence[ArchiveWeights]) -> ArchiveWeights | None:
+        """Return what several archives hold as one; None of none."""
+        return replace(weights[0], further=tuple(weights[1:])) if weights else None
 
     @staticmethod
     def of_records(archive: Path, records: Sequence[Mapping[str, Any]]) -> ArchiveWeights:
@@ -93,6 +100,8 @@ class ArchiveWeights:
                 _place(model, tensor, values if tensor.factor == 1.0 else values / tensor.factor)
         if wanted:
             raise ArchiveError(f"{self.archive}: no tensor {next(iter(wanted))!r} in it.", "Export the model again.")
+        for other in self.further:
+            other.apply(model)
 
 
 def stored_values(archive: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -5,31 +5,26 @@ In: a transformers config. Out: a `NetworkPart` and a document for each, which s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
 from kvcache.forms import state_form
-from kvcache.state_views import keep_states_whole
-from kvcache.states import Slot, StateTensor
-from t2n_llm.graph.capture import document_of, weightless_network
-from t2n_llm.graph.mixed import as_stored
+from kvcache.states import Slot
+from t2n_llm.graph.capture import weightless_network
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_part
 from t2n_llm.graph.skeleton import probe_states
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, take_buffers, tied_names
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, Sight
 
 EMBED, DECODER = "embed", "decoder"
 """Two of the archives; the third is the encoder's, see `Medium.role`."""
-
-_WRAPPER_ATTRIBUTE = "network"
 
 
 def deepstack_name(layer: int) -> str:
@@ -136,41 +131,6 @@ def _added_to_first_layers(network: Any, rows: tuple[torch.Tensor, ...]) -> Iter
             hook.remove()
 
 
-@dataclass(frozen=True)
-class NetworkPart:
-    """One of the graphs before its capture.
-
-    Attributes:
-        role: `embed`, `decoder`, or the encoder's.
-        module: what is captured.
-        network: the transformers model in it.
-        buffers, tied, dtype: see `Weightless`.
-        inputs: example inputs by name.
-        output_names: of the graph.
-        dynamic_axes: of the inputs.
-        states: what the decoder keeps.
-    """
-
-    role: str
-    module: nn.Module
-    network: nn.Module
-    buffers: Mapping[str, torch.Tensor]
-    tied: Mapping[str, str]
-    dtype: torch.dtype
-    inputs: Mapping[str, torch.Tensor]
-    output_names: tuple[str, ...]
-    dynamic_axes: DynamicAxes
-    states: tuple[StateTensor, ...] = ()
-
-
-@dataclass(frozen=True)
-class BuiltPart:
-    """A part and its finished document."""
-
-    part: NetworkPart
-    graph: NnefGraph
-
-
 def build_parts(
     config: Any,
     family: Family,
@@ -200,7 +160,7 @@ def build_parts(
             return _parts(network, family, options.torch_dtype)
 
         parts = attention.first_that_runs(build)
-        return {part.role: _built(part, options, name, revision) for part in parts}
+        return {part.role: build_part(part, options, name, revision) for part in parts}
 
 
 _STEPS, _PAST = 5, 7  # hints, which never reach the graph
@@ -263,18 +223,3 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[NetworkPar
         states=states,
     )
     return tuple(replace(part, module=part.module.eval()) for part in (embed, encoder, decoder))
-
-
-def _built(part: NetworkPart, options: GraphOptions, name: str, revision: str | None) -> BuiltPart:
-    document = document_of(
-        part.module,
-        part.inputs,
-        part.output_names,
-        options.target(part.dynamic_axes, part.network, revision, cached=bool(part.states), role=part.role),
-        prefix=f"{_WRAPPER_ATTRIBUTE}.",
-        graph_name=part.role,
-        source_name=name,
-    )
-    graph, states = as_stored(document.graph, part.network, part.states, options)
-    buffers = {**part.buffers, **document.constants}
-    return BuiltPart(replace(part, buffers=buffers, states=states), keep_states_whole(graph))

@@ -321,12 +321,31 @@ class WheelSession:
     def __init__(self, worker: _WorkerProcess, session: int, inputs: tuple[IoFact, ...]) -> None:
         self._worker = worker
         self._session = session
-        self._inputs = inputs
+        self._declared = self._inputs = inputs
         self._forget = weakref.finalize(self, worker.closed_sessions.append, session)
         self._forget.atexit = False
 
+    def hold(self, inputs: Mapping[str, Array]) -> None:
+        """Keep some inputs for all turns that follow, which are given the others: they cross to the child once.
+
+        Args:
+            inputs: by name; what was held before is forgotten.
+
+        Raises:
+            EngineRunError: the model has no such input, or one does not fit its fact.
+        """
+        places = {fact.name: place for place, fact in enumerate(self._declared)}
+        unknown = [name for name in inputs if name not in places]
+        if unknown:
+            raise EngineRunError(f"the model takes no input {unknown[0]!r}.", f"It takes {', '.join(places)}.")
+        facts = [self._declared[places[name]] for name in inputs]
+        conformed = conform_inputs(facts, list(inputs.values()))
+        held = {places[name]: array for name, array in zip(inputs, conformed, strict=True)}
+        self._worker.request("hold", self._session, held)
+        self._inputs = tuple(fact for place, fact in enumerate(self._declared) if place not in held)
+
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Run one turn; see `WheelModel.run`. After an engine error tract refuses every later turn."""
+        """Run one turn on what is not held; see `WheelModel.run`. After an engine error tract refuses every later turn."""
         if not self._forget.alive:
             raise EngineRunError("the session is closed.", "Open another one with spawn_state().")
         outputs: list[Array] = self._worker.request("turn", self._session, conform_inputs(self._inputs, inputs))

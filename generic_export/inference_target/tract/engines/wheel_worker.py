@@ -79,6 +79,7 @@ class EngineWorker:
         self._runtime: Any = None
         self._timings: dict[str, float] = {}
         self._states: dict[int, Any] = {}
+        self._held: dict[int, dict[int, Any]] = {}
         self._ids = itertools.count()
 
     def use_device(self, device: str) -> str | None:
@@ -127,14 +128,24 @@ class EngineWorker:
         self._states[session] = self._runnable.spawn_state()
         return session
 
+    def hold(self, session: int, inputs: dict[int, Any]) -> None:
+        """Keep some inputs of a session, by their number: its turns are given the others."""
+        self._held[session] = {place: self._tract.Tensor.from_numpy(array) for place, array in inputs.items()}
+
     def turn(self, session: int, inputs: list[Any]) -> list[Any]:
         """Run one turn of a session."""
-        return [array_of(self._tract, tensor) for tensor in self._states[session].run(inputs)]
+        given = self._with_held(session, inputs)
+        return [array_of(self._tract, tensor) for tensor in self._states[session].run(given)]
+
+    def _with_held(self, session: int, inputs: list[Any]) -> list[Any]:
+        held, given = self._held.get(session, {}), iter(inputs)
+        return [held[place] if place in held else next(given) for place in range(len(held) + len(inputs))]
 
     def forget(self, sessions: list[int]) -> None:
         """Free the states of closed sessions."""
         for session in sessions:
             self._states.pop(session, None)
+            self._held.pop(session, None)
 
     def dump(self) -> str:
         """List every node of the optimised graph, nested bodies included, as JSON; nothing is run."""
@@ -151,8 +162,9 @@ class EngineWorker:
         state = self._runnable.spawn_state() if session is None else self._states[session]
         seconds = []
         for turn in turns:
+            given = turn if session is None else self._with_held(session, turn)
             start = time.perf_counter()
-            state.run(turn)
+            state.run(given)
             seconds.append(time.perf_counter() - start)
         return seconds
 

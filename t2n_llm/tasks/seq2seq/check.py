@@ -1,0 +1,367 @@
+"""Sources through the encoder, and the decoder token by token, against transformers' own model in f32.
+
+In: a checkpoint, and the two archives in an engine. Out: a `ValidationReport`: the four checks of language models for each of
+several sources, and where batches are possible one of sources of several lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.read.reading import read_graph_text, signature_of
+from kvcache.states import StateTensor
+from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_step
+from t2n_llm.check.answers import Answerer, CliAnswerer, open_answerer
+from t2n_llm.check.engines import chosen_engine
+from t2n_llm.check.options import EngineOptions
+from t2n_llm.check.reference import CHECK_TEXT, CheckPlan, ReferenceRun, plan_check
+from t2n_llm.check.runner import Runner, Turn, WheelRunner
+from t2n_llm.check.turns import validate_archive
+from t2n_llm.source.empty_model import ModelKind
+from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, encoder_outputs, first_token
+from t2n_llm.tasks.seq2seq.sources import ENCODER_MASK, SourceForm
+from t2n_llm.weights.archive_weights import ArchiveWeights
+from t2n_llm.weights.f32_model import eager_model, refuse_invented
+from t2n_llm.weights.placement import Placement, require_memory
+
+_PADDED = "sources of several lengths"
+
+
+@dataclass(frozen=True)
+class SourceCase:
+    """A source, and what the decoder is asked about it.
+
+    Attributes:
+        name: what is special about it.
+        inputs: of the encoder, by name; one source.
+        plan: the decoder's tokens.
+    """
+
+    name: str
+    inputs: Mapping[str, np.ndarray]
+    plan: CheckPlan
+
+
+@dataclass(frozen=True)
+class PaddedCase:
+    """Sources of several lengths in one batch.
+
+    Attributes:
+        inputs: of the encoder, by name, padded on the right; its mask [B, T] among them.
+        tokens: int64 [B, S] of the decoder.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What PyTorch says.
+
+    Attributes:
+        runs: to each source.
+        padded: [B, vocab], the last position's logits of the batch; None without one.
+    """
+
+    runs: tuple[ReferenceRun, ...]
+    padded: np.ndarray | None = None
+
+
+# --- questions --------------------------------------------------------------------------------------
+
+
+def plan_sources(
+    config: Any, form: SourceForm, tokenizer: Any | None, decode_steps: int, seed: int = 0
+) -> tuple[SourceCase, ...]:
+    """Choose sources of two lengths, and the decoder's tokens: text where there is a tokenizer, else random.
+
+    Args:
+        config: transformers config.
+        form: how sources enter.
+        tokenizer: makes texts into ids; None draws random ones.
+        decode_steps: tokens to decode.
+        seed: for everything that is random.
+    """
+    generator = np.random.default_rng(seed)
+    plan = plan_check(config, tokenizer, decode_steps, seed)
+    plan = replace(plan, text_ids=(first_token(config), *plan.text_ids[1:]))
+    lengths = _text_lengths(form, tokenizer) if tokenizer is not None else form.lengths
+    sources = []
+    for number, length in enumerate(lengths if len(lengths) > 1 else lengths * 2):
+        inputs = {each.name: each.random(generator, 1, length) for each in form.inputs}
+        if tokenizer is not None and _reads_text(form):
+            inputs = {form.inputs[0].name: _text(tokenizer, length)}
+        name = f"a source of {length}" if form.dynamic else f"source {number + 1}"
+        sources.append(SourceCase(name, inputs, plan))
+    return tuple(sources)
+
+
+def plan_padded(cases: Sequence[SourceCase], form: SourceForm, padding: int) -> PaddedCase | None:
+    """Put the first sources together, the shorter ones padded; None where their lengths cannot differ.
+
+    Args:
+        cases, form: of the model.
+        padding: the token that stands where no text is.
+    """
+    if not form.masked:
+        return None
+    name = form.inputs[0].name
+    longest = max(case.inputs[name].shape[1] for case in cases)
+    rows, masks = [], []
+    for case in cases:
+        source = case.inputs[name]
+        missing = longest - source.shape[1]
+        fill = padding if form.inputs[0].vocabulary is not None else 0
+        pad = [(0, 0), (0, missing), *((0, 0),) * (source.ndim - 2)]
+        rows.append(np.pad(source, pad, constant_values=fill))
+        masks.append(np.arange(longest)[None] < source.shape[1])
+    tokens = np.array([case.plan.text_ids[:5] for case in cases], np.int64)
+    return PaddedCase({name: np.concatenate(rows), ENCODER_MASK: np.concatenate(masks).astype(np.int64)}, tokens)
+
+
+def _reads_text(form: SourceForm) -> bool:
+    return len(form.inputs) == 1 and form.inputs[0].vocabulary is not None
+
+
+def _text_lengths(form: SourceForm, tokenizer: Any) -> tuple[int, ...]:
+    if not _reads_text(form):
+        return form.lengths
+    whole = len(tokenizer(CHECK_TEXT)["input_ids"])
+    return max(2, whole // 7), whole
+
+
+def _text(tokenizer: Any, length: int) -> np.ndarray:
+    """Return the first tokens of the check's text, int64 [1, length], with the end as the tokenizer makes it."""
+    ids = tokenizer(CHECK_TEXT)["input_ids"]
+    return np.array([[*ids[: length - 1], ids[-1]]], np.int64)
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------
+
+
+def run_seq2seq_reference(
+    source: ModelSource,
+    kind: ModelKind,
+    network: Any,
+    needed: frozenset[str],
+    cases: Sequence[SourceCase],
+    padded: PaddedCase | None,
+    *,
+    placement: Placement | None = None,
+    overrides: ArchiveWeights | None = None,
+) -> Answers:
+    """Return what transformers' eager model in f32 says; the model is released before this returns.
+
+    Raises:
+        NotEnoughMemoryError: the model does not fit.
+        CorruptCheckpointError: transformers had to invent weights that are needed.
+    """
+    require_memory(network, placement)
+    model, missing = eager_model(kind, source.folder, source.trust_remote_code)
+    refuse_invented(source.name, needed.intersection(missing))
+    with torch.no_grad():
+        if overrides is not None:
+            overrides.apply(model)
+        runs = tuple(_answered(model, case) for case in cases)
+        return Answers(runs, _answered_padded(model, padded) if padded is not None else None)
+
+
+def _answered(model: Any, case: SourceCase) -> ReferenceRun:
+    plan = case.plan
+    text_logits = _Listener(model, case.inputs).answer(plan.text_ids)
+    listener = _Listener(model, case.inputs)
+    pending: Sequence[int] = plan.text_ids[: plan.prompt_length]
+    ids: list[int] = []
+    rows: list[np.ndarray] = []
+    for _ in range(plan.greedy_steps):
+        rows.append(listener.answer(pending)[-1])
+        ids.append(int(rows[-1].argmax()))
+        pending = ids[-1:]
+    return ReferenceRun(plan, text_logits, tuple(ids), np.stack(rows), {})
+
+
+class _Listener:
+    """transformers' model with its own caches, which has read a source."""
+
+    def __init__(self, model: Any, inputs: Mapping[str, np.ndarray]) -> None:
+        from transformers import DynamicCache, EncoderDecoderCache
+
+        config = model.config.get_text_config(decoder=True)
+        self._model = model
+        self._caches = EncoderDecoderCache(DynamicCache(config=config), DynamicCache())
+        self._given: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs.items()}
+
+    def answer(self, ids: Sequence[int]) -> np.ndarray:
+        """Return the logits [S, vocab] of new tokens."""
+        result = self._model(
+            **self._given,
+            decoder_input_ids=torch.tensor([list(ids)]),
+            past_key_values=self._caches,
+            use_cache=True,
+            return_dict=True,
+        )
+        self._given = {"encoder_outputs": encoder_outputs(self._model, result.encoder_last_hidden_state)}
+        logits: np.ndarray = result.logits[0].float().numpy()
+        return logits
+
+
+def _answered_padded(model: Any, case: PaddedCase) -> np.ndarray:
+    given = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
+    result = model(**given, decoder_input_ids=torch.from_numpy(case.tokens), return_dict=True)
+    logits: np.ndarray = result.logits[:, -1].float().numpy()
+    return logits
+
+
+# --- the engine -------------------------------------------------------------------------------------
+
+
+class SourceRunner(Protocol):
+    """A decoder in an engine, which can be told what a source says."""
+
+    def about(self, told: Mapping[str, np.ndarray]) -> Runner:
+        """Return a runner whose turns all know the same of a source."""
+
+
+class CliSourceRunner:
+    """The decoder in the `tract` command, one run a turn: the states of one are the next one's inputs."""
+
+    def __init__(
+        self,
+        engine: TractCli,
+        archive: Path,
+        states: Sequence[StateTensor],
+        told: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Describe the archive; `states` are what is fed back."""
+        self.engine_name, self.engine_version = engine.name, engine.version
+        self._engine, self._archive, self._states, self._told = engine, archive, tuple(states), told or {}
+
+    def about(self, told: Mapping[str, np.ndarray]) -> CliSourceRunner:
+        """See `SourceRunner.about`."""
+        return CliSourceRunner(self._engine, self._archive, self._states, told)
+
+    def run_turns(self, turns: Sequence[Turn], *, stateful: bool) -> list[np.ndarray]:
+        """See `Runner.run_turns`; an archive that keeps its cache itself reads everything again in each turn."""
+        del stateful
+        asked = CliAnswerer(self._engine, self._archive)
+        states = {state.input_name: state.at_start(1) for state in self._states}
+        names = signature_of(read_graph_text(self._archive)).inputs
+        rows: list[np.ndarray] = []
+        said: list[int] = []
+        for turn in turns:
+            said = [*(() if self._states else said), *turn]
+            given = {"input_ids": np.array([said], np.int64), **self._told, **states}
+            logits, *after = asked.answer([given[name] for name in names])
+            rows.append(logits[0])
+            states = dict(zip(states, after, strict=True))
+        return rows
+
+
+@contextmanager
+def open_source_runner(
+    archive: Path, states: Sequence[StateTensor], engine: EngineOptions | None = None
+) -> Iterator[SourceRunner]:
+    """Yield a decoder ready to be asked, and stop its engine after the block.
+
+    Args:
+        archive: of the decoder.
+        states: that it is fed back.
+        engine: which one; None takes the pip-installed one.
+    """
+    chosen = chosen_engine(engine)
+    if isinstance(chosen, TractCli):
+        yield CliSourceRunner(chosen, archive, states)
+        return
+    with WheelRunner(archive, chosen) as runner:
+        yield runner
+
+
+def check_seq2seq(
+    archives: Mapping[str, Path],
+    states: Sequence[StateTensor],
+    dtype: str,
+    cases: Sequence[SourceCase],
+    padded: PaddedCase | None,
+    expected: Answers,
+    *,
+    engine: EngineOptions | None = None,
+    tolerance: Tolerance | None = None,
+    on_check: Callable[[str], None] | None = None,
+) -> ValidationReport:
+    """Run each source through the encoder, and the four checks of a language model on the decoder.
+
+    Args:
+        archives: by role.
+        states: that the decoder is fed back.
+        dtype: `f32` or `f16`, of the archives.
+        cases, padded, expected: what is asked, and PyTorch's answers.
+        engine: which one; None takes the pip-installed one.
+        tolerance: None takes the element type's.
+        on_check: told the name of each check before it runs.
+
+    Raises:
+        EngineError: the engine refused an archive, or died.
+    """
+    tolerance = tolerance or Tolerance.for_dtype(dtype)
+    announce = on_check or (lambda _: None)
+    checks: list[CheckResult] = []
+    with open_answerer(archives[ENCODER], engine) as encoder:
+        names = signature_of(read_graph_text(archives[ENCODER]))
+        said = [_told(encoder, names.inputs, names.outputs, case.inputs) for case in cases]
+        together = _told(encoder, names.inputs, names.outputs, padded.inputs) if padded is not None else {}
+    with open_source_runner(archives[DECODER], states, engine) as decoder:
+        for case, told, reference in zip(cases, said, expected.runs, strict=True):
+            runner = decoder.about(told)
+            report = validate_archive(
+                runner,
+                reference,
+                dtype,
+                tolerance=tolerance,
+                on_check=lambda name, about=case.name: announce(f"{name}, {about}"),
+            )
+            checks += [replace(check, name=f"{check.name}, {case.name}") for check in report.checks]
+    if padded is not None and expected.padded is not None:
+        announce(_PADDED)
+        with open_answerer(archives[DECODER], engine) as answerer:
+            checks.append(
+                _check_padded(answerer, archives[DECODER], states, together, padded, expected.padded, tolerance)
+            )
+    return ValidationReport(report.engine, report.engine_version, dtype, tolerance, tuple(checks))
+
+
+def _told(
+    encoder: Answerer, inputs: Sequence[str], outputs: Sequence[str], given: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return what the decoder is told of a source: keys and values, and the mask where its graph has one."""
+    first = next(iter(given.values()))
+    whole = {ENCODER_MASK: np.ones(first.shape[:2], np.int64), **given} if ENCODER_MASK in inputs else given
+    answers = encoder.answer([whole[name] for name in inputs])
+    mask = {DECODER_MASK: whole[ENCODER_MASK]} if ENCODER_MASK in inputs else {}
+    return dict(zip(outputs, answers, strict=True)) | mask
+
+
+def _check_padded(
+    decoder: Answerer,
+    archive: Path,
+    states: Sequence[StateTensor],
+    told: Mapping[str, np.ndarray],
+    case: PaddedCase,
+    expected: np.ndarray,
+    tolerance: Tolerance,
+) -> CheckResult:
+    """One call of the decoder for sources of several lengths at once."""
+    batch = len(case.tokens)
+    given = {"input_ids": case.tokens, **told, **{state.input_name: state.at_start(batch) for state in states}}
+    logits = decoder.answer([given[name] for name in signature_of(read_graph_text(archive)).inputs])[0]
+    steps = [compare_step(row, logits[row, -1], expected[row]) for row in range(batch)]
+    return CheckResult.judged(_PADDED, steps, tolerance)

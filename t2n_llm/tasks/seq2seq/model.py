@@ -1,0 +1,378 @@
+"""The two graphs of an encoder-decoder: what a source says to every layer of the decoder, once; and one step of the decoder.
+
+In: a transformers config. Out: a part and a document for each, which share the names of the network's parameters.
+
+The encoder's graph ends in the keys and values of the decoder's cross-attention: they depend on the source alone, so that no step
+of the decoder computes them again. Its graph takes them, its own cache, and token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from generic_export.errors import CaptureError, T2NError, described
+from kvcache import explicit_attention, explicit_experts
+from kvcache.states import Probe, Slot, States, StateTensor, describe_states
+from t2n_llm.graph.capture import weightless_network
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_part
+from t2n_llm.source.empty_model import ModelKind, take_buffers, tied_names
+from t2n_llm.tasks.seq2seq.sources import BATCH, ENCODER_MASK, LENGTH, SourceForm, source_form
+
+ENCODER, DECODER = "encoder", "decoder"
+"""The archives, in the order in which they run."""
+
+DECODER_MASK = "encoder_attention_mask"
+CROSS_KEY, CROSS_VALUE = "cross_key", "cross_value"
+_CROSS = {"cache_key": CROSS_KEY, "cache_value": CROSS_VALUE}
+_STEPS, _PAST = 5, 7  # hints, which never reach the graph
+
+
+@dataclass(frozen=True)
+class CrossState:
+    """A key or value tensor that the encoder's graph gives and the decoder's takes, under the same name.
+
+    Attributes:
+        name: `cross_key_3`.
+        slot: where transformers' cache has it.
+        shape: [B, H, T, D]; `T` is a number where all sources are of one size.
+    """
+
+    name: str
+    slot: Slot
+    shape: tuple[int | str, ...]
+
+    def meta(self, batch: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return an example without values."""
+        known = {BATCH: batch, LENGTH: length}
+        sizes = [known[dim] if isinstance(dim, str) else dim for dim in self.shape]
+        return torch.zeros(sizes, dtype=dtype, device="meta")
+
+    def dynamic_axes(self, *, batched: bool) -> dict[int, str]:
+        """Return the symbolic axes."""
+        return {axis: dim for axis, dim in enumerate(self.shape) if isinstance(dim, str) and (batched or dim != BATCH)}
+
+
+class EncoderModule(nn.Module):
+    """`(source, [attention_mask]) -> (cross_key_0, cross_value_0, ...)`."""
+
+    def __init__(self, network: Any, names: tuple[str, ...], cross: tuple[CrossState, ...]) -> None:
+        """Wrap a network; `names` are the arguments of its forward that the inputs are."""
+        super().__init__()
+        self.network = network
+        self.names = names
+        self.cross = cross
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the keys and values [B, H, T, D] of each layer.
+
+        The decoder reads one token for it, of whose work nothing else is kept.
+        """
+        given = dict(zip(self.names, inputs, strict=True))
+        first = torch.zeros((inputs[0].shape[0], 1), dtype=torch.int64, device=inputs[0].device)
+        _, states = run_from_source(self.network, first, given)
+        return tuple(states[each.slot] for each in self.cross)
+
+
+class DecoderModule(nn.Module):
+    """`(input_ids, *cross, [encoder_attention_mask], *past) -> (logits, *present)`."""
+
+    def __init__(
+        self,
+        network: Any,
+        cross: tuple[CrossState, ...],
+        slots: tuple[Slot, ...],
+        width: int,
+        *,
+        masked: bool,
+        kept: int,
+    ) -> None:
+        """Wrap a network.
+
+        Args:
+            network: transformers' model.
+            cross: what it is given of the source.
+            slots: where it keeps its states, in the order of the inputs.
+            width: of the encoder's hidden states, which are not read.
+            masked: whether sources have padding.
+            kept: positions whose logits are given, from the end; 0 for all.
+        """
+        super().__init__()
+        self.network = network
+        self.cross = cross
+        self.slots = slots
+        self.width = width
+        self.masked = masked
+        self.kept = kept
+
+    def forward(self, input_ids: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the decoder.
+
+        Args:
+            input_ids: int64 [B, S].
+            rest: keys and values [B, H, T, D] of each layer's cross-attention, the mask int64 [B, T] where there is one, then
+                the states before these tokens; keys and values are [B, Hkv, P, D].
+
+        Returns:
+            Logits [B, kept, vocab], then the states after the tokens.
+        """
+        count = len(self.cross)
+        given, rest = rest[:count], rest[count:]
+        mask, past = (rest[:1], rest[1:]) if self.masked else ((), rest)
+        said = given[0]
+        # Its values are never read: every layer has its keys and values already.
+        hidden = said.new_zeros((said.shape[0], said.shape[2], self.width))
+        states = dict(zip((each.slot for each in self.cross), given, strict=True))
+        states |= dict(zip(self.slots, past, strict=True))
+        options = {ENCODER_MASK: mask[0]} if mask else {}
+        with _last_positions(self.network, self.kept):
+            logits, after = run_from_states(self.network, input_ids, hidden, states, **options)
+        logits = logits[:, -self.kept :] if self.kept else logits
+        return (logits, *(after[slot] for slot in self.slots))
+
+
+def run_from_source(
+    network: Any, decoder_input_ids: torch.Tensor, given: Mapping[str, torch.Tensor]
+) -> tuple[Any, States]:
+    """Run a whole model on a source; return its result, and the states [B, H, T, D] of both caches."""
+    caches = _caches(network, {})
+    result = network(
+        **given, decoder_input_ids=decoder_input_ids, past_key_values=caches, use_cache=True, return_dict=True
+    )
+    return result, _states_of(caches)
+
+
+def run_from_states(
+    network: Any, input_ids: torch.Tensor, hidden: torch.Tensor, states: States, **options: torch.Tensor
+) -> tuple[torch.Tensor, States]:
+    """Run a decoder whose cross-attention has its keys and values; return the logits, and the states of its own cache.
+
+    Args:
+        network: the whole model.
+        input_ids: int64 [B, S].
+        hidden: [B, T, D] of the encoder; its shape alone is looked at.
+        states: of both caches.
+        options: further arguments of the forward.
+    """
+    caches = _caches(network, states)
+    result = network(
+        encoder_outputs=encoder_outputs(network, hidden),
+        decoder_input_ids=input_ids,
+        past_key_values=caches,
+        use_cache=True,
+        return_dict=True,
+        **options,
+    )
+    return result.logits, _states_of(caches)
+
+
+def _caches(network: Any, states: States) -> Any:
+    """Return transformers' pair of caches, the second one full where states of it are given."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    from kvcache.explicit_cache import ExplicitCache, put_states
+
+    own = {slot: tensor for slot, tensor in states.items() if slot.kind not in (CROSS_KEY, CROSS_VALUE)}
+    kinds = {ours: theirs for theirs, ours in _CROSS.items()}
+    said = {Slot(kinds[slot.kind], slot.layer): states[slot] for slot in states if slot.kind in kinds}
+    config = network.config.get_text_config(decoder=True)
+    cross = DynamicCache()
+    put_states(cross, said)
+    caches = EncoderDecoderCache(ExplicitCache(config, own), cross)
+    caches.is_updated = {slot.layer: True for slot in said}
+    return caches
+
+
+def _states_of(caches: Any) -> States:
+    from kvcache.explicit_cache import states_of
+
+    said = states_of(caches.cross_attention_cache)
+    return states_of(caches.self_attention_cache) | {
+        Slot(_CROSS[slot.kind], slot.layer): tensor for slot, tensor in said.items()
+    }
+
+
+@contextmanager
+def _last_positions(network: Any, kept: int) -> Iterator[None]:
+    """Give the layer that makes logits the last positions only, for the length of the block; 0 for all."""
+    head = network.get_output_embeddings() if kept else None
+    if not isinstance(head, nn.Module):
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda _module, given: (given[0][:, -kept:], *given[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def encoder_outputs(network: Any, hidden: torch.Tensor) -> Any:
+    """Return hidden states [B, T, D] in the class in which a model's encoder gives them."""
+    from transformers.modeling_outputs import BaseModelOutput, MoEModelOutput
+
+    routed = hasattr(network.config, "num_experts")
+    return (MoEModelOutput if routed else BaseModelOutput)(last_hidden_state=hidden)
+
+
+def first_token(config: Any) -> int:
+    """Return the token that a decoder starts with."""
+    for part in (config, getattr(config, "decoder", None), config.get_text_config(decoder=True)):
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            token = getattr(part, name, None)
+            if token is not None:
+                return int(token[0] if isinstance(token, (list, tuple)) else token)
+    return 0
+
+
+# --- parts ------------------------------------------------------------------------------------------
+
+
+def build_parts(
+    config: Any,
+    kind: ModelKind,
+    options: GraphOptions,
+    *,
+    name: str,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, BuiltPart]:
+    """Capture and translate the two graphs of a config, by role, in the order in which they run.
+
+    Args:
+        config: transformers config.
+        kind: which of transformers' classes for it.
+        options: element type, numerics, kept logits, batch, who keeps the cache.
+        name, revision: source model, recorded in the documents.
+        trust_remote_code: allow code that comes with the model.
+
+    Raises:
+        UnknownArchitectureError: transformers has no such model for the config, or its source is not known.
+        CaptureError, TranslationError: the model cannot be expressed; the message says where.
+    """
+    with explicit_attention() as attention, explicit_experts() as experts:
+
+        def build(implementation: str) -> tuple[NetworkPart, NetworkPart]:
+            network = weightless_network(kind, config, options, implementation, experts, trust_remote_code)
+            return network_parts(network, options)
+
+        parts = attention.first_that_runs(build)
+        return {part.role: build_part(part, options, name, revision) for part in parts}
+
+
+def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, NetworkPart]:
+    """Return the encoder and the decoder of a weightless network, ready for capture.
+
+    Raises:
+        CaptureError: the model cannot run on shapes, or keeps no keys and values of its source.
+    """
+    form = source_form(network.config, main_input=network.main_input_name)
+    tied, buffers = tied_names(network), take_buffers(network)
+    probed = _probed(network, form, options.torch_dtype)
+    batched, masked = options.batch, options.batch and form.masked
+    batch = 3 if batched else 1
+    inputs = {each.name: each.meta(batch, form.hint, options.torch_dtype) for each in form.inputs}
+    axes = {each.name: each.dynamic_axes(batched=batched) for each in form.inputs}
+    mask = torch.zeros((batch, form.hint), dtype=torch.int64, device="meta")
+    encoder = NetworkPart(
+        ENCODER,
+        EncoderModule(network, (*inputs, *([ENCODER_MASK] if masked else [])), probed.cross).eval(),
+        network,
+        buffers,
+        tied,
+        options.torch_dtype,
+        inputs | ({ENCODER_MASK: mask} if masked else {}),
+        tuple(each.name for each in probed.cross),
+        axes | ({ENCODER_MASK: {0: BATCH, 1: LENGTH}} if masked else {}),
+    )
+    states = probed.states
+    said = {each.name: each.meta(batch, form.hint, options.torch_dtype) for each in probed.cross}
+    past = {
+        each.input_name: torch.zeros(each.sizes(batch, _PAST), dtype=each.torch_dtype, device="meta") for each in states
+    }
+    ids = torch.zeros((batch, _STEPS), dtype=torch.int64, device="meta")
+    decoder = NetworkPart(
+        DECODER,
+        DecoderModule(
+            network,
+            probed.cross,
+            tuple(each.slot for each in states),
+            probed.width,
+            masked=masked,
+            kept=options.num_logits_to_keep,
+        ).eval(),
+        network,
+        buffers,
+        tied,
+        options.torch_dtype,
+        {"input_ids": ids, **said, **({DECODER_MASK: mask} if masked else {}), **past},
+        ("outputs", *(each.output_name for each in states)),
+        {
+            "input_ids": ({0: BATCH} if batched else {}) | {1: "S"},
+            **{each.name: each.dynamic_axes(batched=batched) for each in probed.cross},
+            **({DECODER_MASK: {0: BATCH, 1: LENGTH}} if masked else {}),
+            **{each.input_name: each.dynamic_axes(batched=batched) for each in states},
+        },
+        states,
+    )
+    return encoder, decoder
+
+
+@dataclass(frozen=True)
+class _Probed:
+    """What a model showed when it ran on shapes.
+
+    Attributes:
+        cross: keys and values of its source.
+        states: what its decoder keeps.
+        width: of the encoder's hidden states.
+    """
+
+    cross: tuple[CrossState, ...]
+    states: tuple[StateTensor, ...]
+    width: int
+
+
+def _probed(network: Any, form: SourceForm, dtype: torch.dtype) -> _Probed:
+    try:
+        with torch.no_grad():
+            (first, width), (second, _) = (
+                _probe(network, form, dtype, batch, steps) for batch, steps in ((1, 2), (2, 3))
+            )
+    except T2NError:
+        raise
+    except Exception as error:  # whatever the model's own code raises
+        raise CaptureError(
+            f"{type(network).__name__} cannot run as an encoder and a decoder on shapes alone: {described(error)}",
+            "Models of this family have no translation yet; run with --debug to see where it stops.",
+        ) from error
+    said = {slot: tensor for slot, tensor in first.states.items() if slot.kind in (CROSS_KEY, CROSS_VALUE)}
+    if not said:
+        raise CaptureError(
+            f"{type(network).__name__} keeps no keys and values of its source in transformers' cache.",
+            "Its cross-attention has no translation yet.",
+        )
+    owner = type(network).__name__
+    kept = [
+        Probe(probe.batch, probe.steps, {slot: tensor for slot, tensor in probe.states.items() if slot not in said})
+        for probe in (first, second)
+    ]
+    cross = tuple(_cross_state(slot, tensor, form) for slot, tensor in said.items())
+    return _Probed(cross, describe_states(*kept, owner), width)
+
+
+def _cross_state(slot: Slot, tensor: torch.Tensor, form: SourceForm) -> CrossState:
+    _, heads, length, width = tensor.shape
+    return CrossState(f"{slot.kind}_{slot.layer}", slot, (BATCH, heads, LENGTH if form.dynamic else length, width))
+
+
+def _probe(network: Any, form: SourceForm, dtype: torch.dtype, batch: int, steps: int) -> tuple[Probe, int]:
+    given = {each.name: each.meta(batch, form.hint, dtype) for each in form.inputs}
+    ids = torch.zeros((batch, steps), dtype=torch.int64, device="meta")
+    result, states = run_from_source(network, ids, given)
+    return Probe(batch, steps, states), int(result.encoder_last_hidden_state.shape[-1])

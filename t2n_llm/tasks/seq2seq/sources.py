@@ -1,0 +1,181 @@
+"""What an encoder reads: token ids, features of sound, samples, pixels; by the family's own argument names.
+
+In: a transformers config. Out: a `SourceForm`: inputs of the encoder's graph, and sizes to try it with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from generic_export.errors import UnknownArchitectureError
+
+BATCH, LENGTH = "B", "T"
+"""Symbols of a source's shape: how many sources, and how long they are."""
+
+ENCODER_MASK = "attention_mask"
+_HINT = 9  # of a length; it never reaches the graph
+
+
+@dataclass(frozen=True)
+class SourceInput:
+    """One input of the encoder.
+
+    Attributes:
+        name: the argument of transformers' forward.
+        shape: sizes; `B` and `T` stand for the batch and the length.
+        vocabulary: how many token ids there are; None for an input of floats.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    vocabulary: int | None = None
+
+    def sizes(self, batch: int, length: int) -> tuple[int, ...]:
+        """Return the shape for a number of sources of one length."""
+        known = {BATCH: batch, LENGTH: length}
+        return tuple(known[dim] if isinstance(dim, str) else dim for dim in self.shape)
+
+    def meta(self, batch: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return an example without values; `dtype` is that of floats."""
+        kind = torch.int64 if self.vocabulary is not None else dtype
+        return torch.zeros(self.sizes(batch, length), dtype=kind, device="meta")
+
+    def random(self, generator: np.random.Generator, batch: int, length: int) -> np.ndarray:
+        """Return random ids, int64, or floats of a standard normal distribution, f32."""
+        sizes = self.sizes(batch, length)
+        if self.vocabulary is not None:
+            return generator.integers(3, self.vocabulary, size=sizes)
+        return generator.standard_normal(sizes).astype(np.float32)
+
+    def dynamic_axes(self, *, batched: bool) -> dict[int, str]:
+        """Return the symbolic axes; the batch is one of them when `batched`."""
+        return {axis: dim for axis, dim in enumerate(self.shape) if isinstance(dim, str) and (batched or dim != BATCH)}
+
+
+@dataclass(frozen=True)
+class SourceForm:
+    """How sources enter the encoder.
+
+    Attributes:
+        inputs: what it reads.
+        masked: whether sources of several lengths can be in one batch: a mask int64 [B, T] tells them from padding.
+        unit: a number of steps of `T` below which there is nothing to read; 1 for tokens.
+    """
+
+    inputs: tuple[SourceInput, ...]
+    masked: bool = False
+    unit: int = 1
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether sources have any length."""
+        return any(LENGTH in each.shape for each in self.inputs)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Two lengths to try, neither of which is the traced one; one where all sources are of one size."""
+        return (5 * self.unit, 17 * self.unit) if self.dynamic else (0,)
+
+    @property
+    def hint(self) -> int:
+        """A length to trace with."""
+        return _HINT * self.unit
+
+
+def _text(vocabulary: Callable[[Any], int]) -> Callable[[Any], SourceForm]:
+    def form(config: Any) -> SourceForm:
+        return SourceForm((SourceInput("input_ids", (BATCH, LENGTH), int(vocabulary(config))),), masked=True)
+
+    return form
+
+
+def _features(width: Callable[[Any], int], unit: int = 16) -> Callable[[Any], SourceForm]:
+    """Frames of sound, [B, T, width]."""
+
+    def form(config: Any) -> SourceForm:
+        return SourceForm((SourceInput("input_features", (BATCH, LENGTH, int(width(config)))),), unit=unit)
+
+    return form
+
+
+def _samples(config: Any) -> SourceForm:
+    """Sound as it was sampled, [B, T]."""
+    del config
+    return SourceForm((SourceInput("input_values", (BATCH, LENGTH)),), unit=400)
+
+
+def _log_mel(config: Any) -> SourceForm:
+    """Thirty seconds of log-mel frames, as Whisper has them: two frames for each position of its encoder."""
+    frames = 2 * int(config.max_source_positions)
+    return SourceForm((SourceInput("input_features", (BATCH, int(config.num_mel_bins), frames)),))
+
+
+def _pixels(config: Any) -> SourceForm:
+    """Images of one size."""
+    part = getattr(config, "encoder", None) or getattr(config, "vision_config", None) or config
+    size = part.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return SourceForm((SourceInput("pixel_values", (BATCH, int(part.num_channels), int(height), int(width))),))
+
+
+def _patches(config: Any) -> SourceForm:
+    """Patches of an image with their row and column, [B, T, 2 + C x P x P], of which some are padding (Pix2Struct)."""
+    width = 2 + int(config.vision_config.patch_embed_hidden_size)
+    return SourceForm((SourceInput("flattened_patches", (BATCH, LENGTH, width)),), masked=True)
+
+
+def _of_encoder(config: Any) -> int:
+    return int(config.encoder.vocab_size)
+
+
+_FORMS: Mapping[str, Callable[[Any], SourceForm]] = {
+    "encoder-decoder": _text(_of_encoder),
+    "fsmt": _text(lambda config: config.src_vocab_size),
+    "t5gemma": _text(_of_encoder),
+    "t5gemma2": _text(lambda config: config.encoder.text_config.vocab_size),
+    "whisper": _log_mel,
+    "speech_to_text": _features(lambda config: config.input_feat_per_channel * config.input_channels),
+    "pop2piano": _features(lambda config: config.d_model, unit=1),
+    "moonshine": _samples,
+    "moonshine_streaming": _samples,
+    "speecht5": _samples,
+    "speech-encoder-decoder": _samples,
+    "vision-encoder-decoder": _pixels,
+    "pp_formulanet": _pixels,
+    "pix2struct": _patches,
+}
+"""Families whose sources are no token ids of the config's own vocabulary, by `model_type`."""
+
+_SPEECH_FORMS: Mapping[str, Callable[[Any], SourceForm]] = {
+    "seamless_m4t": _features(lambda config: config.feature_projection_input_dim),
+    "seamless_m4t_v2": _features(lambda config: config.feature_projection_input_dim),
+}
+"""The same for families that read text or sound, when they read sound."""
+
+
+def source_form(config: Any, *, main_input: str) -> SourceForm:
+    """Return how a model's sources enter its encoder.
+
+    Args:
+        config: transformers config.
+        main_input: the argument that the model's class reads first (`main_input_name`).
+
+    Raises:
+        UnknownArchitectureError: nobody has said yet.
+    """
+    kind = str(config.model_type)
+    if main_input == "input_features" and kind in _SPEECH_FORMS:
+        return _SPEECH_FORMS[kind](config)
+    if kind in _FORMS:
+        return _FORMS[kind](config)
+    if main_input == "input_ids":
+        return _text(lambda each: each.vocab_size)(config)
+    raise UnknownArchitectureError(
+        f"how a source of {config.model_type!r} enters its encoder ({main_input}) is not known.",
+        "Name it in t2n_llm/tasks/seq2seq/sources.py, or export the encoder with generic_export.export_model_to_nnef.",
+    )

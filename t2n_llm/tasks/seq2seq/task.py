@@ -1,0 +1,181 @@
+"""Encoder-decoder models: two archives, the first asked once a source, the second once a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from generic_export.errors import OptionError
+from t2n_llm.check.agreement import ValidationReport
+from t2n_llm.compress.request import CompressionOptions
+from t2n_llm.graph.interface import interface, text_model
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.ranges import RangeRequest
+from t2n_llm.source.empty_model import ModelKind, instantiate
+from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT
+from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
+from t2n_llm.tasks.seq2seq.check import check_seq2seq, plan_padded, plan_sources, run_seq2seq_reference
+from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, build_parts, first_token
+from t2n_llm.tasks.seq2seq.sources import BATCH, SourceForm, source_form
+
+_CROSS = (
+    "the encoder's outputs cross_* are the decoder's inputs of the same names, in every call: they depend on the source alone and "
+    "are computed once"
+)
+
+
+class Seq2SeqTask(Task):
+    """`source -> (cross_key_0, cross_value_0, ...)`, and `(input_ids, *cross, *past) -> (logits, *present)`."""
+
+    kind: ModelKind
+
+    def refuse(
+        self, source: ModelSource, options: GraphOptions, compression: CompressionOptions, adapter: str | None
+    ) -> None:
+        """See `Task.refuse`."""
+        del options
+        if adapter is not None:
+            raise OptionError(
+                f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
+            )
+        if source.gguf is not None or source.is_quantized:
+            raise OptionError(
+                f"{source.name}: encoder-decoders are exported from plain checkpoints only.",
+                "Give the original bf16, f16 or f32 checkpoint, a folder or a hub id.",
+            )
+        if compression.calibrates():
+            raise OptionError(
+                f"calibrated algorithms run a language model on text; --task {self.name} has a source too.",
+                "Use an algorithm without calibration, such as --compress q4_0.",
+            )
+
+    def graphs(
+        self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
+    ) -> tuple[TaskGraph, ...]:
+        """See `Task.graphs`; ranges are not measured: what the encoder hands the decoder is not known before it runs."""
+        del ranges
+        built = build_parts(
+            source.config,
+            self.kind,
+            options,
+            name=source.public_name,
+            revision=source.revision,
+            trust_remote_code=source.trust_remote_code,
+        )
+        return tuple(
+            TaskGraph(each.part, each.graph, role, each.part.states, each.part.engine_states)
+            for role, each in built.items()
+        )
+
+    def network(self, source: ModelSource) -> nn.Module:
+        """See `Task.network`."""
+        network: nn.Module = instantiate(
+            self.kind, source.config, torch.float32, "eager", "eager", source.trust_remote_code
+        )
+        return network
+
+    def check(self, subject: CheckSubject) -> ValidationReport:
+        """Run the four checks for two sources; see `seq2seq.check`."""
+        source, checking = subject.source, subject.checking
+        form = self._form(subject.network)
+        cases = plan_sources(source.config, form, subject.tokenizer, checking.decode_steps)
+        batched = BATCH in subject.symbols
+        padded = plan_padded(cases, form, _padding(source.config)) if batched else None
+        subject.reporter.stage("Running PyTorch in f32 for reference")
+        expected = run_seq2seq_reference(
+            source,
+            self.kind,
+            subject.network,
+            subject.needed(),
+            cases,
+            padded,
+            placement=checking.placement,
+            overrides=subject.overrides,
+        )
+        return check_seq2seq(
+            subject.archives,
+            subject.states,
+            subject.options.dtype,
+            cases,
+            padded,
+            expected,
+            engine=checking,
+            tolerance=subject.tolerance,
+            on_check=subject.announce,
+        )
+
+    def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
+        """See `Task.interface`."""
+        decoder = graphs[-1]
+        variables = {variable.label: variable for part in graphs for variable in part.graph.variables}
+        form = self._form(decoder.skeleton.network)
+        return {
+            "graph": interface(decoder.graph, decoder.states, options.dtype)
+            | {"engine_states": [asdict(state) for state in decoder.engine_states]},
+            "encoder_decoder": connection(source.config, form, masked=DECODER_MASK in decoder.graph.inputs),
+            "model": text_model(source.config, variables.values()),
+        }
+
+    def _form(self, network: Any) -> SourceForm:
+        return source_form(network.config, main_input=network.main_input_name)
+
+
+class TextToText(Seq2SeqTask):
+    """Translation, summarisation, and whatever else makes a text of a text."""
+
+    name = TEXT_TO_TEXT
+    kind = ModelKind(
+        "AutoModelForSeq2SeqLM", "encoder-decoder language model", "Choose another --task, such as text-generation"
+    )
+
+
+class SpeechRecognition(Seq2SeqTask):
+    """Text of sound."""
+
+    name = SPEECH_RECOGNITION
+    kind = ModelKind(
+        "AutoModelForSpeechSeq2Seq",
+        "speech recognition model with an encoder and a decoder",
+        "Choose another --task, such as audio-text-to-text",
+    )
+
+
+class ImageToText(Seq2SeqTask):
+    """Text of images."""
+
+    name = IMAGE_TO_TEXT
+    kind = ModelKind(
+        "AutoModelForImageTextToText",
+        "image captioning model with an encoder and a decoder",
+        "Choose another --task, such as image-text-to-text",
+    )
+
+
+def connection(config: Any, form: SourceForm, *, masked: bool) -> dict[str, Any]:
+    """Return what `export.json` says of how the archives connect.
+
+    Args:
+        config: transformers config.
+        form: how sources enter.
+        masked: whether sources of several lengths can be in one batch.
+    """
+    return {
+        "order": [ENCODER, DECODER],
+        "source": {
+            each.name: {"shape": list(each.shape), "dtype": "f32" if each.vocabulary is None else "i64"}
+            for each in form.inputs
+        },
+        "cross": _CROSS,
+        "mask": f"the encoder's attention_mask [B, T] is the decoder's {DECODER_MASK}" if masked else None,
+        "decoder_start_token_id": first_token(config),
+    }
+
+
+def _padding(config: Any) -> int:
+    padding = getattr(config, "pad_token_id", None)
+    return int(padding) if padding is not None else 0
