@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -322,13 +323,8 @@ def check_seq2seq(
     with open_source_runner(archives[DECODER], states, engine) as decoder:
         for case, told, reference in zip(cases, said, expected.runs, strict=True):
             runner = decoder.about(told)
-            report = validate_archive(
-                runner,
-                reference,
-                dtype,
-                tolerance=tolerance,
-                on_check=lambda name, about=case.name: announce(f"{name}, {about}"),
-            )
+            about = partial(_announce, announce, case.name)
+            report = validate_archive(runner, reference, dtype, tolerance=tolerance, on_check=about)
             checks += [replace(check, name=f"{check.name}, {case.name}") for check in report.checks]
     if padded is not None and expected.padded is not None:
         announce(_PADDED)
@@ -337,6 +333,10 @@ def check_seq2seq(
                 _check_padded(answerer, archives[DECODER], states, together, padded, expected.padded, tolerance)
             )
     return ValidationReport(report.engine, report.engine_version, dtype, tolerance, tuple(checks))
+
+
+def _announce(announce: Callable[[str], None], source: str, check: str) -> None:
+    announce(f"{check}, {source}")
 
 
 def _told(

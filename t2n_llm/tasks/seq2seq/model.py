@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class CrossState:
         return {axis: dim for axis, dim in enumerate(self.shape) if isinstance(dim, str) and (batched or dim != BATCH)}
 
 
-class EncoderModule(nn.Module):
+class SourceEncoder(nn.Module):
     """`(source, [attention_mask]) -> (cross_key_0, cross_value_0, ...)`."""
 
     def __init__(self, network: Any, names: tuple[str, ...], cross: tuple[CrossState, ...]) -> None:
@@ -80,7 +80,7 @@ class EncoderModule(nn.Module):
         return tuple(states[each.slot] for each in self.cross)
 
 
-class DecoderModule(nn.Module):
+class CachedDecoder(nn.Module):
     """`(input_ids, *cross, [encoder_attention_mask], *past) -> (logits, *present)`."""
 
     def __init__(
@@ -281,7 +281,7 @@ def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, Net
     mask = torch.zeros((batch, form.hint), dtype=torch.int64, device="meta")
     encoder = NetworkPart(
         ENCODER,
-        EncoderModule(network, (*inputs, *([ENCODER_MASK] if masked else [])), probed.cross).eval(),
+        SourceEncoder(network, (*inputs, *([ENCODER_MASK] if masked else [])), probed.cross).eval(),
         network,
         buffers,
         tied,
@@ -298,7 +298,7 @@ def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, Net
     ids = torch.zeros((batch, _STEPS), dtype=torch.int64, device="meta")
     decoder = NetworkPart(
         DECODER,
-        DecoderModule(
+        CachedDecoder(
             network,
             probed.cross,
             tuple(each.slot for each in states),
@@ -357,13 +357,15 @@ def _probed(network: Any, form: SourceForm, dtype: torch.dtype) -> _Probed:
             f"{type(network).__name__} keeps no keys and values of its source in transformers' cache.",
             "Its cross-attention has no translation yet.",
         )
-    owner = type(network).__name__
-    kept = [
-        Probe(probe.batch, probe.steps, {slot: tensor for slot, tensor in probe.states.items() if slot not in said})
-        for probe in (first, second)
-    ]
     cross = tuple(_cross_state(slot, tensor, form) for slot, tensor in said.items())
-    return _Probed(cross, describe_states(*kept, owner), width)
+    states = describe_states(_own(first), _own(second), type(network).__name__)
+    return _Probed(cross, states, width)
+
+
+def _own(probe: Probe) -> Probe:
+    """Return it without what is said of the source."""
+    states = {slot: tensor for slot, tensor in probe.states.items() if slot.kind not in (CROSS_KEY, CROSS_VALUE)}
+    return replace(probe, states=states)
 
 
 def _cross_state(slot: Slot, tensor: torch.Tensor, form: SourceForm) -> CrossState:
