@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _EXIT_SURPRISE = 1
 
 zoo = typer.Typer(
-    help="Export every causal LM architecture of the installed transformers, tiny and random, and check each in tract.",
+    help="Export every architecture of the installed transformers, tiny and random, and check each in tract.",
     no_args_is_help=True,
 )
 
@@ -43,8 +43,14 @@ _MarkdownOption = Annotated[
 ]
 
 
+_TaskOption = Annotated[
+    list[str] | None, typer.Option("--task", metavar="NAMES", help="Tasks, with commas, or all; text-generation.")
+]
+
+
 @zoo.command(name="run")
 def run_command(
+    task: _TaskOption = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="NAMES", help="Model types or shell patterns, with commas.")
     ] = None,
@@ -77,7 +83,7 @@ def run_command(
     fresh: Annotated[bool, typer.Option("--fresh", help="A new interpreter for each cell; slower.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run cells (architecture x element type), each in a process of its own with limits.
+    """Run cells (task x architecture x element type), each in a process of its own with limits.
 
     Exit code 0: everything is as expected. 1: something is not: a pass that was not expected counts, and with
     --no-expect, or for real checkpoints without --expected, whatever is not right. 2: bad input.
@@ -85,10 +91,12 @@ def run_command(
     with open_sink(as_json) as sink:
         from generic_export.sizes import parse_size
         from t2n_llm.zoo.run import RunOptions, local_hosts, parse_shard, read_models, run_zoo
+        from t2n_llm.zoo.tasks import chosen_tasks
         from t2n_llm.zoo.verdict import NOT_RUNNABLE, RIGHT
 
         options = RunOptions(
             only=_words(only),
+            tasks=chosen_tasks(_words(task)),
             dtypes=_columns(_words(dtype), full_size=full_size),
             models=read_models(models) if models is not None else (),
             limit=limit,
@@ -166,9 +174,9 @@ def expect_command(
     Exit code 0: as expected, or updated. 1: not as expected. 2: bad input.
     """
     with open_sink(as_json) as sink:
-        from t2n_llm.zoo.configs import architectures
         from t2n_llm.zoo.expectations import surprises
         from t2n_llm.zoo.history import read_results
+        from t2n_llm.zoo.tasks import rows_of_all
 
         verdicts = read_results(results)
         rows = _expected_rows(expected)
@@ -177,7 +185,7 @@ def expect_command(
             sink.show(f"{len(new)} rows, before {len(rows)}.")
             sink.record({"rows": len(new), "before": len(rows)})
             return
-        found = surprises(verdicts, rows, list(architectures()))
+        found = surprises(verdicts, rows, rows_of_all())
     sink.record({"surprises": [asdict(surprise) for surprise in found]})
     _show_surprises(sink, found)
     if found:
@@ -185,12 +193,17 @@ def expect_command(
 
 
 @zoo.command(name="list")
-def list_command(as_json: JsonOption = False) -> None:
+def list_command(task: _TaskOption = None, as_json: JsonOption = False) -> None:
     """List the architectures of the installed transformers, and their classes."""
     with open_sink(as_json) as sink:
-        from t2n_llm.zoo.configs import architectures
+        from t2n_llm.zoo.tasks import architectures, chosen_tasks
+        from t2n_llm.zoo.verdict import row_of
 
-        names = architectures()
+        names = {
+            row_of(name, kind): class_name
+            for name in chosen_tasks(_words(task))
+            for kind, class_name in architectures(name).items()
+        }
     sink.record({"architectures": names})
     for name, class_name in names.items():
         sink.show(_plain(f"{name:<32} {class_name}"))
@@ -217,10 +230,10 @@ def _expected_rows(path: Path | None) -> dict[str, Expected]:
 
 def _update(verdicts: Sequence[CellVerdict], rows: Mapping[str, Expected], path: Path | None) -> dict[str, Expected]:
     """Rewrite the rows of cells that were run; those of architectures that are gone go."""
-    from t2n_llm.zoo.configs import architectures
     from t2n_llm.zoo.expectations import EXPECTED_FILE, updated, write_expected
+    from t2n_llm.zoo.tasks import rows_of_all
 
-    known = {*architectures(), *(verdict.architecture for verdict in verdicts)}
+    known = rows_of_all() | {verdict.row for verdict in verdicts}
     new = {key: row for key, row in updated(verdicts, rows).items() if key.rpartition(":")[0] in known}
     write_expected(new, path or EXPECTED_FILE)
     return new
@@ -243,7 +256,7 @@ def _write_reports(
 ) -> None:
     from t2n_llm.zoo.history import read_history
     from t2n_llm.zoo.page import page
-    from t2n_llm.zoo.tables import FULL_SIZE_TABLE, ZOO_TABLE, full_size_markdown, replace_table
+    from t2n_llm.zoo.tables import FULL_SIZE_TABLE, full_size_markdown, replace_table, table_name
     from t2n_llm.zoo.tables import markdown as tables
 
     if html is not None:
@@ -251,7 +264,8 @@ def _write_reports(
         html.write_text(page(read_history(history) if history is not None else [run], rows), encoding="utf-8")
     if markdown is not None:
         text = markdown.read_text(encoding="utf-8") if markdown.exists() else ""
-        for name, table in ((ZOO_TABLE, tables(run, rows)), (FULL_SIZE_TABLE, full_size_markdown(run, rows))):
+        written = [(table_name(task), tables(run.of_task(task), rows)) for task in run.tasks]
+        for name, table in (*written, (FULL_SIZE_TABLE, full_size_markdown(run, rows))):
             text = replace_table(text, table, name) if table else text
         markdown.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""One cell: make the checkpoint, decode in transformers, export, check. Runs in a process that may be killed.
+"""One cell: make the checkpoint, run it in transformers, export, check. Runs in a process that may be killed.
 
 In: a `Cell` and an empty folder. Out: a `CellVerdict`; exceptions become one.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import T2NError
+from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.configs import TinyConfigError
 from t2n_llm.zoo.verdict import FAILED, FULL_SIZE, NOT_RUNNABLE, RIGHT, WRONG, Cell, CellVerdict, Check
 
@@ -98,15 +99,16 @@ class _Trial:
         self.on_stage(stage)
 
     def _tiny_checkpoint(self) -> str:
-        from t2n_llm.zoo.tiny_model import build_tiny_model, decode_in_transformers, save_tiny_model
+        from t2n_llm.zoo.tiny_model import build_tiny_model, run_in_transformers, save_tiny_model
 
         self._begin("config")
-        model = build_tiny_model(self.cell.architecture, self.cell.seed)
+        task = self.cell.task
+        model = build_tiny_model(self.cell.architecture, self.cell.seed, task)
         self.class_name = type(model).__name__
         self._begin("transformers")
-        self.states = decode_in_transformers(model, self.cell.decode_steps)
+        self.states = run_in_transformers(model, task, self.cell.decode_steps)
         self._begin("save")
-        save_tiny_model(model, self.folder / "model")
+        save_tiny_model(model, self.folder / "model", task)
         return str(self.folder / "model")
 
     def _export(self, source: str) -> CellVerdict:
@@ -118,6 +120,7 @@ class _Trial:
             result = export_llm(
                 source,
                 self.folder / "export",
+                task=self.cell.task,
                 archive="dir",
                 decode_steps=self.cell.decode_steps,
                 require_tokenizer=_has_tokenizer(self.cell),
@@ -136,7 +139,8 @@ class _Trial:
 
     def _second_opinion(self, first: ValidationReport | None, export: Path) -> ValidationReport | None:
         """Return what float64 says of an f32 cell that f32 is not sure of; None when it is of no help."""
-        if self.cell.model is not None or self.cell.dtype != "f32" or first is None or _worst(first) <= _EXACT:
+        tiny = self.cell.model is None and self.cell.task == TEXT_GENERATION
+        if not tiny or self.cell.dtype != "f32" or first is None or _worst(first) <= _EXACT:
             return None
         from t2n_llm.zoo.float64 import float64_report
 
@@ -155,11 +159,9 @@ class _Trial:
         stage = self.stage
         if outcome == WRONG:
             stage = next((name for name, check in checks.items() if not check.passed), stage)
-        return CellVerdict(
-            architecture=self.cell.architecture,
-            dtype=self.cell.dtype,
-            outcome=outcome,
-            stage=stage,
+        return self.cell.ended(
+            outcome,
+            stage,
             class_name=self.class_name,
             seed=self.cell.seed,
             error=type(error).__name__ if error is not None else "",

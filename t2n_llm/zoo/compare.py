@@ -13,7 +13,7 @@ class Change:
     """One cell that ended differently in a later run.
 
     Attributes:
-        key: `architecture:dtype`.
+        key: `architecture:dtype`, or `task:architecture:dtype`.
         kind: `fixed`, `broken`, `moved` (another failure), `new` or `gone`.
         before, after: outcome and stage, or "" where there is none.
         message: what the later run said.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Surprise:
     """A cell that did not end as expected.
 
     Attributes:
-        key: `architecture:dtype`.
+        key: `architecture:dtype`, or `task:architecture:dtype`.
         kind: `unexpected pass`, `unexpected failure`, `another failure` or `no such cell`.
         text: what was expected, and what came.
     """
@@ -91,14 +91,14 @@ def _row(key: str, row: Mapping[str, Any]) -> Expected:
 
 
 def surprises(
-    verdicts: Iterable[CellVerdict], expected: Mapping[str, Expected], known: Sequence[str] | None = None
+    verdicts: Iterable[CellVerdict], expected: Mapping[str, Expected], known: Collection[str] | None = None
 ) -> list[Surprise]:
     """Return what is not as expected.
 
     Args:
         verdicts: of a run, whole or in part; rows of cells that it did not run are not judged.
         expected: the rows.
-        known: every architecture that there is; rows of others are reported. None to leave that out.
+        known: what every architecture of every task is called (`rows_of_all`); rows of others are reported. None to leave that out.
     """
     found = [surprise for verdict in verdicts if (surprise := _surprise(verdict, expected.get(verdict.key)))]
     if known is not None:

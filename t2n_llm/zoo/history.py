@@ -32,6 +32,15 @@ class Run:
         """Versions of the packages, as the first verdict that has them says."""
         return next((dict(verdict.versions) for verdict in self.verdicts if verdict.versions), {})
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that it has cells of, in their order."""
+        return tuple(dict.fromkeys(verdict.task for verdict in self.verdicts))
+
+    def of_task(self, task: str) -> Run:
+        """Return the part that is about one task."""
+        return Run(self.name, tuple(verdict for verdict in self.verdicts if verdict.task == task))
+
     def tally(self, dtype: str) -> Tally:
         """Count the cells of an element type."""
         outcomes = Counter(verdict.outcome for verdict in self.verdicts if verdict.dtype == dtype)

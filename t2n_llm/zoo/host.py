@@ -64,7 +64,7 @@ def _watch(process: TaskProcess, cell: Cell) -> CellVerdict:
         if ending is not None:
             outcome, words = _explained(ending, cell, process.peak_bytes)
             log = ending.output[-_LOG_LENGTH:].strip()
-            return CellVerdict(cell.architecture, cell.dtype, outcome, stage, message=words, log=log)
+            return cell.ended(outcome, stage, message=words, log=log)
 
 
 def _explained(ending: Ending, cell: Cell, peak_bytes: int) -> tuple[str, str]:

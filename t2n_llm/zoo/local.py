@@ -58,9 +58,7 @@ class Host:
         except (OSError, EOFError) as error:
             self._end()
             message = f"{error}" or "the host died"
-            return CellVerdict(
-                cell.architecture, cell.dtype, CRASHED, "host", error=type(error).__name__, message=message
-            )
+            return cell.ended(CRASHED, "host", error=type(error).__name__, message=message)
 
     def _started(self) -> TaskProcess:
         with self._lock:

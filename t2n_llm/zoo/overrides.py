@@ -20,6 +20,22 @@ FULL_SIZE_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
 }
 
+# What other tasks than text generation need beside `OVERRIDES`.
+TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "encoder-decoder": {
+        "encoder": {"model_type": "bert"},
+        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+    },
+    "speech-encoder-decoder": {
+        "encoder": {"model_type": "wav2vec2"},
+        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+    },
+    "vision-encoder-decoder": {
+        "encoder": {"model_type": "vit"},
+        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+    },
+}
+
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     # Without a list of attention layers all of them are recurrent.
     "bamba": {"attn_layer_indices": [1]},

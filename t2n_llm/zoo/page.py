@@ -11,8 +11,8 @@ from generic_export.pages import render
 from generic_export.pages.chart import Chart, Line, line_chart
 from t2n_llm.zoo.compare import KINDS, compare_runs
 from t2n_llm.zoo.expectations import Expected, reason_of
-from t2n_llm.zoo.history import Run
-from t2n_llm.zoo.tables import by_architecture, dtypes_of
+from t2n_llm.zoo.history import Run, Tally
+from t2n_llm.zoo.tables import by_architecture, column_title, dtypes_of
 from t2n_llm.zoo.verdict import (
     CRASHED,
     FAILED,
@@ -61,7 +61,7 @@ def page(runs: Sequence[Run], expected: Mapping[str, Expected]) -> str:
         last=last if runs else None,
         before=before,
         dtypes=dtypes_of(last.verdicts),
-        shares_of=lambda dtype: _shares(last, dtype),
+        cards=_cards(last),
         runs=len(shown),
         trend=_trend(shown),
         kinds=", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind in kinds),
@@ -71,6 +71,16 @@ def page(runs: Sequence[Run], expected: Mapping[str, Expected]) -> str:
         looks=_LOOKS,
         change_looks=_CHANGE_LOOKS,
     )
+
+
+def _cards(run: Run) -> list[tuple[str, Tally, list[tuple[str, int, str]]]]:
+    """Return title, count and bar of each task and element type."""
+    return [
+        (column_title(task, dtype), part.tally(dtype), _shares(part, dtype))
+        for task in run.tasks
+        for part in [run.of_task(task)]
+        for dtype in dtypes_of(part.verdicts)
+    ]
 
 
 def _shares(run: Run, dtype: str) -> list[tuple[str, int, str]]:
@@ -88,19 +98,24 @@ def _reasons(cells: Iterable[CellVerdict], expected: Mapping[str, Expected]) -> 
 
 
 def _trend(runs: Sequence[Run]) -> Chart:
-    """Draw how many cells were right, run after run, a line per element type."""
-    dtypes = dtypes_of(verdict for run in runs for verdict in run.verdicts)
-    tallies = {dtype: [run.tally(dtype) for run in runs] for dtype in dtypes}
+    """Draw how many cells were right, run after run, a line per task and element type."""
+    tasks = dict.fromkeys(task for run in runs for task in run.tasks)
+    parts = {task: [run.of_task(task) for run in runs] for task in tasks}
+    tallies = {
+        column_title(task, dtype): [run.tally(dtype) for run in parts[task]]
+        for task in tasks
+        for dtype in dtypes_of(verdict for run in parts[task] for verdict in run.verdicts)
+    }
     lines = [
         Line(
-            dtype,
+            title,
             tuple(
-                (index, tally.right, f"{runs[index].name}: {tally.right} of {tally.runnable}, {dtype}")
-                for index, tally in enumerate(tallies[dtype])
+                (index, tally.right, f"{runs[index].name}: {tally.right} of {tally.runnable}, {title}")
+                for index, tally in enumerate(row)
                 if tally.total
             ),
         )
-        for dtype in dtypes
+        for title, row in tallies.items()
     ]
     top = max((tally.runnable for row in tallies.values() for tally in row), default=0) or 1
     grid = [(part * top, f"{part * top:.0f}") for part in (0, 0.5, 1)]

@@ -79,9 +79,7 @@ def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) ->
                     waiting.insert(0, (cell, tries + 1))
                 else:
                     message = " ".join(str(error).split())[:300]
-                    yield CellVerdict(
-                        cell.architecture, cell.dtype, CRASHED, "node", error=type(error).__name__, message=message
-                    )
+                    yield cell.ended(CRASHED, "node", error=type(error).__name__, message=message)
     finally:
         _close(ray, [*idle, *(actor for actor, _, _ in running.values())])
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from generic_export.errors import OptionError
+from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.history import write_results
 from t2n_llm.zoo.local import HostOptions, run_local
+from t2n_llm.zoo.tasks import architectures
 from t2n_llm.zoo.verdict import COLUMNS, DTYPES, FULL_SIZE, Cell, CellVerdict
 
 ENGINES = ("local", "ray")
@@ -27,15 +29,25 @@ BEST_KNOWN = (
 )
 
 
+# The same for what other tasks have beside those.
+BEST_KNOWN_ELSEWHERE = (
+    *("t5", "whisper", "vit", "wav2vec2", "clip", "roberta", "distilbert", "resnet", "detr", "segformer", "marian"),
+    *("m2m_100", "pegasus", "mbart", "mt5", "deberta-v2", "modernbert", "electra", "albert", "mpnet", "xlm-roberta"),
+    *("siglip", "swin", "convnext", "dinov2", "beit", "sam", "hubert", "wavlm", "audio-spectrogram-transformer"),
+    *("depth_anything", "dpt", "rt_detr", "yolos", "videomae", "moonshine", "vision-encoder-decoder", "patchtst"),
+)
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """What to run, and how.
 
     Attributes:
         only: shell patterns on model types; empty for all.
-        dtypes: element types, or `full-size`.
+        tasks: what is made of the architectures.
+        dtypes: element types, or `full-size`, which text generation alone has.
         models: real checkpoints (hub ids or folders), instead of tiny random ones.
-        limit: at most so many architectures, the best known first; None for all.
+        limit: at most so many architectures of a task, the best known first; None for all.
         shard: (i, n): the i-th of n parts, counted from 1.
         engine: `local` or `ray`.
         ray_address: cluster to use; None for the one that Ray finds, or a new one on this machine.
@@ -46,6 +58,7 @@ class RunOptions:
     """
 
     only: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = (TEXT_GENERATION,)
     dtypes: tuple[str, ...] = ("f32",)
     models: tuple[str, ...] = ()
     limit: int | None = None
@@ -67,6 +80,12 @@ class RunOptions:
             raise OptionError(
                 "real checkpoints have no column of default configs.", "Leave --models or --full-size out."
             )
+        if FULL_SIZE in self.dtypes and self.tasks != (TEXT_GENERATION,):
+            raise OptionError(
+                f"default configs are captured for {TEXT_GENERATION} alone.", "Leave --task or --full-size out."
+            )
+        if self.models and len(self.tasks) > 1:
+            raise OptionError("real checkpoints have one task.", "Name one with --task.")
         if self.engine not in ENGINES:
             raise OptionError(f"engine {self.engine!r} is unknown.", f"Use {' or '.join(ENGINES)}.")
         part, parts = self.shard
@@ -74,12 +93,12 @@ class RunOptions:
             raise OptionError(f"shard {part}/{parts} does not exist.", f"Use 1/{parts} to {parts}/{parts}.")
 
 
-def plan_cells(options: RunOptions, architectures: Iterable[str]) -> list[Cell]:
+def plan_cells(options: RunOptions, known: Mapping[str, Iterable[str]]) -> list[Cell]:
     """Return the cells of a run, in a fixed order.
 
     Args:
         options: what to run.
-        architectures: the model types that there are.
+        known: the model types that there are, by task.
 
     Raises:
         OptionError: a pattern names no architecture.
@@ -92,10 +111,11 @@ def plan_cells(options: RunOptions, architectures: Iterable[str]) -> list[Cell]:
         max_rss_bytes=options.max_rss_bytes,
     )
     if options.models:
-        rows = [_real(base, model) for model in options.models]
+        rows = [_real(replace(base, task=options.tasks[0]), model) for model in options.models[: options.limit]]
     else:
-        rows = [replace(base, architecture=name) for name in _chosen(options, list(architectures))]
-    cells = [replace(row, dtype=dtype) for row in rows[: options.limit] for dtype in options.dtypes]
+        chosen = _chosen(options, {task: list(known[task]) for task in options.tasks})
+        rows = [replace(base, task=task, architecture=name) for task, names in chosen.items() for name in names]
+    cells = [replace(row, dtype=dtype) for row in rows for dtype in options.dtypes]
     part, parts = options.shard
     return [cell for cell in cells if shard_of(cell.architecture, parts) == part]
 
@@ -110,13 +130,23 @@ def shard_of(architecture: str, parts: int) -> int:
     return zlib.crc32(architecture.encode()) % parts + 1
 
 
-def _chosen(options: RunOptions, names: list[str]) -> list[str]:
+def _chosen(options: RunOptions, known: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the model types of each task that are wanted, at most `limit` of each, the best known first."""
+    everyone = [name for names in known.values() for name in names]
     for pattern in options.only:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(fnmatchcase(name, pattern) for name in everyone):
             raise OptionError(f"no architecture is called {pattern!r}.", "t2n-llm zoo list shows their names.")
-    if options.only:
-        names = [name for name in names if any(fnmatchcase(name, pattern) for pattern in options.only)]
-    rank = {name: position for position, name in enumerate(BEST_KNOWN)}
+    patterns = options.only or ("*",)
+    wanted = {
+        task: [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        for task, names in known.items()
+    }
+    return {task: _ranked(names, task)[: options.limit] for task, names in wanted.items()}
+
+
+def _ranked(names: list[str], task: str) -> list[str]:
+    best = BEST_KNOWN if task == TEXT_GENERATION else (*BEST_KNOWN, *BEST_KNOWN_ELSEWHERE)
+    rank = {name: position for position, name in enumerate(best)}
     return sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
 
 
@@ -176,9 +206,7 @@ def run_zoo(
     Returns:
         The verdicts, in the order of the cells.
     """
-    from t2n_llm.zoo.configs import architectures
-
-    cells = plan_cells(options, [] if options.models else architectures())
+    cells = plan_cells(options, {} if options.models else {task: architectures(task) for task in options.tasks})
     found: dict[str, CellVerdict] = {}
     if results is not None:
         write_results(results, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.expectations import Expected, reason_of
 from t2n_llm.zoo.full_size import table as full_size_table
 from t2n_llm.zoo.history import Run
@@ -20,10 +21,10 @@ def dtypes_of(verdicts: Iterable[CellVerdict]) -> list[str]:
 
 
 def by_architecture(verdicts: Iterable[CellVerdict]) -> dict[str, dict[str, CellVerdict]]:
-    """Return the verdicts by architecture and element type, architectures sorted."""
+    """Return the verdicts by what the architecture is called among all tasks and element type, sorted."""
     rows: dict[str, dict[str, CellVerdict]] = {}
     for verdict in verdicts:
-        rows.setdefault(verdict.architecture, {})[verdict.dtype] = verdict
+        rows.setdefault(verdict.row, {})[verdict.dtype] = verdict
     return dict(sorted(rows.items()))
 
 
@@ -39,8 +40,17 @@ def full_size_markdown(run: Run, expected: Mapping[str, Expected]) -> str:
     return "\n".join([*_versions(run), *full_size_table(rows), *reasons]) + "\n"
 
 
+def column_title(task: str, dtype: str) -> str:
+    """Return what an element type of a task is called: by its own name where text is generated."""
+    return dtype if task == TEXT_GENERATION else f"{task}, {dtype}"
+
+
 def summary(run: Run) -> list[str]:
-    """Return one line per element type: how many are right, and what became of the others."""
+    """Return one line per task and element type: how many are right, and what became of the others."""
+    return [line for task in run.tasks for line in _summary(run.of_task(task), task)]
+
+
+def _summary(run: Run, task: str) -> list[str]:
     lines = []
     for dtype in dtypes_of(run.verdicts):
         tally = run.tally(dtype)
@@ -52,17 +62,22 @@ def summary(run: Run) -> list[str]:
         rest = "".join(f", {count} {outcome}" for outcome, count in others.most_common())
         right = "within the bar" if dtype == FULL_SIZE else "right"
         lines.append(
-            f"{dtype}: {tally.right} {right} of {tally.runnable} that run in transformers "
+            f"{column_title(task, dtype)}: {tally.right} {right} of {tally.runnable} that run in transformers "
             f"(of {tally.total} architectures){rest}"
         )
     return lines
+
+
+def table_name(task: str) -> str:
+    """Return what the table of a task is called in a document."""
+    return ZOO_TABLE if task == TEXT_GENERATION else f"{ZOO_TABLE}, {task}"
 
 
 def markdown(run: Run, expected: Mapping[str, Expected]) -> str:
     """Return the tables of a run in Markdown, "" when it has full sizes alone.
 
     Args:
-        run: what was found.
+        run: what was found, of one task.
         expected: rows with reasons, used instead of the run's own messages.
     """
     tiny = Run(run.name, tuple(verdict for verdict in run.verdicts if verdict.dtype != FULL_SIZE))
@@ -91,12 +106,16 @@ def _markdown_lines(run: Run, expected: Mapping[str, Expected]) -> Iterator[str]
     columns = dtypes_of(run.verdicts)
     rows = by_architecture(run.verdicts)
     yield ""
-    yield "✓: right in all four checks, with the largest error of a logit. The checks that an engine or torch fact"
+    if run.tasks in ((), (TEXT_GENERATION,)):
+        yield "✓: right in all four checks, with the largest error of a logit. The checks that an engine or torch fact"
+    else:
+        yield "✓: right in all checks, with the largest error of a value. The checks that an engine or torch fact"
     yield "prevents are named with it below."
     yield ""
     yield "| architecture | class | " + " | ".join(columns) + " |"
     yield "|---|---|" + "---|" * len(columns)
-    for name, cells in rows.items():
+    for cells in rows.values():
+        name = next(iter(cells.values())).architecture
         class_name = next((cell.class_name for cell in cells.values() if cell.class_name), "")
         yield f"| `{name}` | {class_name} | " + " | ".join(_mark(cells.get(dtype)) for dtype in columns) + " |"
     yield from _reasons("What is not right, and why", run.verdicts, expected, runnable=True)

@@ -1,36 +1,44 @@
-"""A tiny random checkpoint of an architecture, and whether transformers itself can decode with it."""
+"""A tiny random checkpoint of an architecture, and whether transformers itself can run it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from t2n_llm.zoo.configs import architectures, tiny_config
+from t2n_llm.tasks.names import TEXT_GENERATION
+from t2n_llm.zoo.configs import tiny_config
+from t2n_llm.zoo.tasks import Way, architectures, zoo_task
+from t2n_llm.zoo.tiny_inputs import source_inputs
 
 _SPREAD = 0.1
 _PROMPT = 12
+_FIRST_TOKEN = 3
 
 
-def build_tiny_model(architecture: str, seed: int = 0) -> Any:
-    """Return a random model in f32, on the CPU, whose logits are worth comparing.
+def build_tiny_model(architecture: str, seed: int = 0, task: str = TEXT_GENERATION) -> Any:
+    """Return a random model in f32, on the CPU, whose results are worth comparing.
 
     Args:
         architecture: a model type of transformers.
         seed: of the weights.
+        task: what the model is for.
 
     Raises:
         TinyConfigError: there is no tiny config.
         Exception: whatever transformers raises when it builds the model.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    config = tiny_config(architecture)
+    config = tiny_config(architecture, task)
+    auto_class = getattr(transformers, zoo_task(task).auto_class)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = auto_class.from_config(config, dtype=torch.float32, attn_implementation="eager")
     _unsettle(model)
     _choose_experts(model)
+    _begin_somewhere(model)
     return model.eval()
 
 
@@ -54,6 +62,13 @@ def _choose_experts(model: Any) -> None:
             table.copy_(torch.rand(table.shape[0], module.num_experts).argsort(dim=-1)[:, : table.shape[1]])
 
 
+def _begin_somewhere(model: Any) -> None:
+    """Say which token decoding begins with, where an encoder-decoder's defaults do not."""
+    generation = getattr(model, "generation_config", None)
+    if model.config.is_encoder_decoder and generation is not None and generation.decoder_start_token_id is None:
+        generation.decoder_start_token_id = _FIRST_TOKEN
+
+
 def _neutral(tensor: torch.Tensor) -> torch.Tensor:
     """Return 1 where values are to be moved, 0 elsewhere; it broadcasts to the tensor."""
     if tensor.ndim <= 1 or bool((tensor == tensor.flatten()[0]).all()):
@@ -61,19 +76,40 @@ def _neutral(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor == 0).all(-1, keepdim=True).to(tensor.dtype)
 
 
-def save_tiny_model(model: Any, folder: Path) -> None:
+def save_tiny_model(model: Any, folder: Path, task: str = TEXT_GENERATION) -> None:
     """Write config and safetensors; no tokenizer.
 
     Some classes keep only the text part of their config, of a kind that no causal LM is registered for; checkpoints of
     those families have the whole one.
     """
     model.save_pretrained(folder)
-    if model.config.model_type not in architectures():
-        _whole_config(type(model).__name__).save_pretrained(folder)
+    known = architectures(task)
+    if model.config.model_type not in known and type(model).__name__ in known.values():
+        kind = next(kind for kind, name in known.items() if name == type(model).__name__)
+        tiny_config(kind, task).save_pretrained(folder)
 
 
-def _whole_config(class_name: str) -> Any:
-    return tiny_config(next(kind for kind, name in architectures().items() if name == class_name))
+def run_in_transformers(model: Any, task: str, steps: int) -> str:
+    """Run a model as its task does.
+
+    Args:
+        model: of that task.
+        task: decides how.
+        steps: tokens to generate, where it generates.
+
+    Returns:
+        The class of the states that it kept, or "" when it kept none.
+
+    Raises:
+        Exception: whatever transformers raises.
+    """
+    if task == TEXT_GENERATION:
+        return decode_in_transformers(model, steps)
+    if zoo_task(task).way is Way.GENERATE:
+        return _generate(model, source_inputs(model), steps)
+    with torch.no_grad():
+        model(**source_inputs(model))
+    return ""
 
 
 def decode_in_transformers(model: Any, steps: int) -> str:
@@ -91,10 +127,13 @@ def decode_in_transformers(model: Any, steps: int) -> str:
     """
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.arange(3, 3 + _PROMPT).remainder(vocabulary)[None]
+    return _generate(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, steps)
+
+
+def _generate(model: Any, inputs: Mapping[str, torch.Tensor], steps: int) -> str:
     with torch.no_grad():
         answer = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
+            **inputs,
             max_new_tokens=steps,
             min_new_tokens=steps,
             do_sample=False,

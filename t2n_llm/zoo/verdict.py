@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from math import inf, isfinite
 from typing import Any
 
+from t2n_llm.tasks.names import TEXT_GENERATION
+
 RIGHT = "right"
-"""Exported, and right in all four checks."""
+"""Exported, and right in all checks."""
 WRONG = "wrong"
 """Exported, and another answer than PyTorch's in at least one check."""
 FAILED = "failed"
@@ -40,6 +42,7 @@ class Cell:
     Attributes:
         architecture: a model type of transformers, or what `model` is called.
         dtype: `f32`, `f16` or `q4_0`; or `full-size`, which checks nothing in the engine.
+        task: what is made of it.
         model: hub id or folder of a real checkpoint; None makes a tiny random one.
         revision: of a hub repository.
         decode_steps: tokens decoded by the check.
@@ -49,6 +52,7 @@ class Cell:
 
     architecture: str
     dtype: str = "f32"
+    task: str = TEXT_GENERATION
     model: str | None = None
     revision: str | None = None
     decode_steps: int = 16
@@ -59,16 +63,25 @@ class Cell:
     @property
     def key(self) -> str:
         """What a line of results is found by."""
-        return f"{self.architecture}:{self.dtype}"
+        return f"{row_of(self.task, self.architecture)}:{self.dtype}"
+
+    def ended(self, outcome: str, stage: str, **further: Any) -> CellVerdict:
+        """Return what became of it; `further` are fields of the verdict."""
+        return CellVerdict(self.architecture, self.dtype, outcome, stage, task=self.task, **further)
+
+
+def row_of(task: str, architecture: str) -> str:
+    """Return what an architecture is called among those of all tasks: by its own name where it generates text."""
+    return architecture if task == TEXT_GENERATION else f"{task}:{architecture}"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One of the four checks, in figures.
+    """One of the checks, in figures.
 
     Attributes:
-        max_abs_error: of a logit.
-        scale: largest reference logit, at least 1.
+        max_abs_error: of a logit, or of what else the task gives.
+        scale: largest reference value, at least 1.
         same_tokens, tokens: steps where both prefer the same token, of how many.
         passed: within the element type's tolerance.
     """
@@ -85,7 +98,7 @@ class CellVerdict:
     """What became of a cell.
 
     Attributes:
-        architecture, dtype: the cell.
+        architecture, dtype, task: the cell.
         outcome: one of `OUTCOMES`.
         stage: where it ended: config, transformers, save, capture, write, reference, prefill, ..., done.
         class_name: the transformers class.
@@ -117,11 +130,17 @@ class CellVerdict:
     processor_seconds: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
     log: str = ""
+    task: str = TEXT_GENERATION
+
+    @property
+    def row(self) -> str:
+        """The architecture among those of all tasks."""
+        return row_of(self.task, self.architecture)
 
     @property
     def key(self) -> str:
         """What it is found by."""
-        return f"{self.architecture}:{self.dtype}"
+        return f"{self.row}:{self.dtype}"
 
     @property
     def max_abs_error(self) -> float | None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from t2n_llm.source.small_sizes import WINDOW
-from t2n_llm.zoo.configs import TinyConfigError, architectures, tiny_config
-from t2n_llm.zoo.overrides import OVERRIDES
+from t2n_llm.zoo.configs import TinyConfigError, tiny_config
+from t2n_llm.zoo.overrides import OVERRIDES, TASK_OVERRIDES
+from t2n_llm.zoo.tasks import architectures
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -137,7 +138,7 @@ def test_an_architecture_of_tomorrow_is_shrunk_by_its_field_names() -> None:
 def test_overrides_belong_to_architectures() -> None:
     from transformers import CONFIG_MAPPING
 
-    assert [name for name in OVERRIDES if name not in CONFIG_MAPPING] == []
+    assert [name for name in (*OVERRIDES, *TASK_OVERRIDES) if name not in CONFIG_MAPPING] == []
 
 
 def test_an_unknown_architecture_is_refused() -> None:

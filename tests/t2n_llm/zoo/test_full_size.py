@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from generic_export.errors import OptionError
-from t2n_llm.zoo.configs import architectures, default_config
+from t2n_llm.zoo.configs import default_config
 from t2n_llm.zoo.expectations import Expected, surprises
 from t2n_llm.zoo.full_size import PEAK_BYTES, allowed_seconds, judged, layers_of
 from t2n_llm.zoo.history import Run, read_results
 from t2n_llm.zoo.overrides import FULL_SIZE_OVERRIDES
 from t2n_llm.zoo.run import RunOptions
 from t2n_llm.zoo.tables import FULL_SIZE_TABLE, full_size_markdown, markdown, replace_table
+from t2n_llm.zoo.tasks import architectures
 from t2n_llm.zoo.verdict import FAILED, FULL_SIZE, OVER, RIGHT, CellVerdict
 from tests.t2n_llm.command_line import call
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generic_export.errors import OptionError
+from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.local import HostOptions
 from t2n_llm.zoo.run import BEST_KNOWN, RunOptions, parse_shard, plan_cells, read_models, run_cells
 from t2n_llm.zoo.verdict import Cell
@@ -18,7 +19,7 @@ NAMES = ["zebra", "llama", "mistral", "gpt2", "aardvark", "qwen3"]
 
 
 def names(options: RunOptions, known: list[str] = NAMES) -> list[str]:
-    return [cell.architecture for cell in plan_cells(options, known)]
+    return [cell.architecture for cell in plan_cells(options, {TEXT_GENERATION: known})]
 
 
 def test_the_best_known_come_first() -> None:
@@ -27,14 +28,14 @@ def test_the_best_known_come_first() -> None:
 
 
 def test_the_best_known_exist() -> None:
-    from t2n_llm.zoo.configs import architectures
+    from t2n_llm.zoo.tasks import architectures
 
     assert len(BEST_KNOWN) == len(set(BEST_KNOWN)) >= 40
     assert [name for name in BEST_KNOWN if name not in architectures()] == []
 
 
 def test_every_element_type_of_an_architecture_is_in_its_shard() -> None:
-    cells = plan_cells(RunOptions(only=("llama", "g*"), dtypes=("f32", "q4_0")), NAMES)
+    cells = plan_cells(RunOptions(only=("llama", "g*"), dtypes=("f32", "q4_0")), {TEXT_GENERATION: NAMES})
     assert [cell.key for cell in cells] == ["llama:f32", "llama:q4_0", "gpt2:f32", "gpt2:q4_0"]
 
 
@@ -76,7 +77,7 @@ def test_real_checkpoints_are_read_from_a_file(tmp_path: Path) -> None:
     file.write_text(f"# ours\norg/model\norg/model@abc123  # pinned\n\n{tmp_path}\norg/model\n")
     lines = read_models(file)
     assert lines == ("org/model", "org/model@abc123", str(tmp_path))
-    cells = plan_cells(RunOptions(models=lines, dtypes=("f16",)), [])
+    cells = plan_cells(RunOptions(models=lines, dtypes=("f16",)), {})
     assert [(cell.model, cell.revision) for cell in cells] == [
         ("org/model", None),
         ("org/model", "abc123"),
@@ -101,7 +102,7 @@ def test_cells_travel_between_processes() -> None:
 
 def test_the_local_engine_runs_them() -> None:
     options = RunOptions(only=("good", "absent"), hosts=HostOptions("tests.t2n_llm.zoo.fake_cells"), jobs=2)
-    verdicts = run_cells(plan_cells(options, ["good", "absent", "killed"]), options)
+    verdicts = run_cells(plan_cells(options, {TEXT_GENERATION: ["good", "absent", "killed"]}), options)
     assert sorted((verdict.architecture, verdict.outcome) for verdict in verdicts) == [
         ("absent", "not runnable"),
         ("good", "right"),
