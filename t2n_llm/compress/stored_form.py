@@ -130,6 +130,11 @@ def stored_form(
         yield StoredForm(compression.graph, compression.sources, plan, compression, notes)
 
 
+def plain_form(graph: NnefGraph, sources: Mapping[str, TensorSource]) -> StoredForm:
+    """Return how tensors that nobody compresses are stored: as they are."""
+    return StoredForm(graph, sources, plan_document(graph, sources), None, ())
+
+
 def _unpacked(compression: Compression | None) -> Compression:
     """Let products read f16 that the engine makes of blocks when it loads."""
     if compression is None or not any(variable.dtype in BLOCK_FORMATS for variable in compression.graph.variables):

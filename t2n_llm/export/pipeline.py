@@ -22,7 +22,7 @@ from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.engines import require_engine
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import prepare
-from t2n_llm.compress.stored_form import StoredForm, stored_form, summary_of
+from t2n_llm.compress.stored_form import StoredForm, plain_form, stored_form, summary_of
 from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free, recover
 from t2n_llm.export.leftovers import telling_leftovers
 from t2n_llm.export.manifest import Manifest, origin, stored_tensors
@@ -40,7 +40,7 @@ from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
-from t2n_llm.weights.names import graph_sources
+from t2n_llm.weights.names import constant_sources, graph_sources
 from t2n_llm.weights.tying import as_loaded
 
 _WAYS = tuple(each.keyword for each in options_of(SourceRef))  # to reach a source
@@ -201,7 +201,9 @@ class _Export:
             prepare(options.compression, self.folder.reporter)
         self.folder.reporter.stage("Capturing the graph")
         graphs = self.task.graphs(source, options.graph, None if dry else self._range_request(checkpoint))
-        unseen = options.graph.computes_in == "f16" and any(graph.ranges is None for graph in graphs)
+        unseen = options.graph.computes_in == "f16" and any(
+            each.ranges is None for each in graphs if each.from_checkpoint
+        )
         if unseen and not dry:
             self.folder.reporter.warn(
                 "nobody looked whether f16 holds the activations of this model; f32, the default, does."
@@ -222,6 +224,8 @@ class _Export:
 
     def _part(self, stack: ExitStack, graph: TaskGraph, checkpoint: Checkpoint, dry: bool) -> _Part:
         source, options = self.folder.source, self.folder.options
+        if not graph.from_checkpoint:
+            return _Part(graph, plain_form(graph.graph, constant_sources(graph.graph, graph.skeleton.buffers)), ())
         updates = self.adapter.updates(graph.skeleton.network) if self.adapter is not None else None
         try:
             sources = graph_sources(graph.graph, graph.skeleton, checkpoint, self.folder.casts, updates)

@@ -104,7 +104,7 @@ def _overrides(manifest: Mapping[str, Any], archives: Mapping[str, Path]) -> Arc
 def graph_options_of(manifest: Mapping[str, Any]) -> GraphOptions:
     """Return what decided the graph of an export; what an older one does not record is what there was then."""
     dtype = manifest["graph"]["dtype"]
-    before = {"activations": dtype, "attention": "sdpa", "mla": "expanded"}
+    before = {"activations": dtype, "attention": "sdpa", "mla": "expanded", "frontend": False}
     recorded = {**before, **manifest.get("options", {}), "dtype": dtype}
     known = {each.name: recorded[each.name] for each in fields(GraphOptions) if each.name in recorded}
     try:

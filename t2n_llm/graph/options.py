@@ -112,6 +112,12 @@ class GraphOptions:
     image_size: int | None = option(
         None, "Height and width of images in pixels, for vision models that take any size.", Panel.GRAPH
     )
+    frontend: bool = option(
+        True,
+        "Make frontend.nnef too where the source says how sound or pixels become the model's input.",
+        Panel.GRAPH,
+        flags=("--frontend/--no-frontend",),
+    )
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

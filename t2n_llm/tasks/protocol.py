@@ -44,6 +44,7 @@ class TaskGraph:
         states: what is fed back from output to input.
         engine_states: what the engine keeps by itself.
         ranges: what was measured of its f16 tensors; None where nobody looked.
+        from_checkpoint: whether its tensors are weights; those of a front end are constants of its skeleton, stored as they are.
     """
 
     skeleton: Weightless
@@ -52,6 +53,7 @@ class TaskGraph:
     states: tuple[StateTensor, ...] = ()
     engine_states: tuple[StateTensor, ...] = ()
     ranges: Ranges | None = None
+    from_checkpoint: bool = True
 
     @property
     def parameters(self) -> int:

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 
 from generic_export.errors import MissingTensorError, WeightError
@@ -157,6 +158,18 @@ def graph_sources(
         found = multiplied(found, variable.factor)
         sources[variable.label] = stored(found, _TORCH_DTYPES[variable.dtype], report)
     return GraphSources(sources, _unexpected(skeleton.network, parameters.match.unclaimed))
+
+
+def constant_sources(graph: NnefGraph, buffers: Mapping[str, torch.Tensor]) -> GraphSources:
+    """Return a source for each variable of a graph that reads no checkpoint.
+
+    Args:
+        graph: its variables bear the names of the buffers.
+        buffers: their values.
+    """
+    return GraphSources(
+        {variable.label: InMemoryTensor(variable.label, buffers[variable.parameter]) for variable in graph.variables}
+    )
 
 
 def _unexpected(model: nn.Module, unclaimed: Sequence[str]) -> tuple[str, ...]:

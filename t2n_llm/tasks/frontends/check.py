@@ -1,0 +1,83 @@
+"""The front end in the engine against the model's own feature extractor or image processor.
+
+In: the archive `frontend` of an export, beside its source. Out: a `CheckResult` for each question, added to a task's report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from t2n_llm.check.agreement import CheckResult, StepResult, Tolerance, ValidationReport
+from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.options import EngineOptions
+from t2n_llm.tasks.frontends.frontend import FRONTEND, frontend_of
+from t2n_llm.tasks.frontends.kind import FrontEnd, FrontEndCase
+from t2n_llm.tasks.protocol import CheckSubject
+
+TOLERANCES = {"f32": Tolerance(1e-4, 0.0), "f16": Tolerance(1e-3, 0.0)}
+"""By the element type that is handed over: what is computed in f32 is rounded once, at the end."""
+
+
+def check_frontend(
+    archive: Path, front: FrontEnd, dtype: str, engine: EngineOptions | None = None, seed: int = 0
+) -> tuple[CheckResult, ...]:
+    """Compare an archive with the processor that it stands for.
+
+    Args:
+        archive: folder or file.
+        front: what it was made of.
+        dtype: `f32` or `f16`, of its outputs.
+        engine: see `open_answerer`.
+        seed: of what is heard or seen.
+
+    Raises:
+        EngineError: the engine refused the archive, or died.
+    """
+    cases = front.cases(np.random.default_rng(seed))
+    with open_answerer(archive, engine) as answerer:
+        return tuple(_judged(case, answerer.answer(case.inputs), TOLERANCES[dtype]) for case in cases)
+
+
+def _judged(case: FrontEndCase, answers: Sequence[np.ndarray], tolerance: Tolerance) -> CheckResult:
+    pairs = zip(answers, case.expected, strict=True)
+    return CheckResult.judged(
+        case.name, [_compared(place, got, wanted) for place, (got, wanted) in enumerate(pairs)], tolerance
+    )
+
+
+def _compared(place: int, got: np.ndarray, wanted: np.ndarray) -> StepResult:
+    scale = float(max(1.0, np.abs(wanted).max(initial=0.0)))
+    if got.shape != wanted.shape:
+        return StepResult(place, np.inf, scale)
+    difference = np.abs(got.astype(np.float64) - wanted)
+    return StepResult(place, float(difference.max()) if np.isfinite(difference).all() else np.inf, scale)
+
+
+def with_frontend(report: ValidationReport, subject: CheckSubject, input_name: str) -> ValidationReport:
+    """Return a task's report with the checks of its front end before the others; as it is where the export has none.
+
+    Args:
+        report: of the archives that read weights.
+        subject: the export.
+        input_name: see `frontend_of`.
+
+    Raises:
+        EngineError: the engine refused the archive, or died.
+    """
+    archive = subject.archives.get(FRONTEND)
+    if archive is None:
+        return report
+    front = frontend_of(subject.source, input_name)
+    if front is None:
+        subject.reporter.warn(f"{archive.name} is not checked: {subject.source.name} has no preprocessor config.")
+        return report
+    subject.announce(front.kind)
+    checks = check_frontend(archive, front, subject.options.computes_in, subject.checking)
+    return replace(report, checks=(*checks, *report.checks))
+
+
+__all__ = ["TOLERANCES", "check_frontend", "with_frontend"]

@@ -1,0 +1,127 @@
+"""The archive `frontend`: which one a source has, its graph, and what `export.json` says of it.
+
+In: a source with its preprocessor config. Out: a `TaskGraph` whose tensors are constants of its own, computed in f32 whatever
+the model computes in; only what it hands over has the model's element type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from t2n_llm.graph.capture import document_of
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.source.empty_model import take_buffers
+from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.frontends.kind import FrontEnd
+from t2n_llm.tasks.frontends.processors import own_processors
+from t2n_llm.tasks.frontends.whisper import whisper_log_mel
+from t2n_llm.tasks.protocol import TaskGraph
+
+FRONTEND = "frontend"
+"""Its role, and the entry of `export.json` that describes it."""
+
+_KINDS: Mapping[str, Callable[[Any, Any], FrontEnd | None]] = {
+    "WhisperFeatureExtractor": whisper_log_mel,
+}
+"""Class of transformers' feature extractor or image processor -> what makes a front end of it and the model's config."""
+
+
+@dataclass(frozen=True)
+class _Constants:
+    """A front end ready for capture: no parameter, and constants instead of a checkpoint; see `Weightless`."""
+
+    network: nn.Module
+    buffers: Mapping[str, torch.Tensor]
+    tied: Mapping[str, str] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+
+
+class _HandingOver(nn.Module):
+    """A front end whose floating-point results have the element type that the model takes."""
+
+    def __init__(self, front: nn.Module, dtype: torch.dtype) -> None:
+        """Wrap a front end."""
+        super().__init__()
+        self.front = front
+        self.dtype = dtype
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return what the front end gives, cast."""
+        results = self.front(*given)
+        results = (results,) if isinstance(results, torch.Tensor) else results
+        return tuple(each.to(self.dtype) if each.dtype.is_floating_point else each for each in results)
+
+
+def frontend_of(source: ModelSource, input_name: str) -> FrontEnd | None:
+    """Return what makes an input of a model, as the source's own feature extractor or image processor does.
+
+    Args:
+        source: the model.
+        input_name: of the model's inputs: `input_features`, `input_values`, `pixel_values`.
+
+    Returns:
+        None where the source says nothing of it, or something that has no graph here.
+    """
+    for processor in own_processors(source):
+        made = _KINDS.get(type(processor).__name__.removesuffix("Pil").removesuffix("Fast"))
+        front = made(processor, source.config) if made is not None else None
+        if front is not None and input_name in front.output_names:
+            return front
+    return None
+
+
+def frontend_graphs(source: ModelSource, options: GraphOptions, input_name: str) -> tuple[TaskGraph, ...]:
+    """Capture and translate the front end of a source: one graph, or none.
+
+    Args:
+        source: the model.
+        options: whether there is one, and the element type of its outputs.
+        input_name: see `frontend_of`.
+
+    Raises:
+        CaptureError, TranslationError: it cannot be expressed; the message says where.
+    """
+    front = frontend_of(source, input_name) if options.frontend else None
+    if front is None:
+        return ()
+    module = _HandingOver(front.module(), options.torch_dtype).eval()
+    buffers = take_buffers(module)
+    constants = {name.removeprefix("front."): value for name, value in buffers.items()}
+    document = document_of(
+        module,
+        front.inputs(),
+        front.output_names,
+        options.target(front.dynamic_axes, module.front, source.revision, cached=False, role=FRONTEND),
+        prefix="front.",
+        graph_name=FRONTEND,
+        source_name=source.public_name,
+    )
+    skeleton = _Constants(module.front, {**constants, **document.constants})
+    return (TaskGraph(skeleton, document.graph, FRONTEND, from_checkpoint=False),)
+
+
+def frontend_record(source: ModelSource, options: GraphOptions, input_name: str) -> dict[str, Any]:
+    """Return the entry of `export.json`: what the front end takes, and what it gives; nothing where there is none."""
+    front = frontend_of(source, input_name) if options.frontend else None
+    if front is None:
+        return {}
+    return {FRONTEND: {"role": FRONTEND, "kind": front.kind, "outputs": list(front.output_names), **front.described()}}
+
+
+def without_frontend(archives: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the archives of a task that read weights, by role."""
+    return {role: path for role, path in archives.items() if role != FRONTEND}
+
+
+def order_of(graphs: Sequence[TaskGraph], order: Sequence[str]) -> list[str]:
+    """Return the order in which archives run, the front end before the others where there is one."""
+    return [*(graph.role for graph in graphs if graph.role == FRONTEND), *order]
+
+
+__all__ = ["FRONTEND", "frontend_graphs", "frontend_of", "frontend_record", "order_of", "without_frontend"]
