@@ -31,6 +31,16 @@ def superfluous_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
 
 
+def dispensable_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the patterns of parameters that a checkpoint may lack."""
+    return tuple(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
+
+
+def initialise(model: nn.Module, module: nn.Module) -> None:
+    """Give a module of a model the values that it has before any training."""
+    model._init_weights(module)  # type: ignore[operator]
+
+
 def has_nowhere_to_count(error: Exception) -> bool:
     """Say whether a model failed since no layer of its cache counts positions: all of them are linear attention."""
     return isinstance(error, ValueError) and "can only be called on Attention layers" in str(error)

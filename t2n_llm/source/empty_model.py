@@ -6,6 +6,7 @@ In: a config, and what kind of model to make of it. Out: an `nn.Module` whose pa
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,6 +18,7 @@ from torch import nn
 from generic_export.compat import buffers_of
 from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
 from kvcache.rotary_scaling import express_length_switches
+from t2n_llm.compat import dispensable_names, initialise
 from t2n_llm.source.large_tensors import with_values_of_tables
 
 _LOOKS_AT_TOKENS = "warn_if_padding_and_no_attention_mask"
@@ -185,6 +187,29 @@ def names_shared(tied: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     for name, owner in tied.items():
         groups.setdefault(owner, [owner]).append(name)
     return {name: tuple(names) for names in groups.values() for name in names}
+
+
+def computed_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the values of parameters that a checkpoint may lack and that the model computes itself (sinusoidal positions)."""
+    patterns = dispensable_names(model)
+    tied = tied_names(model)
+    found: dict[str, torch.Tensor] = {}
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if name in tied or not any(re.search(pattern, name) for pattern in patterns):
+            continue
+        path, _, attribute = name.rpartition(".")
+        first, second = (_initial(model, model.get_submodule(path), attribute) for _ in range(2))
+        if torch.equal(first, second):  # not drawn at random
+            found[name] = first
+    return found
+
+
+def _initial(model: nn.Module, module: nn.Module, attribute: str) -> torch.Tensor:
+    own = copy.deepcopy(module).to_empty(device="cpu")
+    torch.nn.init.normal_(own.get_parameter(attribute))  # what it leaves alone is not computed
+    with torch.no_grad():
+        initialise(model, own)
+    return own.get_parameter(attribute).detach()
 
 
 def take_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -28,7 +28,7 @@ from t2n_llm.check.runner import Runner, Turn, WheelRunner
 from t2n_llm.check.turns import validate_archive
 from t2n_llm.source.empty_model import ModelKind
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, encoder_outputs, first_token
+from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, first_token, read_source
 from t2n_llm.tasks.seq2seq.sources import ENCODER_MASK, SourceForm
 from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.f32_model import eager_model, refuse_invented
@@ -200,25 +200,26 @@ class _Listener:
         config = model.config.get_text_config(decoder=True)
         self._model = model
         self._caches = EncoderDecoderCache(DynamicCache(config=config), DynamicCache())
-        self._given: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        self._read = read_source(model, {name: torch.from_numpy(array) for name, array in inputs.items()})
 
     def answer(self, ids: Sequence[int]) -> np.ndarray:
         """Return the logits [S, vocab] of new tokens."""
         result = self._model(
-            **self._given,
+            encoder_outputs=self._read,
             decoder_input_ids=torch.tensor([list(ids)]),
             past_key_values=self._caches,
             use_cache=True,
             return_dict=True,
         )
-        self._given = {"encoder_outputs": encoder_outputs(self._model, result.encoder_last_hidden_state)}
         logits: np.ndarray = result.logits[0].float().numpy()
         return logits
 
 
 def _answered_padded(model: Any, case: PaddedCase) -> np.ndarray:
     given = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
-    result = model(**given, decoder_input_ids=torch.from_numpy(case.tokens), return_dict=True)
+    tokens = torch.from_numpy(case.tokens)
+    read, mask = read_source(model, given), given[ENCODER_MASK]
+    result = model(encoder_outputs=read, attention_mask=mask, decoder_input_ids=tokens, return_dict=True)
     logits: np.ndarray = result.logits[:, -1].float().numpy()
     return logits
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from kvcache.states import Probe, Slot, States, StateTensor, describe_states
 from t2n_llm.graph.capture import weightless_network
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_part
-from t2n_llm.source.empty_model import ModelKind, take_buffers, tied_names
+from t2n_llm.source.empty_model import ModelKind, computed_parameters, take_buffers, tied_names
 from t2n_llm.tasks.seq2seq.sources import BATCH, ENCODER_MASK, LENGTH, SourceForm, source_form
 
 ENCODER, DECODER = "encoder", "decoder"
@@ -62,12 +63,22 @@ class CrossState:
 class SourceEncoder(nn.Module):
     """`(source, [attention_mask]) -> (cross_key_0, cross_value_0, ...)`."""
 
-    def __init__(self, network: Any, names: tuple[str, ...], cross: tuple[CrossState, ...]) -> None:
-        """Wrap a network; `names` are the arguments of its forward that the inputs are."""
+    def __init__(
+        self, network: Any, names: tuple[str, ...], cross: tuple[CrossState, ...], *, wants_mask: bool = False
+    ) -> None:
+        """Wrap a network.
+
+        Args:
+            network: transformers' model.
+            names: the arguments of its forward that the inputs are.
+            cross: what is given of the source.
+            wants_mask: see `SourceForm`.
+        """
         super().__init__()
         self.network = network
         self.names = names
         self.cross = cross
+        self.wants_mask = wants_mask
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the keys and values [B, H, T, D] of each layer.
@@ -75,6 +86,8 @@ class SourceEncoder(nn.Module):
         The decoder reads one token for it, of whose work nothing else is kept.
         """
         given = dict(zip(self.names, inputs, strict=True))
+        if self.wants_mask and ENCODER_MASK not in given:
+            given[ENCODER_MASK] = torch.ones(inputs[0].shape[:2], dtype=torch.int64, device=inputs[0].device)
         first = torch.zeros((inputs[0].shape[0], 1), dtype=torch.int64, device=inputs[0].device)
         _, states = run_from_source(self.network, first, given)
         return tuple(states[each.slot] for each in self.cross)
@@ -139,13 +152,46 @@ class CachedDecoder(nn.Module):
 
 def run_from_source(
     network: Any, decoder_input_ids: torch.Tensor, given: Mapping[str, torch.Tensor]
-) -> tuple[Any, States]:
-    """Run a whole model on a source; return its result, and the states [B, H, T, D] of both caches."""
+) -> tuple[torch.Tensor, States]:
+    """Run a whole model on a source.
+
+    Args:
+        network: the model.
+        decoder_input_ids: int64 [B, S].
+        given: the source and its mask, as arguments of the forward.
+
+    Returns:
+        The encoder's hidden states [B, T, D], and the states [B, H, T, D] of both caches.
+    """
     caches = _caches(network, {})
-    result = network(
-        **given, decoder_input_ids=decoder_input_ids, past_key_values=caches, use_cache=True, return_dict=True
+    read = read_source(network, given)
+    mask = {ENCODER_MASK: given[ENCODER_MASK]} if ENCODER_MASK in given else {}
+    network(
+        encoder_outputs=read,
+        decoder_input_ids=decoder_input_ids,
+        past_key_values=caches,
+        use_cache=True,
+        return_dict=True,
+        **mask,
     )
-    return result, _states_of(caches)
+    hidden: torch.Tensor = read[0]
+    return hidden, _states_of(caches)
+
+
+def read_source(network: Any, given: Mapping[str, torch.Tensor]) -> Any:
+    """Return what a model's encoder makes of a source, asked as `generate()` asks it: without what concerns caches.
+
+    Args:
+        network: the whole model.
+        given: arguments of its forward; the encoder may know the first by another name.
+    """
+    encoder = network.get_encoder()
+    taken = signature(encoder.forward).parameters
+    open_ended = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    named = {name: value for name, value in given.items() if name in taken or open_ended}
+    if len(named) < len(given) and network.main_input_name not in named:
+        named = {encoder.main_input_name: given[network.main_input_name], **named}
+    return encoder(**named, return_dict=True)
 
 
 def run_from_states(
@@ -202,7 +248,7 @@ def _states_of(caches: Any) -> States:
 def _last_positions(network: Any, kept: int) -> Iterator[None]:
     """Give the layer that makes logits the last positions only, for the length of the block; 0 for all."""
     head = network.get_output_embeddings() if kept else None
-    if not isinstance(head, nn.Module):
+    if not isinstance(head, nn.Linear):  # an embedding may read tokens too
         yield
         return
     handle = head.register_forward_pre_hook(lambda _module, given: (given[0][:, -kept:], *given[1:]))
@@ -272,7 +318,7 @@ def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, Net
         CaptureError: the model cannot run on shapes, or keeps no keys and values of its source.
     """
     form = source_form(network.config, main_input=network.main_input_name)
-    tied, buffers = tied_names(network), take_buffers(network)
+    tied, buffers = tied_names(network), computed_parameters(network) | take_buffers(network)
     probed = _probed(network, form, options.torch_dtype)
     batched, masked = options.batch, options.batch and form.masked
     batch = 3 if batched else 1
@@ -281,7 +327,9 @@ def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, Net
     mask = torch.zeros((batch, form.hint), dtype=torch.int64, device="meta")
     encoder = NetworkPart(
         ENCODER,
-        SourceEncoder(network, (*inputs, *([ENCODER_MASK] if masked else [])), probed.cross).eval(),
+        SourceEncoder(
+            network, (*inputs, *([ENCODER_MASK] if masked else [])), probed.cross, wants_mask=form.wants_mask
+        ).eval(),
         network,
         buffers,
         tied,
@@ -376,5 +424,5 @@ def _cross_state(slot: Slot, tensor: torch.Tensor, form: SourceForm) -> CrossSta
 def _probe(network: Any, form: SourceForm, dtype: torch.dtype, batch: int, steps: int) -> tuple[Probe, int]:
     given = {each.name: each.meta(batch, form.hint, dtype) for each in form.inputs}
     ids = torch.zeros((batch, steps), dtype=torch.int64, device="meta")
-    result, states = run_from_source(network, ids, given)
-    return Probe(batch, steps, states), int(result.encoder_last_hidden_state.shape[-1])
+    hidden, states = run_from_source(network, ids, given)
+    return Probe(batch, steps, states), int(hidden.shape[-1])

@@ -6,7 +6,7 @@ In: a transformers config. Out: a `SourceForm`: inputs of the encoder's graph, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,12 +64,14 @@ class SourceForm:
     Attributes:
         inputs: what it reads.
         masked: whether sources of several lengths can be in one batch: a mask int64 [B, T] tells them from padding.
+        wants_mask: whether the encoder needs a mask also where nothing is padding.
         unit: a number of steps of `T` below which there is nothing to read; 1 for tokens.
     """
 
     inputs: tuple[SourceInput, ...]
     masked: bool = False
     unit: int = 1
+    wants_mask: bool = False
 
     @property
     def dynamic(self) -> bool:
@@ -138,6 +140,7 @@ _FORMS: Mapping[str, Callable[[Any], SourceForm]] = {
     "fsmt": _text(lambda config: config.src_vocab_size),
     "t5gemma": _text(_of_encoder),
     "t5gemma2": _text(lambda config: config.encoder.text_config.vocab_size),
+    "longt5": lambda config: replace(_text(lambda each: each.vocab_size)(config), wants_mask=True),
     "whisper": _log_mel,
     "speech_to_text": _features(lambda config: config.input_feat_per_channel * config.input_channels),
     "pop2piano": _features(lambda config: config.d_model, unit=1),
