@@ -252,8 +252,12 @@ def batch_norm(
     del cudnn_enabled
     if not training and running_mean is not None and running_var is not None:
         normed = _running_norm(b, input, weight, bias, running_mean, running_var, eps)
-        nothing = [] if results == 1 else [b.full((0,), 0, input.dtype)] * 2
-        return [normed, *nothing, running_mean, running_var][:results]
+        if results == 1:
+            return [normed]
+        saved = b.result_shapes[1]  # empty on CPU; elsewhere what the batch was normalised with
+        if saved == (0,):
+            return [normed, *[b.full((0,), 0, input.dtype)] * 2, running_mean, running_var][:results]
+        return [normed, running_mean, _inverse_deviation(b, running_var, eps), running_mean, running_var][:results]
     normed, mean, variance = _batch_statistics_norm(b, input, weight, bias, eps)
     if results == 1:
         return [normed]
