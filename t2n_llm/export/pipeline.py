@@ -110,6 +110,8 @@ def _opened(
     """
     ref, options = _asked(source, options, choices)
     reporter, task = reporter or LogReporter(), task_of(options.task)
+    if not task.reads_text:
+        options = replace(options, require_tokenizer=False)
     with suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed), ExitStack() as stack:
         if output_dir is not None:
             _take(Path(output_dir), options.force, reporter, dry)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from generic_export.errors import OptionError
-from t2n_llm.tasks.names import TEXT_GENERATION
+from t2n_llm.tasks.heads.table import HEADS
+from t2n_llm.tasks.names import SEQUENCE_CLASSIFICATION, TEXT_GENERATION
 
 ALL = "all"
 
@@ -67,8 +68,11 @@ _ROWS = (
         without=_HEARING,
     ),
     ZooTask("image-to-text", ("IMAGE_TEXT_TO_TEXT",), "AutoModelForImageTextToText", Way.GENERATE, only=_CAPTIONING),
-    ZooTask("feature-extraction", ("TEXT_ENCODING",), "AutoModel", Way.FORWARD),
-    ZooTask("text-classification", ("SEQUENCE_CLASSIFICATION",), "AutoModelForSequenceClassification", Way.FORWARD),
+    *(
+        ZooTask(head.name, head.mapping, head.kind.auto_class, Way.FORWARD)
+        for head in HEADS.values()
+        if head.name != SEQUENCE_CLASSIFICATION  # another name of text-classification
+    ),
 )
 ZOO_TASKS: Mapping[str, ZooTask] = {row.name: row for row in _ROWS}
 
