@@ -173,7 +173,10 @@ def _tokens(network: Any, leading: tuple[str, ...], *, types: bool) -> Iterator[
 
 def _image(head: Head, network: Any, image_size: tuple[int, int]) -> _Made:
     del head
-    return [_pixels(network, (BATCH,), image_size)], ()
+    if _main(network) == "input_ids":  # an image as a row of colours
+        return list(_tokens(network, (BATCH,), types=False)), ()
+    frames = first_of(network.config, "num_frames", otherwise=0)
+    return [_pixels(network, (BATCH, frames) if frames else (BATCH,), image_size)], ()
 
 
 def _pixels(network: Any, leading: tuple[str | int, ...], image_size: tuple[int, int]) -> Input:
@@ -207,7 +210,7 @@ def _sound(head: Head, network: Any, image_size: tuple[int, int]) -> _Made:
         return [Input(name, (BATCH, LENGTH), Values.NUMBERS)], _SOUND_LENGTHS[_SAMPLES]
     if name == "input_values":  # spectrograms of one length
         return [Input(name, (BATCH, config.max_length, width), Values.NUMBERS)], ()
-    if hasattr(config, "max_source_positions"):  # the same, its channels first
+    if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):  # the same, its channels first
         return [Input(name, (BATCH, width, 2 * config.max_source_positions), Values.NUMBERS)], ()
     return [Input(name, (BATCH, LENGTH, width), Values.NUMBERS)], _SOUND_LENGTHS[_FRAMES]
 
@@ -256,7 +259,7 @@ def _main(network: Any) -> str:
 def parts_of(config: Any) -> Iterator[Any]:
     """Yield a config and the parts of it that see or hear."""
     yield config
-    for name in ("vision_config", "backbone_config", "encoder_config", "audio_config", "detector_config"):
+    for name in ("vision_config", "backbone_config", "encoder_config", "audio_config", "image_model_config"):
         part = getattr(config, name, None)
         if hasattr(part, "model_type"):
             yield from parts_of(part)
