@@ -73,7 +73,43 @@ def _mpt_attention(
     return self.out_proj(mixed.transpose(1, 2).reshape(batch, steps, self.hidden_size)), None
 
 
+def _fsmt_attention(
+    self: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    key_padding_mask: torch.Tensor | None = None,
+    layer_state: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """FSMT, [S, B, D]: with a cache its decoder reads one token at a time and has no causal mask; here it may read several.
+
+    In: `key_padding_mask` bool [B, T], True where a key is padding.
+    """
+    steps, batch, width = query.shape
+    crosses = self.encoder_decoder_attention
+    causal = layer_state is not None and not crosses
+
+    def heads(states: torch.Tensor) -> torch.Tensor:
+        return states.reshape(-1, batch, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+
+    if crosses and layer_state is not None and layer_state.is_updated.get(self.layer_idx):
+        said = layer_state.cross_attention_cache.layers[self.layer_idx]
+        keys, values = said.keys, said.values
+    else:
+        read = key if crosses else query
+        keys, values = heads(self.k_proj(read)), heads(self.v_proj(read))
+        if layer_state is not None:
+            cache = layer_state.cross_attention_cache if crosses else layer_state.self_attention_cache
+            keys, values = cache.update(keys, values, self.layer_idx)
+    if crosses and layer_state is not None:
+        layer_state.is_updated[self.layer_idx] = True
+    mask = None if key_padding_mask is None else ~key_padding_mask[:, None, None, :]
+    mixed = torch.ops.t2n.attention(heads(self.q_proj(query)), keys, values, mask, self.scaling, causal, None, None)
+    return self.out_proj(mixed.permute(2, 0, 1, 3).reshape(steps, batch, width)), None
+
+
 _FORWARDS: Forwards = {
+    ("fsmt", "Attention", "forward"): _fsmt_attention,
     ("mpt", "MptAttention", "forward"): _mpt_attention,
     ("deepseek_v4", "DeepseekV4Attention", "forward"): attention_compressed.attention,
     ("deepseek_v4", "DeepseekV4HCACompressor", "forward"): attention_compressed.heavily_compressed,

@@ -138,6 +138,36 @@ def _jetmoe_routing(router: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, to
     return index, torch.softmax(chosen, dim=1).type_as(hidden)
 
 
+# --- Switch Transformers: experts are modules, a token goes to one of them or to none ------------------
+
+
+def _switch_experts(
+    self: Any, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor
+) -> torch.Tensor:
+    """Every expert reads every token; `selected_experts` is one-hot [T, 1, E], zeros beyond an expert's capacity."""
+    chosen = selected_experts[:, 0].to(hidden_states.dtype) * routing_weights
+    said = [self[f"expert_{index}"](hidden_states) * chosen[:, index, None] for index in range(self.num_experts)]
+    return torch.stack(said).sum(0)
+
+
+def _switch_router(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The best expert of each token, one-hot [B, S, E], and its probability [B, S, 1], in the router's own element type.
+
+    The model's own code casts the classifier in place, which no capture may do. An expert takes the first tokens of a sequence
+    that choose it, as many as it has room for (Fedus et al. 2021, section 2.2).
+    """
+    bias = self.classifier.bias
+    logits = torch.nn.functional.linear(
+        hidden_states.to(self.dtype),
+        self.classifier.weight.to(self.dtype),
+        None if bias is None else bias.to(self.dtype),
+    )
+    probabilities = torch.softmax(logits, dim=-1).to(hidden_states.dtype)
+    best, index = probabilities.max(dim=-1)
+    chosen = (index[..., None] == torch.arange(self.num_experts, device=index.device)).long()
+    return chosen * (chosen.cumsum(-2) <= self.expert_capacity), best[..., None], logits
+
+
 # --- shared ------------------------------------------------------------------------------------------
 
 
@@ -181,6 +211,8 @@ _FORWARDS: Forwards = {
     ("jetmoe", "JetMoeMoE", "forward"): _jetmoe_moe,
     ("jetmoe", "JetMoeMoA", "map"): _jetmoe_map,
     ("jetmoe", "JetMoeMoA", "reduce"): _jetmoe_reduce,
+    ("switch_transformers", "SwitchTransformersExperts", "forward"): _switch_experts,
+    ("switch_transformers", "SwitchTransformersTop1Router", "forward"): _switch_router,
 }
 
 __all__ = ["EXPERTS_NAME", "explicit_experts"]

@@ -46,6 +46,15 @@ def has_nowhere_to_count(error: Exception) -> bool:
     return isinstance(error, ValueError) and "can only be called on Attention layers" in str(error)
 
 
+def from_config(class_name: str, config: Any, **options: Any) -> Any:
+    """Return a model of a config: of an auto class, or of a class of its own."""
+    import transformers
+
+    model_class = getattr(transformers, class_name)
+    make = model_class.from_config if hasattr(model_class, "from_config") else model_class._from_config
+    return make(config, **options)
+
+
 # --- transformers: loading -------------------------------------------------------------------------
 
 

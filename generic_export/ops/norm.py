@@ -203,6 +203,15 @@ def _running_norm(
     return b.cast(_affine_channels(b, b.cast(input, scale.dtype), scale, shift), input.dtype)
 
 
+def _saved_statistics(
+    b: NnefBuilder, input: Value, running_mean: Value, running_var: Value, epsilon: float
+) -> list[Value]:
+    """Return what is saved for a backward pass: nothing on a CPU, mean and inverse deviation where only shapes are known."""
+    if b.result_shapes[1:2] in ((), ((0,),)):
+        return [b.full((0,), 0, input.dtype)] * 2
+    return [running_mean, _inverse_deviation(b, running_var, epsilon)]
+
+
 def _batch_statistics_norm(
     b: NnefBuilder, input: Value, weight: Value | None, bias: Value | None, epsilon: float
 ) -> tuple[Value, Value, Value]:
@@ -252,12 +261,8 @@ def batch_norm(
     del cudnn_enabled
     if not training and running_mean is not None and running_var is not None:
         normed = _running_norm(b, input, weight, bias, running_mean, running_var, eps)
-        if results == 1:
-            return [normed]
-        saved = b.result_shapes[1]  # empty on CPU; elsewhere what the batch was normalised with
-        if saved == (0,):
-            return [normed, *[b.full((0,), 0, input.dtype)] * 2, running_mean, running_var][:results]
-        return [normed, running_mean, _inverse_deviation(b, running_var, eps), running_mean, running_var][:results]
+        saved = [] if results == 1 else _saved_statistics(b, input, running_mean, running_var, eps)
+        return [normed, *saved, running_mean, running_var][:results]
     normed, mean, variance = _batch_statistics_norm(b, input, weight, bias, eps)
     if results == 1:
         return [normed]

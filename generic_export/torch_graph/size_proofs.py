@@ -7,6 +7,8 @@ an expression grows by the same amount over every period of its divisions, so th
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import sympy
@@ -20,7 +22,10 @@ _EXTREMA = {torch_sympy.Min: 1, torch_sympy.Max: -1, sympy.Min: 1, sympy.Max: -1
 
 
 def without_symbolic_divisors(expr: sympy.Expr) -> sympy.Expr:
-    """Return a size with `n // (n // 4)` as 4 wherever `n` is a multiple of 4, as an axis split in fours is."""
+    """Return a size with `n // (n // 4)` as 4 wherever `n` is a multiple of 4, as an axis split in fours is.
+
+    So is `4 n // 4` with n.
+    """
     return expr.replace(torch_sympy.FloorDiv, _constant_quotient)
 
 
@@ -29,6 +34,10 @@ def _constant_quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
         whole, part = divisor.args
         if sympy.expand(base - whole) == 0 and is_multiple(whole, int(part)):
             return part
+    if divisor.is_Integer and divisor > 1:
+        quotient = sympy.expand(base / divisor)
+        if all(term.as_coeff_Mul()[0].is_Integer for term in sympy.Add.make_args(quotient)):
+            return quotient
     return torch_sympy.FloorDiv(base, divisor)
 
 
@@ -79,13 +88,47 @@ def _period(expr: sympy.Expr) -> int | None:
     """Return a size after which every division of an expression in one symbol starts over, or None."""
     if len(expr.free_symbols) != 1:
         return None
-    period = 1
-    for part in sympy.preorder_traversal(expr):
-        if isinstance(part, (torch_sympy.FloorDiv, *REMAINDERS)) and part.args[1].is_Integer:
-            period *= int(part.args[1])
-        elif not (part.is_Symbol or part.is_Integer or part.is_Add or _is_scaled(part)):
-            return None
-    return period
+    course = _course(expr)
+    return course.period if course is not None else None
+
+
+@dataclass(frozen=True)
+class _Course:
+    """How an expression goes on: over every `period` of its symbol it grows by `growth`."""
+
+    period: int
+    growth: sympy.Rational
+
+
+def _course(part: sympy.Basic) -> _Course | None:
+    """Return how an expression of sums, multiples, divisions and remainders by constants goes on; None of anything else."""
+    if part.is_Symbol:
+        return _Course(1, sympy.Integer(1))
+    if part.is_Integer:
+        return _Course(1, sympy.Integer(0))
+    if part.is_Add:
+        terms = [_course(term) for term in part.args]
+        known = [term for term in terms if term is not None]
+        period = math.lcm(*(term.period for term in known))
+        growth = sum((term.growth * (period // term.period) for term in known), sympy.Integer(0))
+        return _Course(period, growth) if len(known) == len(terms) else None
+    if part.is_Mul and _is_scaled(part):
+        factor, rest = part.as_coeff_Mul()
+        inner = _course(rest) if factor.is_Rational and factor != 1 else None
+        return _Course(inner.period, inner.growth * factor) if inner is not None else None
+    if isinstance(part, (torch_sympy.FloorDiv, *REMAINDERS)) and part.args[1].is_Integer:
+        return _divided(part, int(part.args[1]))
+    return None
+
+
+def _divided(part: sympy.Basic, divisor: int) -> _Course | None:
+    inner = _course(part.args[0])
+    if inner is None or not inner.growth.is_Integer:
+        return None
+    # As many periods as make what is divided grow by a multiple of the divisor.
+    count = divisor // math.gcd(divisor, int(inner.growth))
+    whole = inner.growth * count / divisor
+    return _Course(inner.period * count, sympy.Integer(0) if isinstance(part, REMAINDERS) else whole)
 
 
 def _is_scaled(part: sympy.Basic) -> bool:

@@ -117,15 +117,35 @@ class WheelRunner:
             )
         return self._fed(model)
 
+    def open_explicit(self) -> tuple[EngineSession, list[np.ndarray]]:
+        """Return a session whose turns are given the states after `input_ids`, and give them back after the logits; and the
+        states before any token. Whoever follows several texts at a time keeps the states of each.
+
+        Raises:
+            EngineLoadError: the archive has the engine keep its cache.
+        """
+        model = self._loaded(stateful=False)
+        session = model.spawn_state()
+        if self._told:
+            session.hold(self._known(model))
+        states = [empty_input(fact) for fact in self._states_of(model)]
+        if not states:
+            raise EngineLoadError(
+                f"{self._archive}: the engine keeps the cache of this archive, for one text.",
+                "Export without --stateful.",
+            )
+        return session, states
+
+    def _known(self, model: WheelModel) -> dict[str, np.ndarray]:
+        return {fact.name: as_fact(fact, self._told[fact.name]) for fact in model.inputs if fact.name in self._told}
+
     def _states_of(self, model: WheelModel) -> list[IoFact]:
         return [fact for fact in model.inputs[1:] if fact.name not in self._told]
 
     def _fed(self, model: WheelModel) -> EngineSession:
         session = model.spawn_state()
         if self._told:
-            session.hold(
-                {fact.name: as_fact(fact, self._told[fact.name]) for fact in model.inputs if fact.name in self._told}
-            )
+            session.hold(self._known(model))
         states = [empty_input(fact) for fact in self._states_of(model)]
         return _FeedingSession(session, states) if states else session
 

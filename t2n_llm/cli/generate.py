@@ -1,4 +1,4 @@
-"""`t2n-llm generate`: text from an export, streamed."""
+"""`t2n-llm generate`: text from an export, streamed: of a prompt, or of a text, a recording or a picture."""
 
 from __future__ import annotations
 
@@ -7,13 +7,43 @@ from typing import Annotated
 
 import typer
 
+from generic_export.errors import OptionError
 from t2n_llm.cli.parameters import DeviceOption, JsonOption
 from t2n_llm.cli.session import open_sink, quiet_libraries
+
+_SOURCES = "Encoder-decoders"
 
 
 def generate(
     archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
-    prompt: Annotated[str, typer.Argument(help="What to continue, or to answer.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to continue, to answer, or to make another text of.", show_default=False)
+    ] = None,
+    audio: Annotated[
+        Path | None, typer.Option(help="A recording (WAV) to write down.", metavar="FILE", rich_help_panel=_SOURCES)
+    ] = None,
+    image: Annotated[
+        Path | None, typer.Option(help="A picture to describe or to read.", metavar="FILE", rich_help_panel=_SOURCES)
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(help="Spoken language, such as en; by default the model finds out.", rich_help_panel=_SOURCES),
+    ] = None,
+    translate: Annotated[
+        bool, typer.Option("--translate", help="Write what is said in English.", rich_help_panel=_SOURCES)
+    ] = False,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="Write when it is said, in seconds.", rich_help_panel=_SOURCES)
+    ] = False,
+    beams: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Texts followed at a time, for encoder-decoders; by default what the model's settings say.",
+            rich_help_panel=_SOURCES,
+        ),
+    ] = 1,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.")
     ] = 128,
@@ -33,13 +63,24 @@ def generate(
     """Generate text in tract, streamed, with the cache kept by the engine."""
     with open_sink(as_json) as sink:
         quiet_libraries(sink)
+        from t2n_llm.measure.from_source import SourceModel, Wishes, makes_text_of_sources
         from t2n_llm.measure.generate import ExportedModel, Sampling
 
         sampling = Sampling(temperature, top_p, seed)
-        model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
+        if makes_text_of_sources(archive):
+            purpose = "translate" if translate else None
+            wishes = Wishes(max_new_tokens, sampling, beams, language, purpose, timestamps)
+            source = SourceModel.open(archive, device=device)
+            answer = source.text_of(wishes, text=prompt, audio=audio, image=image)
+        else:
+            if prompt is None or audio is not None or image is not None:
+                raise OptionError(f"{archive} holds a language model.", "Give it a prompt, and nothing else.")
+            model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
+            answer = model.generate(prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat)
         pieces: list[str] = []
-        for piece in model.generate(prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat):
+        for piece in answer:
             pieces.append(piece)
             if not as_json:
                 sink.text(piece)
-    sink.generated({"prompt": prompt, "text": "".join(pieces)})
+    given = prompt if prompt is not None else str(audio or image)
+    sink.generated({"prompt": given, "text": "".join(pieces)})

@@ -10,7 +10,7 @@ from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.option import Panel, made, option, options, refuse_invalid
-from t2n_llm.tasks.names import KEEPING_CACHES, TASKS, TEXT_GENERATION
+from t2n_llm.tasks.names import AUTO, KEEPING_CACHES, TASKS, TEXT_GENERATION
 
 # Options that decide what happens around the archive, and nothing in it.
 _OUTSIDE_THE_ARCHIVE = (
@@ -28,11 +28,11 @@ class ExportOptions:
     """
 
     task: str = option(
-        TEXT_GENERATION,
-        "What is made of the model: "
+        AUTO,
+        "What is made of the model; auto: what its config says. "
         + ", ".join(f"{name} ({does})" if does else name for name, does in TASKS.items())
         + ".",
-        choices=tuple(TASKS),
+        choices=(AUTO, *TASKS),
         noun="task",
     )
     graph: GraphOptions = options(GraphOptions)
@@ -55,9 +55,9 @@ class ExportOptions:
         dtype = self.compression.dtype()
         if dtype is not None:  # a recipe may say the element type
             object.__setattr__(self, "graph", replace(self.graph, dtype=dtype))
-        if self.task not in KEEPING_CACHES and self.graph.engine_keeps_cache:
+        if self.task not in (AUTO, *KEEPING_CACHES) and self.graph.engine_keeps_cache:
             raise OptionError(f"--stateful and --kv-cache have no meaning for --task {self.task}.", "Leave them out.")
-        if self.task != TEXT_GENERATION and self.graph.window_cache:
+        if self.task not in (AUTO, TEXT_GENERATION) and self.graph.window_cache:
             raise OptionError(
                 f"--window-cache belongs to the task {TEXT_GENERATION!r}, not to {self.task!r}.", "Leave it out."
             )

@@ -35,8 +35,10 @@ from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.option import keywords_of, made, options_of
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
-from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.hub import ModelSource, is_gguf, open_config, open_source
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.tasks.auto import task_of_config
+from t2n_llm.tasks.names import AUTO, TEXT_GENERATION
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
@@ -110,13 +112,15 @@ def _opened(
         dry: nothing will be made, so that the engine that would check it is not needed.
     """
     ref, options = _asked(source, options, choices)
-    reporter, task = reporter or LogReporter(), task_of(options.task)
-    with suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed), ExitStack() as stack:
+    reporter = reporter or LogReporter()
+    with ExitStack() as stack:
         if output_dir is not None:
             _take(Path(output_dir), options.force, reporter, dry)
         if options.check and not dry:
             require_engine(options.checking)
         reporter.stage(f"Reading {ref.name}")
+        task, options = _task_and_options(ref, options, reporter)
+        stack.enter_context(suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed))
         model = open_source(ref, require_tokenizer=options.require_tokenizer, tell=reporter.stage)
         target = Path(output_dir) if output_dir is not None else Path(model.short_name)
         _take(target, options.force, reporter, dry)
@@ -126,6 +130,23 @@ def _opened(
         adapter = open_adapter(SourceRef(options.adapter, token=ref.token)) if options.adapter is not None else None
         casts = CastReport(refuses_nonfinite=not options.allow_nonfinite)
         yield _Export(task, ExportFolder(model, target, options, reporter, casts), adapter)
+
+
+def _task_and_options(ref: SourceRef, options: ExportOptions, reporter: Reporter) -> tuple[Task, ExportOptions]:
+    """Return the task, chosen by the config where nobody named one, and what its models do not need left out of the options."""
+    if options.task == AUTO:
+        options = replace(options, task=TEXT_GENERATION if is_gguf(ref.name) else _task_of(ref, reporter))
+    task = task_of(options.task)
+    return task, options if task.reads_text else replace(options, require_tokenizer=False)
+
+
+def _task_of(ref: SourceRef, reporter: Reporter) -> str:
+    found = open_config(ref)
+    folder = Path(ref.name).expanduser()
+    name = task_of_config(found.config, folder if folder.is_dir() else None)
+    if name != TEXT_GENERATION:
+        reporter.stage(f"Exporting for {name}, the task of its architecture")
+    return name
 
 
 def _take(target: Path, force: bool, reporter: Reporter, dry: bool) -> None:

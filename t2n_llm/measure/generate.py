@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,8 @@ class ExportedModel:
             raise OptionError(
                 f"the prompt has {len(ids)} tokens, the model {self.max_positions} positions.", "Give a shorter prompt."
             )
-        yield from _pieces(self.tokenizer, self._tokens(ids, room, sampling))
+        decode = partial(self.tokenizer.decode, skip_special_tokens=True)
+        yield from text_pieces(decode, self._tokens(ids, room, sampling))
 
     def _tokens(self, ids: Sequence[int], count: int, sampling: Sampling) -> Iterator[int]:
         random = np.random.default_rng(sampling.seed)
@@ -145,22 +147,26 @@ def choose_token(logits: np.ndarray, sampling: Sampling, random: np.random.Gener
     return int(random.choice(kept, p=weights[kept] / weights[kept].sum()))
 
 
-def _pieces(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
-    """Yield text as soon as it is final: a character may need several tokens."""
+def text_pieces(decode: Callable[[Sequence[int]], str], tokens: Iterator[int]) -> Iterator[str]:
+    """Yield text as soon as it is final: a character may need several tokens.
+
+    Args:
+        decode: makes tokens text.
+        tokens: as they are decided.
+    """
     pending: list[int] = []
     context: list[int] = []
     for token in tokens:
         pending.append(token)
-        before = tokenizer.decode(context, skip_special_tokens=True)
-        text = tokenizer.decode(context + pending, skip_special_tokens=True)
+        before = decode(context)
+        text = decode(context + pending)
         if text.endswith(_REPLACEMENT) or len(text) <= len(before):
             continue
         yield text[len(before) :]
         # The last tokens stay as context: a decoder may treat the first token of a text in a special way.
         context, pending = pending[-4:], []
     if pending:
-        before = tokenizer.decode(context, skip_special_tokens=True)
-        yield tokenizer.decode(context + pending, skip_special_tokens=True)[len(before) :]
+        yield decode(context + pending)[len(decode(context)) :]
 
 
 def _eos_token_ids(folder: Path) -> frozenset[int]:

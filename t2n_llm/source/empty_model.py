@@ -18,7 +18,7 @@ from torch import nn
 from generic_export.compat import buffers_of
 from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
 from kvcache.rotary_scaling import express_length_switches
-from t2n_llm.compat import dispensable_names, initialise
+from t2n_llm.compat import dispensable_names, from_config, initialise
 from t2n_llm.source.large_tensors import with_values_of_tables
 
 _LOOKS_AT_TOKENS = "warn_if_padding_and_no_attention_mask"
@@ -110,12 +110,11 @@ def meta_model(config: Any, *, trust_remote_code: bool = False) -> nn.Module:
 
 
 def _from_config(kind: ModelKind, config: Any, *, include_buffers: bool, **options: Any) -> Any:
-    import transformers
     from accelerate import init_empty_weights
 
     def build() -> Any:
         with init_empty_weights(include_buffers=include_buffers):
-            return getattr(transformers, kind.auto_class).from_config(copy.deepcopy(config), **options)
+            return from_config(kind.auto_class, copy.deepcopy(config), **options)
 
     try:
         model = build() if include_buffers else with_values_of_tables(build)

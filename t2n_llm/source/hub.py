@@ -205,6 +205,11 @@ def _fetched(ref: SourceRef, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS) -> 
     return folder, None
 
 
+def is_gguf(name: str) -> bool:
+    """Say whether a name stands for a GGUF file, or a folder with one."""
+    return _gguf_file(name) is not None
+
+
 def _gguf_file(name: str) -> Path | None:
     """Return the GGUF file that a name stands for: the file, the first of its parts, or the one model of a folder."""
     from t2n_llm.source.gguf import gguf_in

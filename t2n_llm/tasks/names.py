@@ -13,17 +13,63 @@ from generic_export.errors import OptionError
 
 TEXT_GENERATION = "text-generation"
 FEATURE_EXTRACTION = "feature-extraction"
+SENTENCE_SIMILARITY = "sentence-similarity"
+TEXT_CLASSIFICATION = "text-classification"
 SEQUENCE_CLASSIFICATION = "sequence-classification"
+FILL_MASK = "fill-mask"
+TOKEN_CLASSIFICATION = "token-classification"
+QUESTION_ANSWERING = "question-answering"
+MULTIPLE_CHOICE = "multiple-choice"
+IMAGE_CLASSIFICATION = "image-classification"
+IMAGE_FEATURE_EXTRACTION = "image-feature-extraction"
+IMAGE_SEGMENTATION = "image-segmentation"
+UNIVERSAL_SEGMENTATION = "universal-segmentation"
+OBJECT_DETECTION = "object-detection"
+DEPTH_ESTIMATION = "depth-estimation"
+ZERO_SHOT_IMAGE_CLASSIFICATION = "zero-shot-image-classification"
+MASK_GENERATION = "mask-generation"
+VIDEO_CLASSIFICATION = "video-classification"
+AUDIO_CLASSIFICATION = "audio-classification"
+AUDIO_FRAME_CLASSIFICATION = "audio-frame-classification"
+AUDIO_XVECTOR = "audio-xvector"
+CTC = "ctc"
+TIME_SERIES = "time-series"
 IMAGE_TEXT_TO_TEXT = "image-text-to-text"
 AUDIO_TEXT_TO_TEXT = "audio-text-to-text"
 TEXT_TO_TEXT = "text2text-generation"
 SPEECH_RECOGNITION = "automatic-speech-recognition"
 IMAGE_TO_TEXT = "image-to-text"
 
+AUTO = "auto"
+"""The task of the architecture that a model's config names."""
+
+SENTENCE_EMBEDDING = "sentence_embedding"
+"""What a text's one row is called."""
+
 TASKS: Mapping[str, str] = {
     TEXT_GENERATION: "",
     FEATURE_EXTRACTION: "last hidden states",
-    SEQUENCE_CLASSIFICATION: "logits",
+    SENTENCE_SIMILARITY: "one vector a text",
+    TEXT_CLASSIFICATION: "",
+    SEQUENCE_CLASSIFICATION: "the same without token types",
+    FILL_MASK: "",
+    TOKEN_CLASSIFICATION: "",
+    QUESTION_ANSWERING: "",
+    MULTIPLE_CHOICE: "",
+    IMAGE_CLASSIFICATION: "",
+    IMAGE_FEATURE_EXTRACTION: "",
+    IMAGE_SEGMENTATION: "a class a pixel",
+    UNIVERSAL_SEGMENTATION: "masks and their classes",
+    OBJECT_DETECTION: "",
+    DEPTH_ESTIMATION: "",
+    ZERO_SHOT_IMAGE_CLASSIFICATION: "",
+    MASK_GENERATION: "",
+    VIDEO_CLASSIFICATION: "",
+    AUDIO_CLASSIFICATION: "",
+    AUDIO_FRAME_CLASSIFICATION: "",
+    AUDIO_XVECTOR: "",
+    CTC: "",
+    TIME_SERIES: "",
     IMAGE_TEXT_TO_TEXT: "embeddings, encoder and decoder",
     AUDIO_TEXT_TO_TEXT: "the same for sound",
     TEXT_TO_TEXT: "encoder and decoder (translation, summarization)",

@@ -121,6 +121,9 @@ class Task(ABC):
     diagnosed = False
     """Whether `t2n-llm diagnose` looks at the same graph."""
 
+    reads_text = True
+    """Whether a source has a tokenizer."""
+
     def refuse(
         self, source: ModelSource, options: GraphOptions, compression: CompressionOptions, adapter: str | None
     ) -> None:

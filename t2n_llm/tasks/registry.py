@@ -6,10 +6,8 @@ from importlib import import_module
 
 from t2n_llm.tasks.names import (
     AUDIO_TEXT_TO_TEXT,
-    FEATURE_EXTRACTION,
     IMAGE_TEXT_TO_TEXT,
     IMAGE_TO_TEXT,
-    SEQUENCE_CLASSIFICATION,
     SPEECH_RECOGNITION,
     TEXT_GENERATION,
     TEXT_TO_TEXT,
@@ -18,8 +16,6 @@ from t2n_llm.tasks.protocol import Task
 
 _TASKS = {
     TEXT_GENERATION: "t2n_llm.tasks.text_generation:TextGeneration",
-    FEATURE_EXTRACTION: "t2n_llm.tasks.heads.task:FeatureExtraction",
-    SEQUENCE_CLASSIFICATION: "t2n_llm.tasks.heads.task:SequenceClassification",
     IMAGE_TEXT_TO_TEXT: "t2n_llm.tasks.multimodal.task:ImageTextToText",
     AUDIO_TEXT_TO_TEXT: "t2n_llm.tasks.multimodal.task:AudioTextToText",
     TEXT_TO_TEXT: "t2n_llm.tasks.seq2seq.task:TextToText",
@@ -29,7 +25,12 @@ _TASKS = {
 
 
 def task_of(name: str) -> Task:
-    """Return the task of a name in `tasks.names.TASKS`."""
+    """Return the task of a name in `tasks.names.TASKS`; those that are not named above are rows of one table."""
+    if name not in _TASKS:
+        from t2n_llm.tasks.heads.table import HEADS
+        from t2n_llm.tasks.heads.task import HeadTask
+
+        return HeadTask(HEADS[name])
     module, _, attribute = _TASKS[name].partition(":")
     task: Task = getattr(import_module(module), attribute)()
     return task

@@ -24,12 +24,13 @@ class TinyConfigError(T2NError):
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
-def tiny_config(model_type: str, task: str = TEXT_GENERATION) -> Any:
+def tiny_config(model_type: str, task: str = TEXT_GENERATION, rules: Rules | None = None) -> Any:
     """Return a small config of a model type that keeps what makes the family different.
 
     Args:
         model_type: a key of `architectures(task)`.
         task: what the model is for.
+        rules: how fields become small; None takes the task's own.
 
     Raises:
         TinyConfigError: transformers has no config class for it, or refuses the small values.
@@ -37,7 +38,7 @@ def tiny_config(model_type: str, task: str = TEXT_GENERATION) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
-        rules = CAUSAL if task == TEXT_GENERATION else ELSEWHERE
+        rules = rules or (CAUSAL if task == TEXT_GENERATION else ELSEWHERE)
         return _shrunk(CONFIG_MAPPING[model_type], rules.overrides(model_type), rules)
     except T2NError:
         raise

@@ -13,6 +13,17 @@ _MIXED = ["full_attention", "sliding_attention", "full_attention"]
 _SHARING = ["sliding_attention", "sliding_attention", *_MIXED]  # the last two read keys and values of the others
 _GEMMA_4 = {"num_hidden_layers": 5, "layer_types": _SHARING, "num_kv_shared_layers": 2, "global_head_dim": 32}
 
+
+def _backbone(model_type: str, stages: list[int], **further: Any) -> Mapping[str, Any]:
+    """Return what makes a detector take one of transformers' own backbones, and which of its stages."""
+    return {
+        "backbone_config": {"model_type": model_type, "out_indices": stages, **further},
+        "use_timm_backbone": False,
+        "use_pretrained_backbone": False,
+        "backbone": None,
+    }
+
+
 # What a default config needs to be a causal decoder at all.
 FULL_SIZE_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
@@ -22,6 +33,15 @@ FULL_SIZE_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
 
 # What other tasks than text generation need beside `OVERRIDES`.
 TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    **{kind: {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]} for kind in ("beit", "data2vec-vision")},
+    **{kind: _backbone("resnet", [4]) for kind in ("conditional_detr", "dab-detr", "detr", "table-transformer")},
+    **{kind: {"vocab_size": 32} for kind in ("wav2vec2-bert", "wav2vec2-conformer")},
+    "deformable_detr": _backbone("resnet", [2, 3, 4]),
+    "depth_anything": _backbone("dinov2", [1, 2, 3, 4], num_hidden_layers=4, reshape_hidden_states=False),
+    "prompt_depth_anything": _backbone("dinov2", [1, 2, 3, 4], num_hidden_layers=4, reshape_hidden_states=False),
+    "zoedepth": _backbone("beit", [1, 2, 3, 4], num_hidden_layers=4, reshape_hidden_states=False),
+    "upernet": _backbone("convnext", [1, 2, 3, 4]),
+    "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "encoder-decoder": {
         "encoder": {"model_type": "bert"},
         "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from t2n_llm.source.small_sizes import WINDOW, most_of
+from t2n_llm.source.small_sizes import VOCABULARY, WINDOW, most_of
 from t2n_llm.zoo.overrides import OVERRIDES, TASK_OVERRIDES
 
 POSITIONS = 256
@@ -48,6 +48,18 @@ _FIXED: Mapping[str, Any] = {
     "num_experts_per_tok": 2,
 }
 
+_COUNTS: tuple[tuple[str, int], ...] = (
+    ("*num_hidden_layers", LAYERS),
+    ("n_layer", LAYERS),
+    ("n_layers", LAYERS),
+    ("num_layers", LAYERS),
+    ("encoder_layers", LAYERS),
+    ("decoder_layers", LAYERS),
+    ("num_encoder_layers", LAYERS),
+    ("num_decoder_layers", LAYERS),
+    ("depth", LAYERS),
+)
+
 # shell pattern on field names -> the same for what else a default has much of: layers, positions, further heads
 _FEWER: tuple[tuple[str, int], ...] = (
     ("first_k_dense_replace", 1),
@@ -64,15 +76,7 @@ _FEWER: tuple[tuple[str, int], ...] = (
     ("num_nextn_predict_layers", 0),
     ("*_interval", 2),
     ("*_period", 2),
-    ("*num_hidden_layers", LAYERS),
-    ("n_layer", LAYERS),
-    ("n_layers", LAYERS),
-    ("num_layers", LAYERS),
-    ("encoder_layers", LAYERS),
-    ("decoder_layers", LAYERS),
-    ("num_encoder_layers", LAYERS),
-    ("num_decoder_layers", LAYERS),
-    ("depth", LAYERS),
+    *_COUNTS,
 )
 
 # Beside those, what models that see, hear or encode first have much of.
@@ -98,11 +102,24 @@ _LARGEST_OF_A_LIST = 64
 _WIDTH_STEP = 16
 
 
+def _overrides(kind: str) -> Mapping[str, Any]:
+    return {**OVERRIDES.get(kind, {}), **TASK_OVERRIDES.get(kind, {})}
+
+
+def _fewer_stages(name: str, sizes: Sequence[int]) -> list[int] | None:
+    """Return depths, one a stage, made small; None where the name says nothing of the kind."""
+    return [min(size, 2) for size in sizes] if _is_depths(name) else None
+
+
+def _is_depths(name: str) -> bool:
+    return name in ("depths", "layers", "num_blocks", "num_layers") or name.endswith(("_depths", "_layers", "_blocks"))
+
+
 def _smaller_list(name: str, sizes: Sequence[int]) -> list[int] | None:
     """Return a list of widths, heads or depths, one a stage, made small; None where the name says nothing of the kind."""
     if "head" in name:
         return [min(size, 2) for size in sizes]
-    if name in ("depths", "layers", "num_blocks", "num_layers") or name.endswith(("_depths", "_layers", "_blocks")):
+    if _is_depths(name):
         return [min(size, 2) for size in sizes]
     if not fnmatchcase(name, "*sizes") and not any(word in name for word in ("dim", "channels", "width")):
         return None
@@ -146,12 +163,19 @@ def _is_sizes(value: Any) -> bool:
 
 
 CAUSAL = Rules(_FIXED, _FEWER, None, lambda kind: OVERRIDES.get(kind, {}))
-ELSEWHERE = Rules(
+_FIXED_ELSEWHERE = (
     # Ids of what generates must be below the vocabulary; encoders are no decoders.
     {name: value for name, value in _FIXED.items() if name not in DECODER}
     | {"decoder_start_token_id": 3, "forced_bos_token_id": None, "forced_eos_token_id": None}
-    | {"suppress_tokens": None, "begin_suppress_tokens": None},
-    _FEWER_ELSEWHERE,
-    _smaller_list,
-    lambda kind: {**OVERRIDES.get(kind, {}), **TASK_OVERRIDES.get(kind, {})},
+    | {"suppress_tokens": None, "begin_suppress_tokens": None}
 )
+ELSEWHERE = Rules(_FIXED_ELSEWHERE, _FEWER_ELSEWHERE, _smaller_list, _overrides)
+
+_TYING = ("window", "head", "experts")  # what widths that stay may be multiples of
+GENTLE = Rules(
+    {name: value for name, value in _FIXED_ELSEWHERE.items() if not any(word in name for word in _TYING)},
+    (("image_size", 64), ("*vocab_size*", VOCABULARY), ("num_frames", 4), ("num_queries", 8), *_COUNTS, ("*", 1 << 62)),
+    _fewer_stages,
+    _overrides,
+)
+"""Fewer layers, tokens and pixels, every width as it is: for families whose own sizes are tied to each other."""

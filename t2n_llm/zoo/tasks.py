@@ -1,16 +1,18 @@
-"""The tasks that the zoo has columns for: which of transformers' mappings lists their architectures, and how transformers runs one.
+"""The tasks that the zoo has columns for: which architectures they have, and how transformers runs one.
 
 In: the name of a task. Out: a `ZooTask`, and the model types that it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from generic_export.errors import OptionError
-from t2n_llm.tasks.names import TEXT_GENERATION
+from t2n_llm.tasks.heads.table import HEADS
+from t2n_llm.tasks.models import classes_of
+from t2n_llm.tasks.names import SEQUENCE_CLASSIFICATION, TEXT_GENERATION
 
 ALL = "all"
 
@@ -26,49 +28,29 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class ZooTask:
-    """One task.
+    """One task; `t2n_llm.tasks.models` says which models it has.
 
     Attributes:
         name: as `t2n-llm export --task` knows it.
-        mapping: in `transformers.models.auto.modeling_auto`, the middle of `MODEL_FOR_..._MAPPING_NAMES`; several are one list.
         auto_class: of transformers, that makes a model of a config.
         way: how transformers runs it.
-        only: of the mapping; empty for all.
-        without: of the mapping, what is another task's.
     """
 
     name: str
-    mapping: tuple[str, ...]
     auto_class: str
     way: Way
-    only: frozenset[str] = frozenset()
-    without: frozenset[str] = frozenset()
 
-
-# Language models that hear: audio-text-to-text, though transformers lists them as speech recognition too.
-_HEARING = frozenset(
-    {
-        *("audioflamingo3", "fun_asr_nano", "glmasr", "granite_speech", "granite_speech_plus", "kyutai_speech_to_text"),
-        *("moss_transcribe_diarize", "musicflamingo", "nemo_speechlm", "qwen2_audio", "qwen3_asr", "vibevoice"),
-        *("vibevoice_asr", "voxtral", "voxtral_realtime"),
-    }
-)
-# Encoder-decoders of images; the rest of the mapping is image-text-to-text.
-_CAPTIONING = frozenset({"blip", "florence2", "git", "pix2struct", "pp_formulanet", "udop", "vision-encoder-decoder"})
 
 _ROWS = (
-    ZooTask(TEXT_GENERATION, ("CAUSAL_LM",), "AutoModelForCausalLM", Way.GENERATE),
-    ZooTask("text2text-generation", ("SEQ_TO_SEQ_CAUSAL_LM",), "AutoModelForSeq2SeqLM", Way.GENERATE, without=_HEARING),
-    ZooTask(
-        "automatic-speech-recognition",
-        ("SPEECH_SEQ_2_SEQ",),
-        "AutoModelForSpeechSeq2Seq",
-        Way.GENERATE,
-        without=_HEARING,
+    ZooTask(TEXT_GENERATION, "AutoModelForCausalLM", Way.GENERATE),
+    ZooTask("text2text-generation", "AutoModelForSeq2SeqLM", Way.GENERATE),
+    ZooTask("automatic-speech-recognition", "AutoModelForSpeechSeq2Seq", Way.GENERATE),
+    ZooTask("image-to-text", "AutoModelForImageTextToText", Way.GENERATE),
+    *(
+        ZooTask(head.name, head.kind.auto_class, Way.FORWARD)
+        for head in HEADS.values()
+        if head.name != SEQUENCE_CLASSIFICATION  # another name of text-classification
     ),
-    ZooTask("image-to-text", ("IMAGE_TEXT_TO_TEXT",), "AutoModelForImageTextToText", Way.GENERATE, only=_CAPTIONING),
-    ZooTask("feature-extraction", ("TEXT_ENCODING",), "AutoModel", Way.FORWARD),
-    ZooTask("text-classification", ("SEQUENCE_CLASSIFICATION",), "AutoModelForSequenceClassification", Way.FORWARD),
 )
 ZOO_TASKS: Mapping[str, ZooTask] = {row.name: row for row in _ROWS}
 
@@ -101,20 +83,7 @@ def architectures(task: str = TEXT_GENERATION) -> dict[str, str]:
     Raises:
         OptionError: the zoo has no such task.
     """
-    from transformers.models.auto import modeling_auto
-
-    row = zoo_task(task)
-    found: dict[str, str] = {}
-    for middle in row.mapping:
-        mapping = getattr(modeling_auto, f"MODEL_FOR_{middle}_MAPPING_NAMES", {})  # another release may have no such
-        found = {kind: _class_name(entry) for kind, entry in mapping.items()} | found
-    return {
-        kind: name for kind, name in found.items() if kind not in row.without and (not row.only or kind in row.only)
-    }
-
-
-def _class_name(entry: str | Iterable[str]) -> str:
-    return entry if isinstance(entry, str) else next(iter(entry))
+    return {kind: classes[0] for kind, classes in classes_of(zoo_task(task).name).items()}
 
 
 def rows_of_all() -> set[str]:

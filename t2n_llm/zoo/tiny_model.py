@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from t2n_llm.compat import from_config
+from t2n_llm.tasks.heads.image_size import image_size_of
+from t2n_llm.tasks.heads.inputs import reading_of
+from t2n_llm.tasks.heads.kinds import kind_of
+from t2n_llm.tasks.heads.table import HEADS, Head
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.configs import tiny_config
+from t2n_llm.zoo.shrinking import ELSEWHERE, GENTLE
 from t2n_llm.zoo.tasks import Way, architectures, zoo_task
 from t2n_llm.zoo.tiny_inputs import source_inputs
 
@@ -30,12 +37,29 @@ def build_tiny_model(architecture: str, seed: int = 0, task: str = TEXT_GENERATI
         TinyConfigError: there is no tiny config.
         Exception: whatever transformers raises when it builds the model.
     """
-    import transformers
+    if zoo_task(task).way is Way.FORWARD:
+        return _first_that_runs(architecture, seed, task)
+    return _settled(tiny_config(architecture, task), zoo_task(task).auto_class, seed)
 
-    config = tiny_config(architecture, task)
-    auto_class = getattr(transformers, zoo_task(task).auto_class)
+
+def _first_that_runs(architecture: str, seed: int, task: str) -> Any:
+    """Return the smallest model that runs: the sizes of a family may be tied to each other in ways that no field says."""
+    refusals: list[Exception] = []
+    for rules in (ELSEWHERE, GENTLE):
+        try:
+            config = tiny_config(architecture, task, rules)
+            config.architectures = [architectures(task)[architecture]]
+            model = _settled(config, kind_of(HEADS[task], config).auto_class, seed)
+            run_in_transformers(model, task, 0)
+            return model
+        except Exception as error:  # whatever the model's own code raises
+            refusals.append(error)
+    raise refusals[-1]
+
+
+def _settled(config: Any, class_name: str, seed: int) -> Any:
     torch.manual_seed(seed)
-    model = auto_class.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = from_config(class_name, config, dtype=torch.float32, attn_implementation="eager")
     _unsettle(model)
     _choose_experts(model)
     _begin_somewhere(model)
@@ -107,9 +131,28 @@ def run_in_transformers(model: Any, task: str, steps: int) -> str:
         return decode_in_transformers(model, steps)
     if zoo_task(task).way is Way.GENERATE:
         return _generate(model, source_inputs(model), steps)
-    with torch.no_grad():
-        model(**source_inputs(model))
+    _run_once(model, HEADS[task])
     return ""
+
+
+def _run_once(model: Any, head: Head) -> None:
+    reading = reading_of(head, model, image_size_of(model.config, None))
+    refusals: list[Exception] = []
+    for way in (reading, replace(reading, reads_batches=False)):
+        given = {name: torch.from_numpy(array) for name, array in way.random(way.others[-1]).items()}
+        try:
+            with torch.no_grad():
+                result = model(**given, return_dict=True)
+        except (
+            Exception
+        ) as error:  # whatever the model's own code raises; a classifier without padding token takes one text
+            refusals.append(error)
+            continue
+        found = [value for value in result.values() if isinstance(value, torch.Tensor)]
+        if not all(bool(value.isfinite().all()) for value in found):
+            raise ArithmeticError("transformers' own results are not finite")
+        return
+    raise refusals[0]
 
 
 def decode_in_transformers(model: Any, steps: int) -> str:

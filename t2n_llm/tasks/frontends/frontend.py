@@ -20,6 +20,7 @@ from t2n_llm.source.empty_model import take_buffers
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.kind import FrontEnd
 from t2n_llm.tasks.frontends.processors import own_processors
+from t2n_llm.tasks.frontends.unit_variance import unit_variance_waveform
 from t2n_llm.tasks.frontends.whisper import whisper_log_mel
 from t2n_llm.tasks.protocol import TaskGraph
 
@@ -28,6 +29,8 @@ FRONTEND = "frontend"
 
 _KINDS: Mapping[str, Callable[[Any, Any], FrontEnd | None]] = {
     "WhisperFeatureExtractor": whisper_log_mel,
+    "Wav2Vec2FeatureExtractor": unit_variance_waveform,
+    "SpeechT5FeatureExtractor": unit_variance_waveform,
 }
 """Class of transformers' feature extractor or image processor -> what makes a front end of it and the model's config."""
 

@@ -1,4 +1,4 @@
-"""A backbone with its head, weightless: `(input_ids, attention_mask) -> last_hidden_state | logits`.
+"""A model with its head, weightless: one pass from its inputs to the tensors that its task reads of the result.
 
 In: a transformers config and a task. Out: a `HeadSkeleton` that `torch.export` can capture, and the document made of it.
 """
@@ -6,11 +6,12 @@ In: a transformers config and a task. Out: a `HeadSkeleton` that `torch.export` 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,60 +24,59 @@ from t2n_llm.graph.capture import document_of, weightless_network
 from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest, Ranges
-from t2n_llm.source.empty_model import BACKBONE, CLASSIFIER, ModelKind, take_buffers, tied_names
-from t2n_llm.tasks.names import FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION
+from t2n_llm.source.empty_model import take_buffers, tied_names
+from t2n_llm.tasks.heads.inputs import BATCH, Reading, Values, reading_of
+from t2n_llm.tasks.heads.pooling import Pooling
+from t2n_llm.tasks.heads.table import Head
+from t2n_llm.tasks.names import SENTENCE_EMBEDDING
 
-INPUT_NAMES = ("input_ids", "attention_mask")
-BATCH, STEPS = "B", "S"
 _WRAPPER_ATTRIBUTE = "network"
 
-
-@dataclass(frozen=True)
-class Head:
-    """What a task makes of a config.
-
-    Attributes:
-        name: of the task.
-        kind: transformers' class for it.
-        output: what is read of its result, and how the graph calls that.
-        per_token: whether the output has one row for each token; else one for each text.
-    """
-
-    name: str
-    kind: ModelKind
-    output: str
-    per_token: bool
-
-
-HEADS: Mapping[str, Head] = {
-    FEATURE_EXTRACTION: Head(FEATURE_EXTRACTION, BACKBONE, "last_hidden_state", per_token=True),
-    SEQUENCE_CLASSIFICATION: Head(SEQUENCE_CLASSIFICATION, CLASSIFIER, "logits", per_token=False),
-}
+Axes = tuple["str | int | None", ...]
+"""Sizes and symbols; None where a size follows from others."""
 
 
 class HeadModule(nn.Module):
-    """Gives a transformers model a flat signature: `(input_ids, attention_mask) -> output`."""
+    """Gives a transformers model a flat signature: `(*inputs) -> (*outputs)`."""
 
-    def __init__(self, network: nn.Module, output: str) -> None:
-        """Wrap a model; `output` names what is read of its result."""
-        super().__init__()
-        self.network = network
-        self.output = output
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Run the model.
+    def __init__(
+        self, network: nn.Module, inputs: Sequence[str], outputs: Sequence[str], pooling: Pooling | None = None
+    ) -> None:
+        """Wrap a model.
 
         Args:
-            input_ids: int64 [B, S].
-            attention_mask: int64 [B, S]; 1 for a token, 0 for padding.
-
-        Returns:
-            The last hidden states [B, S, D], or logits [B, classes].
+            network: of transformers.
+            inputs: its keywords, in the order of the graph.
+            outputs: what is read of its result.
+            pooling: makes one row of those of the tokens; None leaves them.
         """
+        super().__init__()
+        self.network = network
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.pooling = pooling
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the model on one tensor an input, and return one an output."""
+        given = dict(zip(self.inputs, tensors, strict=True))
         with explicit_recurrences(self.network, _no_past):
-            result = self.network(input_ids=input_ids, attention_mask=attention_mask)
-        output: torch.Tensor = getattr(result, self.output)
-        return output
+            result = self.network(**given)
+        answers = answers_of(result, given, self.pooling)
+        return tuple(answers[name] for name in self.outputs)
+
+
+def answers_of(result: Any, given: Mapping[str, torch.Tensor], pooling: Pooling | None) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model's result by name.
+
+    Args:
+        result: of transformers, a record of named fields.
+        given: what the model was given.
+        pooling: adds the row of a text to them.
+    """
+    found = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
+    if pooling is not None:
+        found[SENTENCE_EMBEDDING] = pooling(found["last_hidden_state"], given["attention_mask"])
+    return found
 
 
 def _no_past(rank: int) -> torch.Tensor | None:
@@ -92,18 +92,20 @@ class HeadSkeleton:
     Attributes:
         module: the wrapped model.
         head: what it computes.
+        reading: what it is given.
+        outputs: axes of each output, by name.
         buffers: the values of buffers that the model computes itself, by qualified name.
         tied: for each parameter that is another one's alias, the name of that other one.
         dtype: element type of weights and activations.
-        batched: whether it reads several texts at once; a classifier that knows no padding token does not.
     """
 
     module: HeadModule
     head: Head
+    reading: Reading
+    outputs: Mapping[str, Axes]
     buffers: Mapping[str, torch.Tensor]
     tied: Mapping[str, str]
     dtype: torch.dtype
-    batched: bool
     ranges: Ranges | None = None
 
     @property
@@ -118,9 +120,11 @@ class HeadSkeleton:
 
     @property
     def dynamic_axes(self) -> DynamicAxes:
-        """`B` texts of `S` tokens."""
-        axes = {0: BATCH, 1: STEPS} if self.batched else {1: STEPS}
-        return dict.fromkeys(INPUT_NAMES, axes)
+        """The symbols of each input."""
+        axes = {each.name: self.reading.axes(each) for each in self.reading.inputs}
+        return {
+            name: {place: axis for place, axis in enumerate(row) if isinstance(axis, str)} for name, row in axes.items()
+        }
 
 
 def build_head_graph(
@@ -128,6 +132,8 @@ def build_head_graph(
     head: Head,
     options: GraphOptions,
     *,
+    image_size: tuple[int, int],
+    pooling: Pooling | None = None,
     name: str,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -139,6 +145,8 @@ def build_head_graph(
         config: transformers config.
         head: which one.
         options: element type and numerics; what concerns caches and kept logits has no meaning here.
+        image_size: height and width in pixels, where images are read.
+        pooling: for one row a text.
         name, revision: source model, recorded in the document.
         trust_remote_code: allow code that comes with the model.
         ranges: has f16 activations measured on the weights, and made to fit; None leaves them as they are.
@@ -154,29 +162,31 @@ def build_head_graph(
     with explicit_attention() as attention, explicit_experts() as experts:
 
         def build(implementation: str) -> HeadSkeleton:
-            own = _one_pass(config)
-            network = weightless_network(head.kind, own, options, implementation, experts, trust_remote_code)
+            network = weightless_network(
+                head.kind, one_pass(config), options, implementation, experts, trust_remote_code
+            )
             tied, buffers = tied_names(network), take_buffers(network)
-            module = HeadModule(network, head.output).eval()
-            return HeadSkeleton(module, head, buffers, tied, options.torch_dtype, _reads_batches(module))
+            reading, outputs = _tried(head, network, reading_of(head, network, image_size), options, pooling)
+            module = HeadModule(network, reading.names, tuple(outputs), pooling).eval()
+            return HeadSkeleton(module, head, reading, outputs, buffers, tied, options.torch_dtype)
 
         skeleton = attention.first_that_runs(build)
-        inputs = _example_inputs(3 if skeleton.batched else 1)
+        reading = skeleton.reading
         document = document_of(
             skeleton.module,
-            dict(zip(INPUT_NAMES, inputs, strict=True)),
-            (head.output,),
+            _meta_inputs(reading, reading.traced, options.torch_dtype),
+            tuple(skeleton.outputs),
             options.target(skeleton.dynamic_axes, skeleton.network, revision, cached=False, task=head.name),
             prefix=f"{_WRAPPER_ATTRIBUTE}.",
             graph_name=str(config.model_type),
             source_name=name,
-            fit=partial(ranges.fit, skeleton, _inputs_of(ranges.tokens)) if ranges is not None else None,
+            fit=partial(ranges.fit, skeleton, _typical_inputs(reading, ranges.tokens)) if ranges is not None else None,
         )
     graph, _ = as_stored(document.graph, skeleton.network, (), options)
     return replace(skeleton, buffers={**skeleton.buffers, **document.constants}, ranges=document.ranges), graph
 
 
-def _one_pass(config: Any) -> Any:
+def one_pass(config: Any) -> Any:
     """Return a config whose model keeps no states, and names its results."""
     changed = copy.deepcopy(config)
     for part in (changed, changed.get_text_config(decoder=True)):
@@ -184,28 +194,88 @@ def _one_pass(config: Any) -> Any:
     return changed
 
 
-def _example_inputs(batch: int, steps: int = 5) -> tuple[torch.Tensor, ...]:
-    """Return meta tensors of the right shapes; the sizes are only hints and never reach the graph."""
-    return tuple(torch.ones((batch, steps), dtype=torch.int64, device="meta") for _ in INPUT_NAMES)
+def _meta_inputs(reading: Reading, sizes: Mapping[str, int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {
+        each.name: torch.ones(each.shape(sizes), dtype=torch.int64 if each.is_integer else dtype, device="meta")
+        for each in reading.inputs
+    }
 
 
-def _inputs_of(tokens: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Return one text without padding."""
-    ids = torch.tensor([tokens], dtype=torch.int64)
-    return ids, torch.ones_like(ids)
+def _typical_inputs(reading: Reading, tokens: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Return one text without padding, or one of what else is read."""
+    sizes = {**reading.others[0], BATCH: 1, "S": len(tokens)}
+    found = reading.random(sizes)
+    for each in reading.inputs:
+        if each.values is Values.IDS:
+            found[each.name] = np.broadcast_to(np.array(tokens, np.int64), each.shape(sizes)).copy()
+    return tuple(torch.from_numpy(array) for array in found.values())
 
 
-def _reads_batches(module: HeadModule) -> bool:
-    """Say whether a model takes several texts; classifiers without a padding token take one (transformers refuses more)."""
+def _tried(
+    head: Head, network: nn.Module, reading: Reading, options: GraphOptions, pooling: Pooling | None
+) -> tuple[Reading, dict[str, Axes]]:
+    """Run a network on shapes alone: several at once, or one where it refuses more (a classifier without a padding token).
+
+    Raises:
+        CaptureError: it does not run, or its result has none of the task's outputs.
+    """
     refusals: list[Exception] = []
-    for batch in (3, 1):
+    for way in (reading, replace(reading, reads_batches=False)):
         try:
-            with torch.no_grad():
-                module(*_example_inputs(batch))
-            return batch > 1
+            traced = _shapes(network, way, way.traced, options.torch_dtype, pooling)
         except Exception as error:  # whatever the model's own code raises
             refusals.append(error)
+            continue
+        known = [name for name in head.outputs if name in traced]
+        if not known:
+            raise CaptureError(
+                f"{type(network).__name__} gives {', '.join(traced) or 'no tensor'}, and --task {head.name} reads "
+                f"{' or '.join(head.outputs)}.",
+                "Choose another --task.",
+            )
+        others = [_or_none(partial(_shapes, network, way, each, options.torch_dtype, pooling)) for each in way.others]
+        return way, {name: _axes(way, name, traced, others) for name in known}
     raise CaptureError(
-        f"{type(module.network).__name__} cannot run on shapes alone: {described(refusals[0])}",
+        f"{type(network).__name__} cannot run on shapes alone: {described(refusals[0])}",
         "Models of this family have no translation yet; run with --debug to see where it stops.",
     ) from refusals[0]
+
+
+def _shapes(
+    network: nn.Module, reading: Reading, sizes: Mapping[str, int], dtype: torch.dtype, pooling: Pooling | None
+) -> dict[str, tuple[int, ...]]:
+    given = _meta_inputs(reading, sizes, dtype)
+    with torch.no_grad(), explicit_recurrences(network, _no_past):
+        answers = answers_of(network(**given), given, pooling)
+    return {name: tuple(tensor.shape) for name, tensor in answers.items()}
+
+
+def _or_none(shapes: Callable[[], dict[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]] | None:
+    try:
+        return shapes()
+    except Exception:  # what other sizes show is for the reader of a manifest
+        return None
+
+
+def _axes(
+    reading: Reading,
+    name: str,
+    traced: Mapping[str, tuple[int, ...]],
+    others: Sequence[Mapping[str, tuple[int, ...]] | None],
+) -> Axes:
+    """Return the axes of an output: a symbol that has its size at every size, a number that does not change, or None."""
+    rows = [(reading.traced, traced[name])]
+    rows += [
+        (sizes, found[name]) for sizes, found in zip(reading.others, others, strict=True) if found and name in found
+    ]
+    symbols = {axis for each in reading.inputs for axis in reading.axes(each) if isinstance(axis, str)}
+    return tuple(
+        next(
+            (symbol for symbol in sorted(symbols) if all(sizes[symbol] == shape[place] for sizes, shape in rows)),
+            size if all(shape[place : place + 1] == (size,) for _, shape in rows) else None,
+        )
+        for place, size in enumerate(traced[name])
+    )
+
+
+__all__ = ["Axes", "HeadModule", "HeadSkeleton", "answers_of", "build_head_graph", "one_pass"]

@@ -1,8 +1,10 @@
-"""Last hidden states for embeddings, and logits of classes: texts in, one answer each or one a token, no state."""
+"""Every single-pass task: one class, whose rows are `table.HEADS`; no state is kept from call to call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -13,19 +15,27 @@ from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
-from t2n_llm.graph.interface import interface, text_model
+from t2n_llm.graph.interface import interface
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import instantiate
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.tasks.heads.check import bundles_size, check_head, plan_cases, run_head_reference, write_head_bundles
-from t2n_llm.tasks.heads.model import BATCH, HEADS, INPUT_NAMES, STEPS, Head, build_head_graph
-from t2n_llm.tasks.names import FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION
+from t2n_llm.tasks.heads.cases import plan_cases
+from t2n_llm.tasks.heads.check import check_head, run_head_reference, write_head_bundles
+from t2n_llm.tasks.heads.described import described_model, described_tensors
+from t2n_llm.tasks.heads.image_size import image_size_of
+from t2n_llm.tasks.heads.inputs import BATCH, Reading, reading_of
+from t2n_llm.tasks.heads.kinds import kind_of
+from t2n_llm.tasks.heads.model import HeadSkeleton, build_head_graph
+from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
+from t2n_llm.tasks.heads.table import Head, Reads
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
+
+_TEXTS_ALONE = (Reads.TEXT, Reads.CHOICES)
 
 
 class HeadTask(Task):
-    """`(input_ids [B, S], attention_mask [B, S]) -> last_hidden_state [B, S, D] | logits [B, classes]`.
+    """`(*inputs) -> (*outputs)` as a row of the table says.
 
     Options of decoding (`num_logits_to_keep`, `batch`, `decode_steps`, `low_memory`) have no meaning here.
     """
@@ -34,12 +44,14 @@ class HeadTask(Task):
         """Make the task of a head."""
         self.head = head
         self.name = head.name
+        self.reads_text = head.reads in (*_TEXTS_ALONE, Reads.IMAGE_AND_TEXTS)
 
     def refuse(
         self, source: ModelSource, options: GraphOptions, compression: CompressionOptions, adapter: str | None
     ) -> None:
         """See `Task.refuse`."""
-        del options
+        if options.image_size is not None and self.head.reads in (*_TEXTS_ALONE, Reads.SOUND, Reads.SERIES):
+            raise OptionError(f"--task {self.name} reads no images.", "Leave --image-size out.")
         if adapter is not None:
             raise OptionError(
                 f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
@@ -61,8 +73,10 @@ class HeadTask(Task):
         """See `Task.graphs`."""
         skeleton, graph = build_head_graph(
             source.config,
-            self.head,
+            replace(self.head, kind=kind_of(self.head, source.config)),
             options,
+            image_size=image_size_of(source.config, source.folder, options.image_size),
+            pooling=self._pooling(source),
             name=source.public_name,
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
@@ -72,42 +86,47 @@ class HeadTask(Task):
 
     def network(self, source: ModelSource) -> nn.Module:
         """See `Task.network`."""
-        network: nn.Module = instantiate(
-            self.head.kind, source.config, torch.float32, "eager", "eager", source.trust_remote_code
-        )
+        kind = kind_of(self.head, source.config)
+        network: nn.Module = instantiate(kind, source.config, torch.float32, "eager", "eager", source.trust_remote_code)
         return network
 
     def explained(self, error: MissingTensorError, graph: TaskGraph) -> MissingTensorError:
         """Say of a missing weight that it is the head's."""
         base = getattr(graph.skeleton.network, "base_model_prefix", "")
         inside = error.message.partition("'")[2].startswith(f"{base}.")
-        if self.head.per_token or inside:
+        if self.head.kind.auto_class == "AutoModel" or inside:
             return error
+        what = "classification head" if self.head.labelled else f"head of a {self.head.kind.description}"
         return MissingTensorError(
-            f"{error.message[:-1]}, a weight of the classification head.",
-            "Give a checkpoint that was trained for classification, or use --task feature-extraction.",
+            f"{error.message[:-1]}, a weight of the {what}.",
+            f"Give a checkpoint that was trained for {self.name}, or use --task feature-extraction.",
         )
 
     def check(self, subject: CheckSubject) -> ValidationReport:
-        """Compare a few batches of texts; see `heads.check`."""
-        cases = plan_cases(self.head, subject.source.config, subject.tokenizer, batched=BATCH in subject.symbols)
+        """Compare a few questions; see `heads.cases`."""
+        source = subject.source
+        reading = self._reading(source, subject.network, subject.options, batched=BATCH in subject.symbols)
+        cases = plan_cases(self.head, reading, source.config, subject.tokenizer if self.reads_text else None)
         subject.reporter.stage("Running PyTorch in f32 for reference")
         expected = run_head_reference(
-            subject.source,
-            self.head,
+            source,
+            kind_of(self.head, source.config),
             subject.network,
             subject.needed(),
             cases,
+            pooling=self._pooling(source),
             placement=subject.checking.placement,
             overrides=subject.overrides,
         )
+        outputs = [name for name in self.head.outputs if all(name in answers for answers in expected)]
         if subject.bundles is not None:
             subject.bundles.mkdir()
-            write_head_bundles(subject.bundles, self.head, cases, expected)
+            write_head_bundles(subject.bundles, cases, outputs, expected)
         with open_answerer(subject.archive, subject.checking) as answerer:
             return check_head(
                 answerer,
                 self.head,
+                outputs,
                 subject.options.dtype,
                 cases,
                 expected,
@@ -118,45 +137,40 @@ class HeadTask(Task):
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""
         (part,) = graphs
-        batch = BATCH if BATCH in part.graph.symbols else 1
-        rows = [batch, STEPS] if self.head.per_token else [batch]
-        inputs = {name: {"shape": [batch, STEPS], "dtype": "i64"} for name in INPUT_NAMES}
-        outputs = {self.head.output: {"shape": [*rows, self._width(source.config)], "dtype": options.computes_in}}
+        skeleton = _skeleton(part)
         return {
-            "graph": interface(part.graph, (), options.dtype) | {"tensors": inputs | outputs},
-            "model": text_model(source.config, part.graph.variables) | self._model(source.config),
+            "graph": interface(part.graph, (), options.dtype)
+            | {"tensors": described_tensors(skeleton.reading, skeleton.outputs, options.computes_in)},
+            "model": described_model(self.head, skeleton, part.graph.variables),
         }
 
     def bundle_bytes(self, graphs: Sequence[TaskGraph], options: GraphOptions, checking: CheckingOptions) -> int:
         """See `Task.bundle_bytes`."""
         (part,) = graphs
-        config = part.skeleton.network.config
-        cases = plan_cases(self.head, config, None, batched=BATCH in part.graph.symbols)
-        return bundles_size(self.head, cases, self._width(config))
+        skeleton = _skeleton(part)
+        reading = skeleton.reading
+        cases = plan_cases(self.head, reading, skeleton.config, None)
+        traced = sum(prod(each.shape(reading.traced)) for each in reading.inputs)
+        answered = sum(
+            prod(reading.traced[axis] if isinstance(axis, str) else axis or 1 for axis in axes)
+            for axes in skeleton.outputs.values()
+        )
+        return sum(8 * case.values + 4 * (answered * case.values // traced + 1) for case in cases)
 
-    def _model(self, config: Any) -> dict[str, Any]:
-        padding = {"pad_token_id": getattr(config.get_text_config(decoder=True), "pad_token_id", None)}
-        if self.head.per_token:
-            return padding | {"hidden_size": self._width(config)}
-        labels = {str(number): label for number, label in (config.id2label or {}).items()}
-        return padding | {"id2label": labels, "problem_type": getattr(config, "problem_type", None)}
+    def _pooling(self, source: ModelSource) -> Pooling | None:
+        return pooling_of(source.folder) if self.head.pooled else None
 
-    def _width(self, config: Any) -> int:
-        """Return the length of the output's last axis."""
-        if self.head.per_token:
-            return int(config.get_text_config(decoder=True).hidden_size)
-        return int(config.num_labels)
-
-
-class FeatureExtraction(HeadTask):
-    """The last hidden states of a model."""
-
-    def __init__(self) -> None:
-        super().__init__(HEADS[FEATURE_EXTRACTION])
+    def _reading(self, source: ModelSource, network: nn.Module, options: GraphOptions, *, batched: bool) -> Reading:
+        size = image_size_of(source.config, source.folder, options.image_size)
+        found = reading_of(self.head, network, size)
+        return Reading(found.inputs, found.lengths, reads_batches=batched)
 
 
-class SequenceClassification(HeadTask):
-    """The logits of a classifier."""
+def _skeleton(part: TaskGraph) -> HeadSkeleton:
+    skeleton = part.skeleton
+    if not isinstance(skeleton, HeadSkeleton):
+        raise TypeError(f"{type(skeleton).__name__} is no model with a head")
+    return skeleton
 
-    def __init__(self) -> None:
-        super().__init__(HEADS[SEQUENCE_CLASSIFICATION])
+
+__all__ = ["HeadTask"]

@@ -6,29 +6,26 @@ several sources, and where batches are possible one of sources of several length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.read.reading import read_graph_text, signature_of
 from kvcache.states import StateTensor
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_step
-from t2n_llm.check.answers import Answerer, CliAnswerer, open_answerer
-from t2n_llm.check.engines import chosen_engine
+from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.reference import CHECK_TEXT, CheckPlan, ReferenceRun, plan_check
-from t2n_llm.check.runner import Runner, Turn, WheelRunner
 from t2n_llm.check.turns import validate_archive
 from t2n_llm.source.empty_model import ModelKind
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, first_token, read_source
+from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER, first_token, read_source
+from t2n_llm.tasks.seq2seq.running import open_encoder, open_source_runner
 from t2n_llm.tasks.seq2seq.sources import ENCODER_MASK, SourceForm
 from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.f32_model import eager_model, refuse_invented
@@ -179,9 +176,11 @@ def run_seq2seq_reference(
 
 def _answered(model: Any, case: SourceCase) -> ReferenceRun:
     plan = case.plan
-    text_logits = _Listener(model, case.inputs).answer(plan.text_ids)
+    text_logits = _read_at_once(model, case)
     listener = _Listener(model, case.inputs)
-    pending: Sequence[int] = plan.text_ids[: plan.prompt_length]
+    for token in plan.text_ids[: plan.prompt_length - 1]:  # as generate() goes on, one at a time
+        listener.answer([token])
+    pending: Sequence[int] = plan.text_ids[plan.prompt_length - 1 : plan.prompt_length]
     ids: list[int] = []
     rows: list[np.ndarray] = []
     for _ in range(plan.greedy_steps):
@@ -189,6 +188,16 @@ def _answered(model: Any, case: SourceCase) -> ReferenceRun:
         ids.append(int(rows[-1].argmax()))
         pending = ids[-1:]
     return ReferenceRun(plan, text_logits, tuple(ids), np.stack(rows), {})
+
+
+def _read_at_once(model: Any, case: SourceCase) -> np.ndarray:
+    """Return the logits [S, vocab] of a case's tokens without any cache: some decoders take one token at a time with it."""
+    given = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
+    read, tokens = read_source(model, given), torch.tensor([list(case.plan.text_ids)])
+    # The source is given too, which has been read: without it FSMT makes no causal mask.
+    result = model(**given, encoder_outputs=read, decoder_input_ids=tokens, use_cache=False, return_dict=True)
+    logits: np.ndarray = result.logits[0].float().numpy()
+    return logits
 
 
 class _Listener:
@@ -227,67 +236,6 @@ def _answered_padded(model: Any, case: PaddedCase) -> np.ndarray:
 # --- the engine -------------------------------------------------------------------------------------
 
 
-class SourceRunner(Protocol):
-    """A decoder in an engine, which can be told what a source says."""
-
-    def about(self, told: Mapping[str, np.ndarray]) -> Runner:
-        """Return a runner whose turns all know the same of a source."""
-
-
-class CliSourceRunner:
-    """The decoder in the `tract` command, one run a turn: the states of one are the next one's inputs."""
-
-    def __init__(
-        self,
-        engine: TractCli,
-        archive: Path,
-        states: Sequence[StateTensor],
-        told: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
-        """Describe the archive; `states` are what is fed back."""
-        self.engine_name, self.engine_version = engine.name, engine.version
-        self._engine, self._archive, self._states, self._told = engine, archive, tuple(states), told or {}
-
-    def about(self, told: Mapping[str, np.ndarray]) -> CliSourceRunner:
-        """See `SourceRunner.about`."""
-        return CliSourceRunner(self._engine, self._archive, self._states, told)
-
-    def run_turns(self, turns: Sequence[Turn], *, stateful: bool) -> list[np.ndarray]:
-        """See `Runner.run_turns`; an archive that keeps its cache itself reads everything again in each turn."""
-        del stateful
-        asked = CliAnswerer(self._engine, self._archive)
-        states = {state.input_name: state.at_start(1) for state in self._states}
-        names = signature_of(read_graph_text(self._archive)).inputs
-        rows: list[np.ndarray] = []
-        said: list[int] = []
-        for turn in turns:
-            said = [*(() if self._states else said), *turn]
-            given = {"input_ids": np.array([said], np.int64), **self._told, **states}
-            logits, *after = asked.answer([given[name] for name in names])
-            rows.append(logits[0])
-            states = dict(zip(states, after, strict=True))
-        return rows
-
-
-@contextmanager
-def open_source_runner(
-    archive: Path, states: Sequence[StateTensor], engine: EngineOptions | None = None
-) -> Iterator[SourceRunner]:
-    """Yield a decoder ready to be asked, and stop its engine after the block.
-
-    Args:
-        archive: of the decoder.
-        states: that it is fed back.
-        engine: which one; None takes the pip-installed one.
-    """
-    chosen = chosen_engine(engine)
-    if isinstance(chosen, TractCli):
-        yield CliSourceRunner(chosen, archive, states)
-        return
-    with WheelRunner(archive, chosen) as runner:
-        yield runner
-
-
 def check_seq2seq(
     archives: Mapping[str, Path],
     states: Sequence[StateTensor],
@@ -317,10 +265,9 @@ def check_seq2seq(
     tolerance = tolerance or Tolerance.for_dtype(dtype)
     announce = on_check or (lambda _: None)
     checks: list[CheckResult] = []
-    with open_answerer(archives[ENCODER], engine) as encoder:
-        names = signature_of(read_graph_text(archives[ENCODER]))
-        said = [_told(encoder, names.inputs, names.outputs, case.inputs) for case in cases]
-        together = _told(encoder, names.inputs, names.outputs, padded.inputs) if padded is not None else {}
+    with open_encoder(archives[ENCODER], engine) as encoder:
+        said = [encoder.read(case.inputs) for case in cases]
+        together = encoder.read(padded.inputs) if padded is not None else {}
     with open_source_runner(archives[DECODER], states, engine) as decoder:
         for case, told, reference in zip(cases, said, expected.runs, strict=True):
             runner = decoder.about(told)
@@ -338,17 +285,6 @@ def check_seq2seq(
 
 def _announce(announce: Callable[[str], None], source: str, check: str) -> None:
     announce(f"{check}, {source}")
-
-
-def _told(
-    encoder: Answerer, inputs: Sequence[str], outputs: Sequence[str], given: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Return what the decoder is told of a source: keys and values, and the mask where its graph has one."""
-    first = next(iter(given.values()))
-    whole = {ENCODER_MASK: np.ones(first.shape[:2], np.int64), **given} if ENCODER_MASK in inputs else given
-    answers = encoder.answer([whole[name] for name in inputs])
-    mask = {DECODER_MASK: whole[ENCODER_MASK]} if ENCODER_MASK in inputs else {}
-    return dict(zip(outputs, answers, strict=True)) | mask
 
 
 def _check_padded(

@@ -118,6 +118,10 @@ def _text(vocabulary: Callable[[Any], int]) -> Callable[[Any], SourceForm]:
     return form
 
 
+def _masked_text(config: Any) -> SourceForm:
+    return replace(_text(lambda each: each.vocab_size)(config), wants_mask=True)
+
+
 def _features(
     width: Callable[[Any], int], unit: int = 16, most: Callable[[Any], int] | None = None
 ) -> Callable[[Any], SourceForm]:
@@ -193,7 +197,8 @@ _FORMS: Mapping[str, Callable[[Any], SourceForm]] = {
     "fsmt": _text(lambda config: config.src_vocab_size),
     "t5gemma": _text(_of_encoder),
     "t5gemma2": _text(lambda config: config.encoder.text_config.vocab_size),
-    "longt5": lambda config: replace(_text(lambda each: each.vocab_size)(config), wants_mask=True),
+    "longt5": _masked_text,
+    "switch_transformers": _masked_text,
     "whisper": _log_mel,
     "canary": _features(lambda config: config.encoder_config.num_mel_bins),
     "cohere_asr": _features(lambda config: config.encoder_config.num_mel_bins),

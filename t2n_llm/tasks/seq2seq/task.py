@@ -17,6 +17,8 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import ModelKind, instantiate
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.frontends.check import with_frontend
+from t2n_llm.tasks.frontends.frontend import frontend_graphs, frontend_record, order_of
 from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.seq2seq.check import check_seq2seq, plan_padded, plan_sources, run_seq2seq_reference
@@ -67,10 +69,12 @@ class Seq2SeqTask(Task):
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
         )
-        return tuple(
+        parts = (
             TaskGraph(each.part, each.graph, role, each.part.states, each.part.engine_states)
             for role, each in built.items()
         )
+        network = built[DECODER].part.network
+        return (*frontend_graphs(source, options, self._form(network).inputs[0].name), *parts)
 
     def network(self, source: ModelSource) -> nn.Module:
         """See `Task.network`."""
@@ -97,7 +101,7 @@ class Seq2SeqTask(Task):
             placement=checking.placement,
             overrides=subject.overrides,
         )
-        return check_seq2seq(
+        report = check_seq2seq(
             subject.archives,
             subject.states,
             subject.options.dtype,
@@ -108,6 +112,7 @@ class Seq2SeqTask(Task):
             tolerance=subject.tolerance,
             on_check=subject.announce,
         )
+        return with_frontend(report, subject, form.inputs[0].name)
 
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""
@@ -117,7 +122,9 @@ class Seq2SeqTask(Task):
         return {
             "graph": interface(decoder.graph, decoder.states, options.dtype)
             | {"engine_states": [asdict(state) for state in decoder.engine_states]},
-            "encoder_decoder": connection(source.config, form, masked=DECODER_MASK in decoder.graph.inputs),
+            "encoder_decoder": connection(source.config, form, masked=DECODER_MASK in decoder.graph.inputs)
+            | {"order": order_of(graphs, [ENCODER, DECODER])},
+            **frontend_record(source, options, form.inputs[0].name),
             "model": text_model(source.config, variables.values()),
         }
 
@@ -165,7 +172,6 @@ def connection(config: Any, form: SourceForm, *, masked: bool) -> dict[str, Any]
         masked: whether sources of several lengths can be in one batch.
     """
     return {
-        "order": [ENCODER, DECODER],
         "source": {
             each.name: {"shape": list(each.shape), "dtype": "f32" if each.vocabulary is None else "i64"}
             for each in form.inputs

@@ -1,4 +1,4 @@
-"""`export --task feature-extraction | sequence-classification`: the archive says what transformers says, whatever the batch."""
+"""Single-pass tasks of texts: the archive says what transformers says, whatever the batch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.export.verify import verify_export
 from t2n_llm.measure.generate import ExportedModel
 from t2n_llm.measure.inspection import inspect_archive
-from t2n_llm.tasks.heads.check import check_head, plan_cases
-from t2n_llm.tasks.heads.model import HEADS
+from t2n_llm.tasks.heads.cases import plan_cases
+from t2n_llm.tasks.heads.check import check_head
+from t2n_llm.tasks.heads.inputs import reading_of
+from t2n_llm.tasks.heads.table import HEADS
 from t2n_llm.tasks.names import FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION
 from tests.t2n_llm.command_line import call
 
@@ -97,7 +99,7 @@ def pytorch(folder: Path, task: str, ids: np.ndarray, mask: np.ndarray) -> np.nd
     )
     with torch.no_grad():
         result = model.eval()(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
-    output: np.ndarray = getattr(result, head.output).numpy()
+    output: np.ndarray = getattr(result, head.outputs[0]).numpy()
     return output
 
 
@@ -108,7 +110,7 @@ def padded(family: str, lengths: tuple[int, ...], seed: int = 5) -> tuple[np.nda
     return np.where(mask == 1, ids, padding), mask
 
 
-@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("task", [FEATURE_EXTRACTION, SEQUENCE_CLASSIFICATION])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "bert", "roberta", "modernbert"])
 def test_f32_archives_agree_with_transformers(
     family: str, task: str, checkpoint: Callable[[str, str], Path], tmp_path: Path
@@ -219,13 +221,14 @@ def test_a_wrong_archive_fails(checkpoint: Callable[[str, str], Path], tmp_path:
     task = HEADS[FEATURE_EXTRACTION]
     source = checkpoint("bert", FEATURE_EXTRACTION)
     result = exported(source, tmp_path / "out", FEATURE_EXTRACTION, check=False)
-    from transformers import AutoConfig
+    from transformers import AutoModel
 
-    cases = plan_cases(task, AutoConfig.from_pretrained(source), None, batched=True)
-    expected = [pytorch(source, task.name, case.input_ids, case.attention_mask) for case in cases]
-    expected[1][0, 0, 3] += 0.01
+    model = AutoModel.from_pretrained(source)
+    cases = plan_cases(task, reading_of(task, model, (8, 8)), model.config, None)
+    expected = [{"last_hidden_state": pytorch(source, task.name, *case.inputs.values())} for case in cases]
+    expected[1]["last_hidden_state"][0, 0, 3] += 0.01
     with open_answerer(result.archive) as answerer:
-        report = check_head(answerer, task, "f32", cases, expected)
+        report = check_head(answerer, task, ["last_hidden_state"], "f32", cases, expected)
     assert [check.passed for check in report.checks] == [True, False, True, True, True]
     assert not report.passed
     assert report.checks[1].max_abs_error == pytest.approx(0.01, abs=1e-4)
@@ -260,7 +263,8 @@ def test_the_command_line(checkpoint: Callable[[str, str], Path], tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--task", "image-segmentation"), "task 'image-segmentation' is unknown"),
+        (("--task", "juggling"), "task 'juggling' is unknown"),
+        (("--task", FEATURE_EXTRACTION, "--image-size", 64), "reads no images"),
         (("--task", FEATURE_EXTRACTION, "--adapter", "some/lora"), "does not merge adapters"),
         (("--task", FEATURE_EXTRACTION, "--kv-cache", "int8"), "--kv-cache"),
         (("--task", FEATURE_EXTRACTION, "--compress", "q4_0:gptq"), "calibrated algorithms run the language model"),

@@ -1,0 +1,219 @@
+"""Single-pass tasks as data: one row a task says what transformers makes of a config, what that reads, and what it answers.
+
+In: the name of a task. Out: its `Head`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from t2n_llm.source.empty_model import ModelKind
+from t2n_llm.tasks import names
+
+
+class Reads(Enum):
+    """What a model is given."""
+
+    TEXT = "text"
+    CHOICES = "several endings of a text"
+    IMAGE = "an image"
+    IMAGE_AND_TEXTS = "images, and texts to compare them with"
+    PROMPTED_IMAGE = "an image, and points in it"
+    SOUND = "sound"
+    VIDEO = "frames of a video"
+    SERIES = "a time series"
+
+
+@dataclass(frozen=True)
+class Head:
+    """One task.
+
+    Attributes:
+        name: the hub's, or an older one of this package.
+        kind: transformers' class for it.
+        mapping: which of transformers' mappings list its models, the middle of `MODEL_FOR_..._MAPPING_NAMES`.
+        reads: what its models are given.
+        outputs: what is read of a model's result, and how the graph calls that; those that a model has, in this order.
+        per_token: the outputs have one row for each token: what a model says of padding is not compared.
+        token_types: texts come in pairs, which models with token types are told.
+        labelled: the config says what each class is called.
+        pooled: rows of tokens become one of the text, in the graph.
+    """
+
+    name: str
+    kind: ModelKind
+    mapping: tuple[str, ...]
+    reads: Reads
+    outputs: tuple[str, ...]
+    per_token: bool = False
+    token_types: bool = False
+    labelled: bool = False
+    pooled: bool = False
+
+
+def _kind(auto_class: str, description: str) -> ModelKind:
+    return ModelKind(auto_class, description, "Choose another --task, such as feature-extraction")
+
+
+_BACKBONE = ModelKind("AutoModel", "model", "Give a text model")
+_CLASSIFIER = Head(
+    names.TEXT_CLASSIFICATION,
+    _kind("AutoModelForSequenceClassification", "sequence classifier"),
+    ("SEQUENCE_CLASSIFICATION",),
+    Reads.TEXT,
+    ("logits",),
+    token_types=True,
+    labelled=True,
+)
+
+_TEXT_ROWS = (
+    Head(names.FEATURE_EXTRACTION, _BACKBONE, ("TEXT_ENCODING",), Reads.TEXT, ("last_hidden_state",), per_token=True),
+    Head(
+        names.SENTENCE_SIMILARITY, _BACKBONE, ("TEXT_ENCODING",), Reads.TEXT, (names.SENTENCE_EMBEDDING,), pooled=True
+    ),
+    _CLASSIFIER,
+    replace(_CLASSIFIER, name=names.SEQUENCE_CLASSIFICATION, token_types=False),  # as it was before pairs
+    Head(
+        names.FILL_MASK,
+        _kind("AutoModelForMaskedLM", "masked language model"),
+        ("MASKED_LM",),
+        Reads.TEXT,
+        ("logits",),
+        per_token=True,
+    ),
+    Head(
+        names.TOKEN_CLASSIFICATION,
+        _kind("AutoModelForTokenClassification", "token classifier"),
+        ("TOKEN_CLASSIFICATION",),
+        Reads.TEXT,
+        ("logits",),
+        per_token=True,
+        labelled=True,
+    ),
+    Head(
+        names.QUESTION_ANSWERING,
+        _kind("AutoModelForQuestionAnswering", "question answering model"),
+        ("QUESTION_ANSWERING",),
+        Reads.TEXT,
+        ("start_logits", "end_logits"),
+        per_token=True,
+        token_types=True,
+    ),
+    Head(
+        names.MULTIPLE_CHOICE,
+        _kind("AutoModelForMultipleChoice", "multiple choice model"),
+        ("MULTIPLE_CHOICE",),
+        Reads.CHOICES,
+        ("logits",),
+        token_types=True,
+    ),
+)
+_IMAGE_ROWS = (
+    Head(
+        names.IMAGE_CLASSIFICATION,
+        _kind("AutoModelForImageClassification", "image classifier"),
+        ("IMAGE_CLASSIFICATION",),
+        Reads.IMAGE,
+        ("logits",),
+        labelled=True,
+    ),
+    Head(
+        names.IMAGE_FEATURE_EXTRACTION,
+        replace(_BACKBONE, advice="Give a vision model"),
+        ("IMAGE",),
+        Reads.IMAGE,
+        ("last_hidden_state", "pooler_output", "image_embeds", "reconstruction", "logits"),
+    ),
+    Head(
+        names.IMAGE_SEGMENTATION,
+        _kind("AutoModelForSemanticSegmentation", "segmentation model"),
+        ("SEMANTIC_SEGMENTATION",),
+        Reads.IMAGE,
+        ("logits",),
+        labelled=True,
+    ),
+    Head(
+        names.UNIVERSAL_SEGMENTATION,
+        _kind("AutoModelForUniversalSegmentation", "universal segmentation model"),
+        ("UNIVERSAL_SEGMENTATION", "INSTANCE_SEGMENTATION"),
+        Reads.IMAGE,
+        ("class_queries_logits", "masks_queries_logits", "logits", "pred_boxes", "pred_masks"),
+        labelled=True,
+    ),
+    Head(
+        names.OBJECT_DETECTION,
+        _kind("AutoModelForObjectDetection", "object detector"),
+        ("OBJECT_DETECTION",),
+        Reads.IMAGE,
+        ("logits", "pred_boxes", "order_logits", "last_hidden_state"),
+        labelled=True,
+    ),
+    Head(
+        names.DEPTH_ESTIMATION,
+        _kind("AutoModelForDepthEstimation", "depth estimator"),
+        ("DEPTH_ESTIMATION",),
+        Reads.IMAGE,
+        ("predicted_depth", "field_of_view", "domain_logits"),
+    ),
+    Head(
+        names.ZERO_SHOT_IMAGE_CLASSIFICATION,
+        _kind("AutoModelForZeroShotImageClassification", "model of images and texts"),
+        ("ZERO_SHOT_IMAGE_CLASSIFICATION",),
+        Reads.IMAGE_AND_TEXTS,
+        ("logits_per_image", "text_embeds", "image_embeds", "itm_score"),
+    ),
+    Head(
+        names.MASK_GENERATION,
+        _kind("AutoModelForMaskGeneration", "mask generator"),
+        ("MASK_GENERATION",),
+        Reads.PROMPTED_IMAGE,
+        ("pred_masks", "iou_scores", "object_score_logits"),
+    ),
+    Head(
+        names.VIDEO_CLASSIFICATION,
+        _kind("AutoModelForVideoClassification", "video classifier"),
+        ("VIDEO_CLASSIFICATION",),
+        Reads.VIDEO,
+        ("logits",),
+        labelled=True,
+    ),
+)
+_SOUND_ROWS = (
+    Head(
+        names.AUDIO_CLASSIFICATION,
+        _kind("AutoModelForAudioClassification", "sound classifier"),
+        ("AUDIO_CLASSIFICATION",),
+        Reads.SOUND,
+        ("logits",),
+        labelled=True,
+    ),
+    Head(
+        names.AUDIO_FRAME_CLASSIFICATION,
+        _kind("AutoModelForAudioFrameClassification", "classifier of frames of sound"),
+        ("AUDIO_FRAME_CLASSIFICATION",),
+        Reads.SOUND,
+        ("logits",),
+        labelled=True,
+    ),
+    Head(
+        names.AUDIO_XVECTOR,
+        _kind("AutoModelForAudioXVector", "speaker model"),
+        ("AUDIO_XVECTOR",),
+        Reads.SOUND,
+        ("logits", "embeddings"),
+    ),
+    Head(names.CTC, _kind("AutoModelForCTC", "CTC model"), ("CTC",), Reads.SOUND, ("logits",)),
+)
+_SERIES = Head(
+    names.TIME_SERIES,
+    _kind("AutoModelForTimeSeriesPrediction", "time series model"),
+    ("TIME_SERIES_PREDICTION", "TIME_SERIES_CLASSIFICATION", "TIME_SERIES_REGRESSION"),
+    Reads.SERIES,
+    ("prediction_outputs", "prediction_logits", "regression_outputs", "mean_predictions", "full_predictions"),
+)
+
+HEADS: Mapping[str, Head] = {head.name: head for head in (*_TEXT_ROWS, *_IMAGE_ROWS, *_SOUND_ROWS, _SERIES)}
+
+__all__ = ["HEADS", "Head", "Reads"]
