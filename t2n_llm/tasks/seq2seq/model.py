@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from t2n_llm.graph.capture import weightless_network
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_part
 from t2n_llm.source.empty_model import ModelKind, computed_parameters, take_buffers, tied_names
+from t2n_llm.tasks.seq2seq.adapters import as_read, read_source, run_decoder
 from t2n_llm.tasks.seq2seq.sources import BATCH, ENCODER_MASK, LENGTH, SourceForm, source_form
 
 ENCODER, DECODER = "encoder", "decoder"
@@ -148,7 +148,7 @@ class CachedDecoder(nn.Module):
         states |= dict(zip(self.slots, past, strict=True))
         options = {ENCODER_MASK: mask[0]} if mask else {}
         with _last_positions(self.network, self.kept):
-            read = self.answer(last_hidden_state=hidden)
+            read = as_read(self.answer, hidden)
             logits, after = run_from_states(self.network, input_ids, read, states, **options)
         logits = logits[:, -self.kept :] if self.kept else logits
         return (logits, *(after[slot] for slot in self.slots))
@@ -170,31 +170,8 @@ def run_from_source(
     caches = _caches(network, {})
     read = read_source(network, given)
     mask = {ENCODER_MASK: given[ENCODER_MASK]} if ENCODER_MASK in given else {}
-    network(
-        encoder_outputs=read,
-        decoder_input_ids=decoder_input_ids,
-        past_key_values=caches,
-        use_cache=True,
-        return_dict=True,
-        **mask,
-    )
+    run_decoder(network, read, decoder_input_ids, past_key_values=caches, use_cache=True, **mask)
     return read, _states_of(caches)
-
-
-def read_source(network: Any, given: Mapping[str, torch.Tensor]) -> Any:
-    """Return what a model's encoder makes of a source, asked as `generate()` asks it: without what concerns caches.
-
-    Args:
-        network: the whole model.
-        given: arguments of its forward; the encoder may know the first by another name.
-    """
-    encoder = network.get_encoder()
-    taken = signature(encoder.forward).parameters
-    open_ended = any(each.kind is each.VAR_KEYWORD for each in taken.values())
-    named = {name: value for name, value in given.items() if name in taken or open_ended}
-    if len(named) < len(given) and network.main_input_name not in named:
-        named = {encoder.main_input_name: given[network.main_input_name], **named}
-    return encoder(**named, return_dict=True)
 
 
 def run_from_states(
@@ -210,14 +187,7 @@ def run_from_states(
         options: further arguments of the forward.
     """
     caches = _caches(network, states)
-    result = network(
-        encoder_outputs=read,
-        decoder_input_ids=input_ids,
-        past_key_values=caches,
-        use_cache=True,
-        return_dict=True,
-        **options,
-    )
+    result = run_decoder(network, read, input_ids, past_key_values=caches, use_cache=True, **options)
     return result.logits, _states_of(caches)
 
 

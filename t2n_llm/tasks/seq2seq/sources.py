@@ -15,12 +15,15 @@ import torch
 from torch.export import Dim
 
 from generic_export.errors import UnknownArchitectureError
+from t2n_llm.tasks.seq2seq.adapters import COMPOSER
 
 BATCH, LENGTH = "B", "T"
 """Symbols of a source's shape: how many sources, and how long they are."""
 
 ENCODER_MASK = "attention_mask"
 _HINT = 9  # of a length; it never reaches the graph
+_FLORENCE_PIXELS = 768  # height and width; its config has no size
+_COLOURS = 3  # where a config counts none
 _ROW = 4  # patches in a row of a random image
 
 
@@ -92,13 +95,14 @@ class SourceForm:
         """Two lengths to try, neither of which is the traced one; one where all sources are of one size."""
         if not self.dynamic:
             return (0,)
-        longest = 17 * self.unit if self.most is None else min(17 * self.unit, self.most)
-        return max(5 * self.unit, self.least), longest
+        lengths = max(5 * self.unit, self.least), 17 * self.unit
+        return lengths if self.most is None else (min(lengths[0], self.most // 2), min(lengths[1], self.most))
 
     @property
     def hint(self) -> int:
         """A length to trace with."""
-        return max(_HINT * self.unit, self.least + 1)
+        hint = max(_HINT * self.unit, self.least + 1)
+        return hint if self.most is None else min(hint, self.most - 1)
 
     def axes(self, shape: tuple[int | str, ...], *, batched: bool) -> dict[int, str | Dim]:
         """Return the symbolic axes of an input of the encoder; the batch is one of them when `batched`."""
@@ -122,16 +126,27 @@ def _masked_text(config: Any) -> SourceForm:
     return replace(_text(lambda each: each.vocab_size)(config), wants_mask=True)
 
 
-def _features(
-    width: Callable[[Any], int], unit: int = 16, most: Callable[[Any], int] | None = None
-) -> Callable[[Any], SourceForm]:
+def _features(width: Callable[[Any], int]) -> Callable[[Any], SourceForm]:
     """Frames of sound, [B, T, width]."""
 
     def form(config: Any) -> SourceForm:
-        frames = SourceInput("input_features", (BATCH, LENGTH, int(width(config))))
-        return SourceForm((frames,), unit=unit, most=None if most is None else int(most(config)))
+        return SourceForm((SourceInput("input_features", (BATCH, LENGTH, int(width(config)))),), unit=16)
 
     return form
+
+
+def _projected_features(config: Any) -> SourceForm:
+    """The same of SeamlessM4T, of whose kinds of positions one is a table of distances."""
+    form = _features(lambda each: each.feature_projection_input_dim)(config)
+    return replace(form, most=config.max_source_positions) if config.position_embeddings_type == "relative" else form
+
+
+def _shrunk_features(config: Any) -> SourceForm:
+    """Frames of sound before convolutions that each halve them; a table has that many positions, after the padding token's."""
+    positions = config.max_source_positions + 1 - config.pad_token_id
+    shrunk = 2**config.num_conv_layers
+    frames = SourceInput("input_features", (BATCH, LENGTH, config.input_feat_per_channel * config.input_channels))
+    return SourceForm((frames,), unit=4 * shrunk, most=positions * shrunk)
 
 
 def _samples(kernels: Sequence[int], strides: Sequence[int]) -> SourceForm:
@@ -178,7 +193,22 @@ def _pixels(config: Any) -> SourceForm:
     part = getattr(config, "encoder", None) or getattr(config, "vision_config", None) or config
     size = part.image_size
     height, width = (size, size) if isinstance(size, int) else size
-    return SourceForm((SourceInput("pixel_values", (BATCH, int(part.num_channels), int(height), int(width))),))
+    colours = int(getattr(part, "num_channels", _COLOURS))
+    return SourceForm((SourceInput("pixel_values", (BATCH, colours, int(height), int(width))),))
+
+
+def _prompted_pixels(config: Any) -> SourceForm:
+    """Images of one size, and a prompt of any length (Florence-2)."""
+    vision = config.vision_config
+    size = getattr(vision, "image_size", None) or _FLORENCE_PIXELS
+    prompt = SourceInput("input_ids", (BATCH, LENGTH), int(config.text_config.vocab_size))
+    return SourceForm((prompt, SourceInput("pixel_values", (BATCH, int(vision.in_channels), size, size))))
+
+
+def _arranged(config: Any) -> SourceForm:
+    """Frames of sound [B, T, D] and who is to arrange them (Pop2Piano)."""
+    frames = SourceInput("input_features", (BATCH, LENGTH, int(config.d_model)))
+    return SourceForm((frames, SourceInput(COMPOSER, (BATCH,), int(config.composer_vocab_size))))
 
 
 def _patches(config: Any) -> SourceForm:
@@ -202,24 +232,23 @@ _FORMS: Mapping[str, Callable[[Any], SourceForm]] = {
     "whisper": _log_mel,
     "canary": _features(lambda config: config.encoder_config.num_mel_bins),
     "cohere_asr": _features(lambda config: config.encoder_config.num_mel_bins),
-    "speech_to_text": _features(
-        lambda config: config.input_feat_per_channel * config.input_channels,
-        most=lambda config: config.max_source_positions * 2**config.num_conv_layers,
-    ),
-    "pop2piano": _features(lambda config: config.d_model, unit=1),
+    "speech_to_text": _shrunk_features,
+    "pop2piano": _arranged,
     "moonshine": _moonshine,
     "moonshine_streaming": _framed,
     "speecht5": _heard,
     "speech-encoder-decoder": _heard,
     "vision-encoder-decoder": _pixels,
+    "blip": _pixels,
+    "florence2": _prompted_pixels,
     "pp_formulanet": _pixels,
     "pix2struct": _patches,
 }
 """Families whose sources are no token ids of the config's own vocabulary, by `model_type`."""
 
 _SPEECH_FORMS: Mapping[str, Callable[[Any], SourceForm]] = {
-    "seamless_m4t": _features(lambda config: config.feature_projection_input_dim),
-    "seamless_m4t_v2": _features(lambda config: config.feature_projection_input_dim),
+    "seamless_m4t": _projected_features,
+    "seamless_m4t_v2": _projected_features,
 }
 """The same for families that read text or sound, when they read sound."""
 
