@@ -6,7 +6,7 @@ In: transformers' model and tensors by name. Out: what its encoder answered, hid
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from inspect import signature
 from typing import Any
 
@@ -80,6 +80,14 @@ def _read_pixels(network: Any, given: Mapping[str, torch.Tensor]) -> Any:
     return network.vision_model(given["pixel_values"], return_dict=True)
 
 
+def _read_projected(network: Any, given: Mapping[str, torch.Tensor]) -> Any:
+    """GIT: what is seen, in rows as wide as a word's, before any layer of the decoder."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    seen = network.git.image_encoder(given["pixel_values"], return_dict=True).last_hidden_state
+    return BaseModelOutput(last_hidden_state=network.git.visual_projection(seen))
+
+
 def _decode(network: Any, read: Any, tokens: torch.Tensor, options: Mapping[str, Any]) -> Any:
     """Some classes look at a text that was read once more, and some refuse an image beside what was read of it."""
     asked = {name: value for name, value in options.items() if name not in _READ_ONCE}
@@ -92,14 +100,57 @@ def _decode_beside(network: Any, read: Any, tokens: torch.Tensor, options: Mappi
     return network.text_decoder(input_ids=tokens, encoder_hidden_states=read[0], return_dict=True, **caching)
 
 
+@dataclass(frozen=True)
+class _AfterSource:
+    """A cache of two parts as one, for a decoder whose self-attention reads the source before the text.
+
+    Attributes:
+        source, text: transformers' caches; the first is full.
+    """
+
+    source: Any
+    text: Any
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep what new tokens [B, H, S, D] say, and return what all before them say too, [B, H, T + P + S, D]."""
+        said = self.source.layers[layer]
+        key, value = self.text.update(key, value, layer)
+        return torch.cat((said.keys, key), dim=2), torch.cat((said.values, value), dim=2)
+
+
+def _decode_after_image(network: Any, read: Any, tokens: torch.Tensor, options: Mapping[str, Any]) -> Any:
+    """GIT: a decoder without cross-attention; rows of an image see each other, and tokens see them and the tokens before."""
+    from transformers import DynamicCache
+    from transformers.modeling_outputs import CausalLMOutput
+
+    caches = options.get("past_key_values")
+    source, text = (DynamicCache(), DynamicCache()) if caches is None else _two_caches(caches)
+    if not source.layers:
+        network.git.encoder(read[0], past_key_values=source, use_cache=True)
+    before, steps = text.get_seq_length(), tokens.shape[1]
+    places = torch.arange(steps, device=tokens.device)[:, None] + before
+    hidden_from = torch.arange(before + steps, device=tokens.device)[None] > places
+    embedded = network.git.embeddings(input_ids=tokens, position_ids=places.T)
+    least = torch.finfo(embedded.dtype).min
+    causal = torch.zeros(hidden_from.shape, dtype=embedded.dtype, device=tokens.device).masked_fill(hidden_from, least)
+    mask = torch.cat((causal.new_zeros((steps, read[0].shape[1])), causal), dim=1)[None, None]
+    states = network.git.encoder(embedded, attention_mask=mask, past_key_values=_AfterSource(source, text))
+    return CausalLMOutput(logits=network.output(states.last_hidden_state))
+
+
+def _two_caches(caches: Any) -> tuple[Any, Any]:
+    return caches.cross_attention_cache, caches.self_attention_cache
+
+
 _Reader = Callable[[Any, Mapping[str, torch.Tensor]], Any]
 _Decoder = Callable[[Any, Any, torch.Tensor, Mapping[str, Any]], Any]
 _READERS: Mapping[str, _Reader] = {
     "blip": _read_pixels,
     "florence2": _read_image_then_text,
+    "git": _read_projected,
     "pop2piano": _read_arranged,
 }
-_DECODERS: Mapping[str, _Decoder] = {"blip": _decode_beside}
+_DECODERS: Mapping[str, _Decoder] = {"blip": _decode_beside, "git": _decode_after_image}
 
 
 __all__ = ["COMPOSER", "as_read", "read_source", "run_decoder"]

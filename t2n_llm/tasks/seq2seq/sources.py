@@ -240,6 +240,7 @@ _FORMS: Mapping[str, Callable[[Any], SourceForm]] = {
     "speech-encoder-decoder": _heard,
     "vision-encoder-decoder": _pixels,
     "blip": _pixels,
+    "git": _pixels,
     "florence2": _prompted_pixels,
     "pp_formulanet": _pixels,
     "pix2struct": _patches,
