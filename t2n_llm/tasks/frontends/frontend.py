@@ -18,6 +18,7 @@ from t2n_llm.graph.capture import document_of
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.source.empty_model import take_buffers
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.frontends.kaldi import joined_bank, spectrogram_transformer_bank, utterance_bank
 from t2n_llm.tasks.frontends.kind import FrontEnd
 from t2n_llm.tasks.frontends.patches import flattens_patches, patch_rows
 from t2n_llm.tasks.frontends.pixels import plain_pixels
@@ -36,6 +37,9 @@ _KINDS: Mapping[str, _Maker] = {
     "WhisperFeatureExtractor": whisper_log_mel,
     "Wav2Vec2FeatureExtractor": unit_variance_waveform,
     "SpeechT5FeatureExtractor": unit_variance_waveform,
+    "ASTFeatureExtractor": spectrogram_transformer_bank,
+    "Speech2TextFeatureExtractor": utterance_bank,
+    "SeamlessM4TFeatureExtractor": joined_bank,
 }
 """By the class of transformers' feature extractor."""
 
