@@ -18,8 +18,10 @@ from t2n_llm.graph.capture import document_of
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.source.empty_model import take_buffers
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.frontends.clap import clap_decibels
 from t2n_llm.tasks.frontends.kaldi import joined_bank, spectrogram_transformer_bank, utterance_bank
 from t2n_llm.tasks.frontends.kind import FrontEnd
+from t2n_llm.tasks.frontends.nemo import streaming_log_mel, utterance_log_mel
 from t2n_llm.tasks.frontends.patches import flattens_patches, patch_rows
 from t2n_llm.tasks.frontends.pixels import plain_pixels
 from t2n_llm.tasks.frontends.processors import own_processors
@@ -40,6 +42,9 @@ _KINDS: Mapping[str, _Maker] = {
     "ASTFeatureExtractor": spectrogram_transformer_bank,
     "Speech2TextFeatureExtractor": utterance_bank,
     "SeamlessM4TFeatureExtractor": joined_bank,
+    "ParakeetFeatureExtractor": utterance_log_mel,
+    "NemotronAsrStreamingFeatureExtractor": streaming_log_mel,
+    "ClapFeatureExtractor": clap_decibels,
 }
 """By the class of transformers' feature extractor."""
 
