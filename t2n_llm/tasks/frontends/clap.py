@@ -1,7 +1,7 @@
 """Decibels in mel bands, as CLAP takes them: ten seconds, shorter recordings repeated.
 
-In: `waveform` f32 [B, T], and `lengths` int64 [B]. Out: `input_features` f32 [B, views, frames, mels]. A model that fuses views takes
-four, which are alike here: those of recordings of more than ten seconds transformers draws at random, so longer ones are cut.
+In: `waveform` f32 [B, T], and `lengths` int64 [B]. Out: `input_features` f32 [B, views, frames, mels]. A model that fuses views
+takes four, which are alike here: those of recordings of more than ten seconds transformers draws at random; longer ones are cut.
 Source: transformers' `ClapFeatureExtractor`.
 """
 

@@ -22,6 +22,7 @@ from t2n_llm.tasks.frontends.clap import clap_decibels
 from t2n_llm.tasks.frontends.kaldi import joined_bank, spectrogram_transformer_bank, utterance_bank
 from t2n_llm.tasks.frontends.kind import FrontEnd
 from t2n_llm.tasks.frontends.nemo import streaming_log_mel, utterance_log_mel
+from t2n_llm.tasks.frontends.numbered_patches import numbered_patches
 from t2n_llm.tasks.frontends.patches import flattens_patches, patch_rows
 from t2n_llm.tasks.frontends.pixels import plain_pixels
 from t2n_llm.tasks.frontends.processors import own_processors
@@ -45,8 +46,10 @@ _KINDS: Mapping[str, _Maker] = {
     "ParakeetFeatureExtractor": utterance_log_mel,
     "NemotronAsrStreamingFeatureExtractor": streaming_log_mel,
     "ClapFeatureExtractor": clap_decibels,
+    "Pix2StructImageProcessor": numbered_patches,
+    "Pix2StructImageProcessorPil": numbered_patches,
 }
-"""By the class of transformers' feature extractor."""
+"""By the class of transformers' feature extractor or image processor."""
 
 
 @dataclass(frozen=True)
