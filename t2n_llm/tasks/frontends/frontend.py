@@ -18,6 +18,7 @@ from t2n_llm.graph.capture import document_of
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.source.empty_model import take_buffers
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.frontends.channel import channel, channel_of_hops
 from t2n_llm.tasks.frontends.clap import clap_decibels
 from t2n_llm.tasks.frontends.kaldi import joined_bank, spectrogram_transformer_bank, utterance_bank
 from t2n_llm.tasks.frontends.kind import FrontEnd
@@ -46,6 +47,8 @@ _KINDS: Mapping[str, _Maker] = {
     "ParakeetFeatureExtractor": utterance_log_mel,
     "NemotronAsrStreamingFeatureExtractor": streaming_log_mel,
     "ClapFeatureExtractor": clap_decibels,
+    "EncodecFeatureExtractor": channel,
+    "DacFeatureExtractor": channel_of_hops,
     "Pix2StructImageProcessor": numbered_patches,
     "Pix2StructImageProcessorPil": numbered_patches,
 }

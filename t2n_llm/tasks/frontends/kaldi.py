@@ -123,7 +123,7 @@ class PerUtterance(nn.Module):
         return values.masked_fill(~heard[..., None], self.padding_value), heard.long()
 
 
-class Joined(nn.Module):
+class JoinedFrames(nn.Module):
     """As SeamlessM4T: mean and deviation of each band over the recording, neighbouring frames side by side; then the mask."""
 
     def __init__(self, extractor: Any) -> None:
@@ -228,13 +228,13 @@ class UtteranceBank(FilterBank):
 
 @dataclass(frozen=True)
 class JoinedBank(FilterBank):
-    """`Joined` beside its extractor."""
+    """`JoinedFrames` beside its extractor."""
 
     features_name: ClassVar[str] = _FEATURES
 
     def module(self) -> nn.Module:
         """See `FrontEnd`."""
-        return Joined(self.extractor)
+        return JoinedFrames(self.extractor)
 
 
 def spectrogram_transformer_bank(extractor: Any, config: Any, options: GraphOptions) -> SpectrogramTransformerBank:
