@@ -36,10 +36,10 @@ class NumberedPatches(nn.Module):
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return f32 [1, patches, 2 + width] and int64 [1, patches]."""
-        values = self._normalised(pixels.float()) if self.normalizes else pixels.float()
         height, width = self.patch
-        grid = values.unfold(1, height, height).unfold(2, width, width)  # [1, rows, columns, colour, down, right]
-        content = grid.permute(0, 1, 2, 4, 5, 3).flatten(3)
+        grid = pixels.unfold(1, height, height).unfold(2, width, width)  # [1, rows, columns, colour, down, right]
+        content = grid.permute(0, 1, 2, 4, 5, 3).flatten(3).float()
+        content = self._normalised(content) if self.normalizes else content
         ones = torch.ones_like(content[..., :1])
         row = torch.arange(1, content.shape[1] + 1, device=pixels.device)[None, :, None, None] * ones
         column = torch.arange(1, content.shape[2] + 1, device=pixels.device)[None, None, :, None] * ones

@@ -38,16 +38,15 @@ class Patches(nn.Module):
         self.frames = int(processor.temporal_patch_size)
         self.groups = side // (self.patch * self.merge)
         mean, std = (np.array(colours, np.float64) for colours in (processor.image_mean, processor.image_std))
-        self.register_buffer("scale", torch.from_numpy(processor.rescale_factor / std).float())
-        self.register_buffer("offset", torch.from_numpy(-mean / std).float())
+        self.register_buffer("scale", torch.from_numpy(processor.rescale_factor / std).float()[:, None, None])
+        self.register_buffer("offset", torch.from_numpy(-mean / std).float()[:, None, None])
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return f32 [patches, width] for uint8 [1, S, S, 3]."""
-        values = pixels.float() * self.scale + self.offset
-        grid = values.reshape(
-            self.groups, self.merge, self.patch, self.groups, self.merge, self.patch, _CHANNELS
-        )  # row of groups, row in it, row in the patch; the same of columns; colour
-        rows = grid.permute(0, 3, 1, 4, 6, 2, 5).flatten(0, 3)
+        groups, merge, patch = self.groups, self.merge, self.patch
+        grid = pixels.reshape(groups, merge, patch, groups, merge, patch, _CHANNELS)  # rows, columns, colour
+        # Bytes are put in order, and become numbers after that: a quarter to move.
+        rows = grid.permute(0, 3, 1, 4, 6, 2, 5).flatten(0, 3).float() * self.scale + self.offset
         frames = rows[:, :, None].expand(-1, -1, self.frames, -1, -1)  # a picture stands still
         return frames.flatten(1)
 
@@ -108,8 +107,9 @@ def patch_rows(processor: Any, config: Any, options: GraphOptions) -> PatchRows 
 
 def flattens_patches(processor: Any) -> bool:
     """Say whether a processor has the settings of one that does."""
-    settings = ("patch_size", "merge_size", "temporal_patch_size", "rescale_factor", "image_mean", "image_std")
-    return all(getattr(processor, name, None) is not None for name in settings)
+    sizes = (getattr(processor, name, None) for name in ("patch_size", "merge_size", "temporal_patch_size"))
+    colours = (getattr(processor, name, None) for name in ("rescale_factor", "image_mean", "image_std"))
+    return all(isinstance(size, int) for size in sizes) and all(colours)
 
 
 __all__ = ["PatchRows", "Patches", "flattens_patches", "patch_rows"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ def test_the_manifest_describes_it_and_counts_no_parameter_of_it(export: Path, l
     assert (front["kind"], front["sampling_rate"], front["features"]) == ("log-mel", 16_000, [8, 24])
     assert manifest["parts"]["frontend"]["graph"]["inputs"] == list(front["inputs"]) == ["waveform", "lengths"]
     assert manifest["parts"]["frontend"]["graph"]["outputs"] == front["outputs"]
+    assert manifest["parts"]["frontend"]["graph"]["dtype"] == "f32"
     assert set(manifest["parts"]["frontend"]["tensors"]) >= {"window", "mel_filters"}
     without = _exported(listener, tmp_path / "out", frontend=False, check=False)
     assert not (without.output_dir / "frontend.nnef.tar").exists() and "frontend" not in without.manifest
@@ -130,6 +132,30 @@ def test_f16_leaves_it_in_f32(options: dict[str, str], listener: Path, tmp_path:
     assert result.validation is not None and result.validation.passed
     record = strict_json(call("inspect", result.archives["frontend"], "--json").out)
     assert {share["dtype"] for share in record["dtypes"]} == {"f32"}
+
+
+def test_the_command_line_leaves_it_out(listener: Path, tmp_path: Path) -> None:
+    words = (
+        "export",
+        listener,
+        "-o",
+        tmp_path / "x",
+        "--task",
+        AUDIO_TEXT_TO_TEXT,
+        "--no-tokenizer",
+        "--dry-run",
+        "--json",
+    )
+    assert "frontend.nnef.tar" in call(*words).out
+    assert "frontend.nnef.tar" not in call(*words, "--no-frontend").out
+
+
+def test_a_folder_without_its_config_is_still_validated(export: Path, listener: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(listener, bare)
+    (bare / "preprocessor_config.json").unlink()
+    report = validate_folder(export, str(bare))
+    assert report.passed and len(report.checks) == 3
 
 
 def test_a_dry_run_measures_it(export: Path, listener: Path, tmp_path: Path) -> None:
