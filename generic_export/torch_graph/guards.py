@@ -6,6 +6,8 @@ In: a program captured with `Dim.DYNAMIC`. Out: the assumptions that fix a size,
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import sympy
 from torch.export import ExportedProgram
@@ -21,7 +23,7 @@ def freezing_guards(program: ExportedProgram) -> list[sympy.Expr]:
 
     Others ask for divisibility (`s0 == 2*(s0//2)`) and leave the axis dynamic.
     """
-    return [guard for guard in _equalities(program) if not _holds_somewhere(guard)]
+    return [guard for guard in _equalities(program) if not _holds_somewhere(guard, program.range_constraints)]
 
 
 def _equalities(program: ExportedProgram) -> list[sympy.Expr]:
@@ -35,9 +37,18 @@ def _equalities(program: ExportedProgram) -> list[sympy.Expr]:
     return []
 
 
-def _holds_somewhere(guard: sympy.Expr) -> bool:
+def _holds_somewhere(guard: sympy.Expr, ranges: Mapping[sympy.Symbol, Any]) -> bool:
     symbols = sorted(guard.free_symbols, key=str)
+    far = [_far_sizes(ranges.get(symbol)) for symbol in symbols]
     return any(
         guard.subs(dict(zip(symbols, sizes, strict=True))) == sympy.true
-        for sizes in itertools.islice(itertools.product(_FAR_SIZES, repeat=len(symbols)), 1000)
+        for sizes in itertools.islice(itertools.product(*far), 1000)
     )
+
+
+def _far_sizes(found: Any) -> tuple[int, ...]:
+    """Return sizes far above the smallest that a symbol may have: what reads sound needs hundreds of samples for a position."""
+    least = int(getattr(found, "lower", 0))
+    if least <= min(_FAR_SIZES):
+        return _FAR_SIZES
+    return tuple(size * least for size in _FAR_SIZES[:5]) + tuple(size + 20 * least for size in _FAR_SIZES[5:])

@@ -240,14 +240,25 @@ class TorchModuleTracer(CaptureRequest):
         given = {symbol_name(symbol): symbol for symbol in symbols if not isinstance(symbol, str)}
         uses = Counter(map(symbol_name, symbols))
         dims = {
-            name: given.get(name)
-            or (Dim.DYNAMIC if strategy.lenient and count == 1 else Dim(name, **bounds.get(name, {})))
+            name: _dim(name, given.get(name), bounds.get(name, {}), lenient=strategy.lenient and count == 1)
             for name, count in uses.items()
         }
         return tuple(
             {axis: dims[symbol_name(symbol)] for axis, symbol in self.dynamic_axes.get(name, {}).items()}
             for name in names
         )
+
+
+def _dim(name: str, given: Dim | None, bounds: Mapping[str, int], *, lenient: bool) -> Any:
+    """Return a symbol as torch.export takes it: as it was given, within its bounds where PyTorch may add its own."""
+    if given is None:
+        return Dim.DYNAMIC if lenient else Dim(name, **bounds)
+    return Dim.DYNAMIC(min=_number(given.min), max=_number(given.max)) if lenient else given
+
+
+def _number(bound: Any) -> int | None:
+    """Return a bound that is a number; None for infinity."""
+    return bound if isinstance(bound, int) else None
 
 
 def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -5,6 +5,7 @@ In: a tiny model. Out: keyword arguments of `generate`, a batch of one.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ _WIDTH = 16
 _CHANNELS_FIRST = frozenset({"whisper"})  # the others have the frames before what was measured in each
 
 
-def source_inputs(model: Any) -> dict[str, torch.Tensor]:
+def source_inputs(model: Any) -> dict[str, Any]:
     """Return what a model's encoder reads, by name.
 
     Args:
@@ -28,6 +29,8 @@ def source_inputs(model: Any) -> dict[str, torch.Tensor]:
     Raises:
         NotImplementedError: nobody knows how to make that input.
     """
+    if model.config.model_type in _OWN:
+        return _OWN[model.config.model_type](model)
     encoder = getattr(model, "encoder", None)
     name = str(model.main_input_name)
     name = str(getattr(encoder, "main_input_name", name)) if name == "inputs" else name  # of an encoder of any kind
@@ -73,6 +76,32 @@ def _patches(config: Any) -> torch.Tensor:
     return torch.cat((places, torch.randn(16, part.patch_embed_hidden_size)), dim=1)[None]
 
 
+def _image_and_prompt(model: Any) -> dict[str, Any]:
+    """Florence-2: a placeholder for each row of the image, then a prompt."""
+    pixels = _image(model.config)
+    with torch.no_grad():
+        rows = model.get_image_features(pixels).pooler_output.shape[1]
+    ids = torch.cat((torch.full((1, rows), model.config.image_token_id), _ids(model.config)), dim=1)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+
+
+def _sound_and_arranger(model: Any) -> dict[str, Any]:
+    """Pop2Piano: which of its arrangers is meant stands in the checkpoint's generation config."""
+    generation = copy.deepcopy(model.generation_config)
+    generation.composer_to_feature_token = {
+        f"composer{row + 1}": row for row in range(model.config.composer_vocab_size)
+    }
+    return {"input_features": torch.randn(1, _STEPS, model.config.d_model), "generation_config": generation}
+
+
+def _page(model: Any) -> dict[str, Any]:
+    """UDOP: words, where they stand on the page, and its image."""
+    ids = _ids(model.config)
+    corners = torch.arange(_STEPS)[None, :, None] / (2 * _STEPS)
+    boxes = torch.cat((corners, corners, corners + 0.3, corners + 0.3), dim=2)
+    return {"input_ids": ids, "bbox": boxes, "pixel_values": _image(model.config)}
+
+
 def _encoder(config: Any) -> Any:
     """Return the part of a config that sizes what is seen or heard."""
     parts = (getattr(config, name, None) for name in ("vision_config", "audio_config", "encoder", "encoder_config"))
@@ -90,5 +119,12 @@ _MAKERS: Mapping[str, Callable[[Any], torch.Tensor]] = {
     "pixel_values": _image,
     "flattened_patches": _patches,
 }
+
+_OWN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "florence2": _image_and_prompt,
+    "pop2piano": _sound_and_arranger,
+    "udop": _page,
+}
+"""Families that read more than one thing, by model type."""
 
 __all__ = ["source_inputs"]

@@ -24,7 +24,8 @@ from t2n_llm.check.reference import CHECK_TEXT, CheckPlan, ReferenceRun, plan_ch
 from t2n_llm.check.turns import validate_archive
 from t2n_llm.source.empty_model import ModelKind
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER, first_token, read_source
+from t2n_llm.tasks.seq2seq.adapters import read_source, run_decoder
+from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER, first_token
 from t2n_llm.tasks.seq2seq.running import open_encoder, open_source_runner
 from t2n_llm.tasks.seq2seq.sources import ENCODER_MASK, SourceForm
 from t2n_llm.weights.archive_weights import ArchiveWeights
@@ -195,7 +196,7 @@ def _read_at_once(model: Any, case: SourceCase) -> np.ndarray:
     given = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
     read, tokens = read_source(model, given), torch.tensor([list(case.plan.text_ids)])
     # The source is given too, which has been read: without it FSMT makes no causal mask.
-    result = model(**given, encoder_outputs=read, decoder_input_ids=tokens, use_cache=False, return_dict=True)
+    result = run_decoder(model, read, tokens, use_cache=False, **given)
     logits: np.ndarray = result.logits[0].float().numpy()
     return logits
 
@@ -213,13 +214,8 @@ class _Listener:
 
     def answer(self, ids: Sequence[int]) -> np.ndarray:
         """Return the logits [S, vocab] of new tokens."""
-        result = self._model(
-            encoder_outputs=self._read,
-            decoder_input_ids=torch.tensor([list(ids)]),
-            past_key_values=self._caches,
-            use_cache=True,
-            return_dict=True,
-        )
+        tokens = torch.tensor([list(ids)])
+        result = run_decoder(self._model, self._read, tokens, past_key_values=self._caches, use_cache=True)
         logits: np.ndarray = result.logits[0].float().numpy()
         return logits
 
@@ -228,7 +224,7 @@ def _answered_padded(model: Any, case: PaddedCase) -> np.ndarray:
     given = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
     tokens = torch.from_numpy(case.tokens)
     read, mask = read_source(model, given), given[ENCODER_MASK]
-    result = model(encoder_outputs=read, attention_mask=mask, decoder_input_ids=tokens, return_dict=True)
+    result = run_decoder(model, read, tokens, attention_mask=mask)
     logits: np.ndarray = result.logits[:, -1].float().numpy()
     return logits
 

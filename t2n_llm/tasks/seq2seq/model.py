@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any
 from unittest import mock
 
@@ -25,6 +24,7 @@ from t2n_llm.graph.capture import weightless_network
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_part
 from t2n_llm.source.empty_model import ModelKind, computed_parameters, take_buffers, tied_names
+from t2n_llm.tasks.seq2seq.adapters import as_read, read_source, run_decoder
 from t2n_llm.tasks.seq2seq.sources import BATCH, ENCODER_MASK, LENGTH, SourceForm, source_form
 
 ENCODER, DECODER = "encoder", "decoder"
@@ -103,6 +103,7 @@ class CachedDecoder(nn.Module):
         cross: tuple[CrossState, ...],
         slots: tuple[Slot, ...],
         width: int,
+        answer: type,
         *,
         masked: bool,
         kept: int,
@@ -114,6 +115,7 @@ class CachedDecoder(nn.Module):
             cross: what it is given of the source.
             slots: where it keeps its states, in the order of the inputs.
             width: of the encoder's hidden states, which are not read.
+            answer: transformers' class in which the encoder gives them.
             masked: whether sources have padding.
             kept: positions whose logits are given, from the end; 0 for all.
         """
@@ -122,6 +124,7 @@ class CachedDecoder(nn.Module):
         self.cross = cross
         self.slots = slots
         self.width = width
+        self.answer = answer
         self.masked = masked
         self.kept = kept
 
@@ -146,14 +149,15 @@ class CachedDecoder(nn.Module):
         states |= dict(zip(self.slots, past, strict=True))
         options = {ENCODER_MASK: mask[0]} if mask else {}
         with _last_positions(self.network, self.kept):
-            logits, after = run_from_states(self.network, input_ids, hidden, states, **options)
+            read = as_read(self.answer, hidden)
+            logits, after = run_from_states(self.network, input_ids, read, states, **options)
         logits = logits[:, -self.kept :] if self.kept else logits
         return (logits, *(after[slot] for slot in self.slots))
 
 
 def run_from_source(
     network: Any, decoder_input_ids: torch.Tensor, given: Mapping[str, torch.Tensor]
-) -> tuple[torch.Tensor, States]:
+) -> tuple[Any, States]:
     """Run a whole model on a source.
 
     Args:
@@ -162,60 +166,29 @@ def run_from_source(
         given: the source and its mask, as arguments of the forward.
 
     Returns:
-        The encoder's hidden states [B, T, D], and the states [B, H, T, D] of both caches.
+        What the encoder answered, its hidden states [B, T, D] first, and the states [B, H, T, D] of both caches.
     """
     caches = _caches(network, {})
     read = read_source(network, given)
     mask = {ENCODER_MASK: given[ENCODER_MASK]} if ENCODER_MASK in given else {}
-    network(
-        encoder_outputs=read,
-        decoder_input_ids=decoder_input_ids,
-        past_key_values=caches,
-        use_cache=True,
-        return_dict=True,
-        **mask,
-    )
-    hidden: torch.Tensor = read[0]
-    return hidden, _states_of(caches)
-
-
-def read_source(network: Any, given: Mapping[str, torch.Tensor]) -> Any:
-    """Return what a model's encoder makes of a source, asked as `generate()` asks it: without what concerns caches.
-
-    Args:
-        network: the whole model.
-        given: arguments of its forward; the encoder may know the first by another name.
-    """
-    encoder = network.get_encoder()
-    taken = signature(encoder.forward).parameters
-    open_ended = any(each.kind is each.VAR_KEYWORD for each in taken.values())
-    named = {name: value for name, value in given.items() if name in taken or open_ended}
-    if len(named) < len(given) and network.main_input_name not in named:
-        named = {encoder.main_input_name: given[network.main_input_name], **named}
-    return encoder(**named, return_dict=True)
+    run_decoder(network, read, decoder_input_ids, past_key_values=caches, use_cache=True, **mask)
+    return read, _states_of(caches)
 
 
 def run_from_states(
-    network: Any, input_ids: torch.Tensor, hidden: torch.Tensor, states: States, **options: torch.Tensor
+    network: Any, input_ids: torch.Tensor, read: Any, states: States, **options: torch.Tensor
 ) -> tuple[torch.Tensor, States]:
     """Run a decoder whose cross-attention has its keys and values; return the logits, and the states of its own cache.
 
     Args:
         network: the whole model.
         input_ids: int64 [B, S].
-        hidden: [B, T, D] of the encoder; its shape alone is looked at.
+        read: what the encoder answered; the shape of its hidden states [B, T, D] alone is looked at.
         states: of both caches.
         options: further arguments of the forward.
     """
     caches = _caches(network, states)
-    result = network(
-        encoder_outputs=encoder_outputs(network, hidden),
-        decoder_input_ids=input_ids,
-        past_key_values=caches,
-        use_cache=True,
-        return_dict=True,
-        **options,
-    )
+    result = run_decoder(network, read, input_ids, past_key_values=caches, use_cache=True, **options)
     return result.logits, _states_of(caches)
 
 
@@ -257,14 +230,6 @@ def _last_positions(network: Any, kept: int) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def encoder_outputs(network: Any, hidden: torch.Tensor) -> Any:
-    """Return hidden states [B, T, D] in the class in which a model's encoder gives them."""
-    from transformers.modeling_outputs import BaseModelOutput, MoEModelOutput
-
-    routed = hasattr(network.config, "num_experts")
-    return (MoEModelOutput if routed else BaseModelOutput)(last_hidden_state=hidden)
 
 
 def first_token(config: Any) -> int:
@@ -341,7 +306,7 @@ def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, Net
     batched, masked = options.batch, options.batch and form.masked
     batch = 3 if batched else 1
     inputs = {each.name: each.meta(batch, form.hint, options.torch_dtype) for each in form.inputs}
-    axes = {each.name: each.dynamic_axes(batched=batched) for each in form.inputs}
+    axes = {each.name: form.axes(each.shape, batched=batched) for each in form.inputs}
     mask = torch.zeros((batch, form.hint), dtype=torch.int64, device="meta")
     encoder = NetworkPart(
         ENCODER,
@@ -369,6 +334,7 @@ def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, Net
             probed.cross,
             tuple(each.slot for each in states),
             probed.width,
+            probed.answer,
             masked=masked,
             kept=options.num_logits_to_keep,
         ).eval(),
@@ -397,17 +363,19 @@ class _Probed:
         cross: keys and values of its source.
         states: what its decoder keeps.
         width: of the encoder's hidden states.
+        answer: transformers' class in which the encoder gives them.
     """
 
     cross: tuple[CrossState, ...]
     states: tuple[StateTensor, ...]
     width: int
+    answer: type
 
 
 def _probed(network: Any, form: SourceForm, dtype: torch.dtype) -> _Probed:
     try:
         with torch.no_grad():
-            (first, width), (second, _) = (
+            (first, read), (second, _) = (
                 _probe(network, form, dtype, batch, steps) for batch, steps in ((1, 2), (2, 3))
             )
     except T2NError:
@@ -425,7 +393,7 @@ def _probed(network: Any, form: SourceForm, dtype: torch.dtype) -> _Probed:
         )
     cross = tuple(_cross_state(slot, tensor, form) for slot, tensor in said.items())
     states = describe_states(_own(first), _own(second), type(network).__name__)
-    return _Probed(cross, states, width)
+    return _Probed(cross, states, int(read[0].shape[-1]), type(read))
 
 
 def _own(probe: Probe) -> Probe:
@@ -439,8 +407,8 @@ def _cross_state(slot: Slot, tensor: torch.Tensor, form: SourceForm) -> CrossSta
     return CrossState(f"{slot.kind}_{slot.layer}", slot, (BATCH, heads, LENGTH if form.dynamic else length, width))
 
 
-def _probe(network: Any, form: SourceForm, dtype: torch.dtype, batch: int, steps: int) -> tuple[Probe, int]:
+def _probe(network: Any, form: SourceForm, dtype: torch.dtype, batch: int, steps: int) -> tuple[Probe, Any]:
     given = {each.name: each.meta(batch, form.hint, dtype) for each in form.inputs}
     ids = torch.zeros((batch, steps), dtype=torch.int64, device="meta")
-    hidden, states = run_from_source(network, ids, given)
-    return Probe(batch, steps, states), int(hidden.shape[-1])
+    read, states = run_from_source(network, ids, given)
+    return Probe(batch, steps, states), read
