@@ -29,6 +29,7 @@ from t2n_llm.graph.ranges import RangeRequest, Ranges
 from t2n_llm.source.empty_model import take_buffers, tied_names
 from t2n_llm.tasks.heads.inputs import BATCH, LENGTH, STEPS, Reading, Values, reading_of
 from t2n_llm.tasks.heads.pooling import Pooling
+from t2n_llm.tasks.heads.shapes_alone import ConstantsInGraph, further_keywords
 from t2n_llm.tasks.heads.table import Head
 from t2n_llm.tasks.names import SENTENCE_EMBEDDING
 
@@ -62,10 +63,15 @@ class HeadModule(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on one tensor an input, and return one an output."""
         given = dict(zip(self.inputs, tensors, strict=True))
-        with explicit_recurrences(self.network, _no_past):
-            result = self.network(**given)
-        answers = answers_of(result, given, self.pooling)
+        answers = _answered(self.network, given, self.pooling)
         return tuple(answers[name] for name in self.outputs)
+
+
+def _answered(
+    network: nn.Module, given: Mapping[str, torch.Tensor], pooling: Pooling | None
+) -> dict[str, torch.Tensor]:
+    with explicit_recurrences(network, _no_past), ConstantsInGraph():
+        return answers_of(network(**given, **further_keywords(network, given)), given, pooling)
 
 
 def answers_of(result: Any, given: Mapping[str, torch.Tensor], pooling: Pooling | None) -> dict[str, torch.Tensor]:
@@ -280,8 +286,8 @@ def _shapes(
     given = _meta_inputs(reading, sizes, dtype)
     # As in a capture: transformers then looks at no mask whether it hides anything, which shapes alone do not say.
     compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
-    with torch.no_grad(), compiling, explicit_recurrences(network, _no_past):
-        answers = answers_of(network(**given), given, pooling)
+    with torch.no_grad(), compiling:
+        answers = _answered(network, given, pooling)
     return {name: tuple(tensor.shape) for name, tensor in answers.items()}
 
 
