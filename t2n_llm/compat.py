@@ -51,8 +51,11 @@ def from_config(class_name: str, config: Any, **options: Any) -> Any:
     import transformers
 
     model_class = getattr(transformers, class_name)
-    make = model_class.from_config if hasattr(model_class, "from_config") else model_class._from_config
-    return make(config, **options)
+    if hasattr(model_class, "from_config"):
+        return model_class.from_config(config, **options)
+    return model_class._from_config(
+        config, **{name: value for name, value in options.items() if name != "trust_remote_code"}
+    )
 
 
 # --- transformers: loading -------------------------------------------------------------------------

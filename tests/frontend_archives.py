@@ -47,7 +47,7 @@ def written(
     """Write the front end of a processor; it must have one."""
     source = source_with(folder, processor, model_type, **(config or {}))
     graph_options = GraphOptions(dtype=dtype, activations=activations, **options)
-    front = frontend_of(source, input_name)
+    front = frontend_of(source, graph_options, input_name)
     assert front is not None
     (graph,) = frontend_graphs(source, graph_options, input_name)
     archive = Path(mkdtemp(dir=folder)) / "frontend.nnef"

@@ -73,7 +73,7 @@ class StepResult:
     Attributes:
         step: position in the check.
         max_abs_error: worst value.
-        scale: largest absolute reference value, at least 1.
+        scale: largest absolute reference value, at least 1 of logits of tokens.
         kl_divergence: of candidate from reference, nats; None where the values are no logits of tokens.
         same_top1: both prefer the same token; None likewise.
         top1_gap: how much the reference prefers its token to the candidate's (0 when they are the same).

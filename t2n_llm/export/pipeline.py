@@ -336,7 +336,11 @@ class _Export:
             described["parts"] = {
                 part.graph.role: {
                     "archive": archives[part.graph.role].path.name,
-                    "graph": interface(part.graph.graph, part.graph.states, options.graph.dtype),
+                    "graph": interface(
+                        part.graph.graph,
+                        part.graph.states,
+                        options.graph.dtype if part.graph.from_checkpoint else "f32",
+                    ),
                     "tensors": stored_tensors(archives[part.graph.role]),
                     "compression": part.stored.summary(),
                 }

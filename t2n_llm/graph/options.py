@@ -26,6 +26,9 @@ ATTENTIONS = ("auto", "products", "sdpa")
 
 LATENTS = ("auto", "absorbed", "expanded")
 
+DEFAULT_IMAGE_SIZE = 448
+"""Height and width of images, for vision models that take any size."""
+
 KV_CACHES: Mapping[str, int] = {"int8": 8, "int4": 4}
 """Bits of a quantised cache, by the name of the option."""
 

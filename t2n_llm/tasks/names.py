@@ -78,6 +78,9 @@ TASKS: Mapping[str, str] = {
 }
 """What each makes, in words for `--help`; `tasks.registry` says where each is."""
 
+OTHER_NAMES: Mapping[str, str] = {"summarization": TEXT_TO_TEXT, "translation": TEXT_TO_TEXT}
+"""Names of the hub's for what another task makes."""
+
 KEEPING_CACHES = frozenset({TEXT_GENERATION, TEXT_TO_TEXT, SPEECH_RECOGNITION, IMAGE_TO_TEXT})
 """Tasks whose decoder the engine can keep the cache of."""
 

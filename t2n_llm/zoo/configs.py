@@ -114,8 +114,19 @@ def _shrunk_parts(config_class: type, names: set[str], overrides: Mapping[str, A
     for name in sorted(names):
         part = getattr(whole, name, None)
         if isinstance(part, PretrainedConfig):
-            parts[name] = _shrunk(type(part), {**rules.overrides(part.model_type), **overrides.get(name, {})}, rules)
+            made = _shrunk(type(part), {**rules.overrides(part.model_type), **overrides.get(name, {})}, rules)
+            parts[name] = _with_stages_of(part, made)
     return parts
+
+
+def _with_stages_of(whole: Any, made: Any) -> Any:
+    """Let a backbone give as many stages as the one that it was made after: the last ones where it has fewer."""
+    before, after = getattr(whole, "stage_names", None), getattr(made, "stage_names", None)
+    wanted = list(getattr(whole, "out_indices", None) or ())
+    if before and after and wanted and len(wanted) < len(after):
+        fits = max(wanted) < len(after)
+        made.out_indices = wanted if fits else list(range(len(after) - len(wanted), len(after)))
+    return made
 
 
 def _per_layer(config_class: type, names: set[str], values: dict[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ FULL_SIZE_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
 TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     **{kind: {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]} for kind in ("beit", "data2vec-vision")},
     **{kind: _backbone("resnet", [4]) for kind in ("conditional_detr", "dab-detr", "detr", "table-transformer")},
+    **{kind: {"window_size": 2} for kind in ("donut-swin", "swin")},
     **{kind: {"vocab_size": 32} for kind in ("wav2vec2-bert", "wav2vec2-conformer")},
     "deformable_detr": _backbone("resnet", [2, 3, 4]),
     "depth_anything": _backbone("dinov2", [1, 2, 3, 4], num_hidden_layers=4, reshape_hidden_states=False),

@@ -14,6 +14,7 @@ from t2n_llm.source.small_sizes import VOCABULARY, WINDOW, most_of
 from t2n_llm.zoo.overrides import OVERRIDES, TASK_OVERRIDES
 
 POSITIONS = 256
+_IMAGE = 64
 LAYERS = 3
 UNCHANGED = object()
 
@@ -81,10 +82,13 @@ _FEWER: tuple[tuple[str, int], ...] = (
 
 # Beside those, what models that see, hear or encode first have much of.
 _FEWER_ELSEWHERE: tuple[tuple[str, int], ...] = (
-    ("image_size", 64),
+    ("image_size", _IMAGE),
     ("num_mel_bins", 16),
     ("feature_size", 16),
     ("num_frames", 4),
+    ("d_latents", 64),
+    ("num_latents", 8),
+    ("num_self_attends_per_block", 2),
     ("num_queries", 8),
     ("*num_conv_pos_embeddings", 16),
     ("*num_conv_pos_embedding_groups", 4),
@@ -107,7 +111,9 @@ def _overrides(kind: str) -> Mapping[str, Any]:
 
 
 def _fewer_stages(name: str, sizes: Sequence[int]) -> list[int] | None:
-    """Return depths, one a stage, made small; None where the name says nothing of the kind."""
+    """Return depths, one a stage, or sides of images made small; None where the name says nothing of the kind."""
+    if name == "image_size":
+        return [min(size, _IMAGE) for size in sizes]
     return [min(size, 2) for size in sizes] if _is_depths(name) else None
 
 
@@ -119,12 +125,12 @@ def _smaller_list(name: str, sizes: Sequence[int]) -> list[int] | None:
     """Return a list of widths, heads or depths, one a stage, made small; None where the name says nothing of the kind."""
     if "head" in name:
         return [min(size, 2) for size in sizes]
-    if _is_depths(name):
-        return [min(size, 2) for size in sizes]
+    if _is_depths(name) or name == "image_size":
+        return _fewer_stages(name, sizes)
     if not fnmatchcase(name, "*sizes") and not any(word in name for word in ("dim", "channels", "width")):
         return None
     largest = max(sizes)
-    if largest <= _LARGEST_OF_A_LIST or "kernel" in name or name in ("image_size", "patch_size"):
+    if largest <= _LARGEST_OF_A_LIST or "kernel" in name or name == "patch_size":
         return None
     return [max(1, round(_LARGEST_OF_A_LIST * size / largest / _WIDTH_STEP)) * _WIDTH_STEP for size in sizes]
 
@@ -174,7 +180,14 @@ ELSEWHERE = Rules(_FIXED_ELSEWHERE, _FEWER_ELSEWHERE, _smaller_list, _overrides)
 _TYING = ("window", "head", "experts")  # what widths that stay may be multiples of
 GENTLE = Rules(
     {name: value for name, value in _FIXED_ELSEWHERE.items() if not any(word in name for word in _TYING)},
-    (("image_size", 64), ("*vocab_size*", VOCABULARY), ("num_frames", 4), ("num_queries", 8), *_COUNTS, ("*", 1 << 62)),
+    (
+        ("image_size", _IMAGE),
+        ("*vocab_size*", VOCABULARY),
+        ("num_frames", 4),
+        ("num_queries", 8),
+        *_COUNTS,
+        ("*", 1 << 62),
+    ),
     _fewer_stages,
     _overrides,
 )

@@ -4,7 +4,7 @@ A task has it with three lines, of `frontend` (the first and the last) and `chec
 
     graphs     return (*frontend_graphs(source, options, "input_features"), *the_others)
     check      return with_frontend(report, subject, "input_features"), where the others' check gave the report
-    interface  {..., **frontend_record(source, options, "input_features")}
+    interface  {..., **frontend_record(graphs)}
 
 The name is the input of the model that it makes. There is none, and nothing changes, where the source has no
 preprocessor config, where its kind is not known here, or with `--no-frontend`. What reads the archives of a task by role

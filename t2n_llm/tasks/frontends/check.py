@@ -71,7 +71,7 @@ def with_frontend(report: ValidationReport, subject: CheckSubject, input_name: s
     archive = subject.archives.get(FRONTEND)
     if archive is None:
         return report
-    front = frontend_of(subject.source, input_name)
+    front = frontend_of(subject.source, replace(subject.options, frontend=True), input_name)
     if front is None:
         subject.reporter.warn(f"{archive.name} is not checked: {subject.source.name} has no preprocessor config.")
         return report

@@ -18,7 +18,14 @@ from t2n_llm.graph.capture import document_of
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.source.empty_model import take_buffers
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.frontends.channel import channel, channel_of_hops
+from t2n_llm.tasks.frontends.clap import clap_decibels
+from t2n_llm.tasks.frontends.kaldi import joined_bank, spectrogram_transformer_bank, utterance_bank
 from t2n_llm.tasks.frontends.kind import FrontEnd
+from t2n_llm.tasks.frontends.nemo import streaming_log_mel, utterance_log_mel
+from t2n_llm.tasks.frontends.numbered_patches import numbered_patches
+from t2n_llm.tasks.frontends.patches import flattens_patches, patch_rows
+from t2n_llm.tasks.frontends.pixels import plain_pixels
 from t2n_llm.tasks.frontends.processors import own_processors
 from t2n_llm.tasks.frontends.unit_variance import unit_variance_waveform
 from t2n_llm.tasks.frontends.whisper import whisper_log_mel
@@ -27,18 +34,32 @@ from t2n_llm.tasks.protocol import TaskGraph
 FRONTEND = "frontend"
 """Its role, and the entry of `export.json` that describes it."""
 
-_KINDS: Mapping[str, Callable[[Any, Any], FrontEnd | None]] = {
+_Maker = Callable[[Any, Any, GraphOptions], FrontEnd | None]
+"""Makes a front end of a processor, the model's config and the choices of an export; None where it has no graph."""
+
+_KINDS: Mapping[str, _Maker] = {
     "WhisperFeatureExtractor": whisper_log_mel,
     "Wav2Vec2FeatureExtractor": unit_variance_waveform,
     "SpeechT5FeatureExtractor": unit_variance_waveform,
+    "ASTFeatureExtractor": spectrogram_transformer_bank,
+    "Speech2TextFeatureExtractor": utterance_bank,
+    "SeamlessM4TFeatureExtractor": joined_bank,
+    "ParakeetFeatureExtractor": utterance_log_mel,
+    "NemotronAsrStreamingFeatureExtractor": streaming_log_mel,
+    "ClapFeatureExtractor": clap_decibels,
+    "EncodecFeatureExtractor": channel,
+    "DacFeatureExtractor": channel_of_hops,
+    "Pix2StructImageProcessor": numbered_patches,
+    "Pix2StructImageProcessorPil": numbered_patches,
 }
-"""Class of transformers' feature extractor or image processor -> what makes a front end of it and the model's config."""
+"""By the class of transformers' feature extractor or image processor."""
 
 
 @dataclass(frozen=True)
 class _Constants:
     """A front end ready for capture: no parameter, and constants instead of a checkpoint; see `Weightless`."""
 
+    front: FrontEnd
     network: nn.Module
     buffers: Mapping[str, torch.Tensor]
     tied: Mapping[str, str] = field(default_factory=dict)
@@ -61,22 +82,30 @@ class _HandingOver(nn.Module):
         return tuple(each.to(self.dtype) if each.dtype.is_floating_point else each for each in results)
 
 
-def frontend_of(source: ModelSource, input_name: str) -> FrontEnd | None:
+def frontend_of(source: ModelSource, options: GraphOptions, input_name: str) -> FrontEnd | None:
     """Return what makes an input of a model, as the source's own feature extractor or image processor does.
 
     Args:
         source: the model.
+        options: whether there is one, and the size of images.
         input_name: of the model's inputs: `input_features`, `input_values`, `pixel_values`.
 
     Returns:
-        None where the source says nothing of it, or something that has no graph here.
+        None where it is not wanted, where the source says nothing of it, or something that has no graph here.
     """
-    for processor in own_processors(source):
-        made = _KINDS.get(type(processor).__name__.removesuffix("Pil").removesuffix("Fast"))
-        front = made(processor, source.config) if made is not None else None
+    for processor in own_processors(source) if options.frontend else ():
+        maker = _KINDS.get(type(processor).__name__) or _of_pictures(processor)
+        front = maker(processor, source.config, options) if maker is not None else None
         if front is not None and input_name in front.output_names:
             return front
     return None
+
+
+def _of_pictures(processor: Any) -> _Maker | None:
+    """Return what tries an image processor, whatever its class: its settings say what it might do, its answers whether it does."""
+    if "pixel_values" not in getattr(processor, "model_input_names", ()):
+        return None
+    return patch_rows if flattens_patches(processor) else plain_pixels
 
 
 def frontend_graphs(source: ModelSource, options: GraphOptions, input_name: str) -> tuple[TaskGraph, ...]:
@@ -90,7 +119,7 @@ def frontend_graphs(source: ModelSource, options: GraphOptions, input_name: str)
     Raises:
         CaptureError, TranslationError: it cannot be expressed; the message says where.
     """
-    front = frontend_of(source, input_name) if options.frontend else None
+    front = frontend_of(source, options, input_name)
     if front is None:
         return ()
     module = _HandingOver(front.module(), options.torch_dtype).eval()
@@ -105,13 +134,13 @@ def frontend_graphs(source: ModelSource, options: GraphOptions, input_name: str)
         graph_name=FRONTEND,
         source_name=source.public_name,
     )
-    skeleton = _Constants(module.front, {**constants, **document.constants})
+    skeleton = _Constants(front, module.front, {**constants, **document.constants})
     return (TaskGraph(skeleton, document.graph, FRONTEND, from_checkpoint=False),)
 
 
-def frontend_record(source: ModelSource, options: GraphOptions, input_name: str) -> dict[str, Any]:
+def frontend_record(graphs: Sequence[TaskGraph]) -> dict[str, Any]:
     """Return the entry of `export.json`: what the front end takes, and what it gives; nothing where there is none."""
-    front = frontend_of(source, input_name) if options.frontend else None
+    front = next((graph.skeleton.front for graph in graphs if isinstance(graph.skeleton, _Constants)), None)
     if front is None:
         return {}
     return {FRONTEND: {"role": FRONTEND, "kind": front.kind, "outputs": list(front.output_names), **front.described()}}

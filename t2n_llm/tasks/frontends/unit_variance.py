@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks.frontends.waveforms import SoundFrontEnd
 
 _VALUES, _MASK = "input_values", "attention_mask"
@@ -78,9 +79,9 @@ class UnitVarianceWaveform(SoundFrontEnd):
         return (values, said[_MASK].astype(np.int64)) if self.takes_lengths else (values,)
 
 
-def unit_variance_waveform(extractor: Any, config: Any) -> UnitVarianceWaveform | None:
+def unit_variance_waveform(extractor: Any, config: Any, options: GraphOptions) -> UnitVarianceWaveform | None:
     """Return the front end of a `Wav2Vec2FeatureExtractor` or one like it; None for one that changes nothing."""
-    del config
+    del config, options
     masks = bool(extractor.return_attention_mask)
     if not (masks or extractor.do_normalize) or extractor.padding_side != "right":
         return None

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks.frontends.waveforms import SoundFrontEnd
 
 _FEATURES = "input_features"
@@ -119,8 +120,9 @@ class WhisperLogMel(SoundFrontEnd):
         return (features, said["attention_mask"].astype(np.int64)) if self.takes_lengths else (features,)
 
 
-def whisper_log_mel(extractor: Any, config: Any) -> WhisperLogMel | None:
+def whisper_log_mel(extractor: Any, config: Any, options: GraphOptions) -> WhisperLogMel | None:
     """Return the front end of a `WhisperFeatureExtractor`; None for one that adds noise."""
+    del options
     if getattr(extractor, "dither", 0.0):
         return None
     return WhisperLogMel(extractor, _FRAME_MASKS.get(config.model_type))

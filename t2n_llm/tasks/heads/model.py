@@ -10,27 +10,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import nn
+from torch.export import Dim
 
-from generic_export.errors import CaptureError, described
+from generic_export.errors import CaptureError, SpecializedAxisError, described
 from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
 from kvcache.recurrent import explicit_recurrences
-from t2n_llm.graph.capture import document_of, weightless_network
+from t2n_llm.graph.capture import Document, document_of, weightless_network
 from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest, Ranges
 from t2n_llm.source.empty_model import take_buffers, tied_names
-from t2n_llm.tasks.heads.inputs import BATCH, Reading, Values, reading_of
+from t2n_llm.tasks.heads.inputs import BATCH, LENGTH, STEPS, Reading, Values, reading_of
 from t2n_llm.tasks.heads.pooling import Pooling
+from t2n_llm.tasks.heads.shapes_alone import ConstantsInGraph, further_keywords
 from t2n_llm.tasks.heads.table import Head
 from t2n_llm.tasks.names import SENTENCE_EMBEDDING
 
 _WRAPPER_ATTRIBUTE = "network"
+_SHORTEST = {STEPS: 3, LENGTH: 32}  # a guard of PyTorch's about fewer is no obstacle
 
 Axes = tuple["str | int | None", ...]
 """Sizes and symbols; None where a size follows from others."""
@@ -59,10 +63,15 @@ class HeadModule(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on one tensor an input, and return one an output."""
         given = dict(zip(self.inputs, tensors, strict=True))
-        with explicit_recurrences(self.network, _no_past):
-            result = self.network(**given)
-        answers = answers_of(result, given, self.pooling)
+        answers = _answered(self.network, given, self.pooling)
         return tuple(answers[name] for name in self.outputs)
+
+
+def _answered(
+    network: nn.Module, given: Mapping[str, torch.Tensor], pooling: Pooling | None
+) -> dict[str, torch.Tensor]:
+    with explicit_recurrences(network, _no_past), ConstantsInGraph():
+        return answers_of(network(**given, **further_keywords(network, given)), given, pooling)
 
 
 def answers_of(result: Any, given: Mapping[str, torch.Tensor], pooling: Pooling | None) -> dict[str, torch.Tensor]:
@@ -172,18 +181,46 @@ def build_head_graph(
 
         skeleton = attention.first_that_runs(build)
         reading = skeleton.reading
-        document = document_of(
-            skeleton.module,
-            _meta_inputs(reading, reading.traced, options.torch_dtype),
-            tuple(skeleton.outputs),
-            options.target(skeleton.dynamic_axes, skeleton.network, revision, cached=False, task=head.name),
-            prefix=f"{_WRAPPER_ATTRIBUTE}.",
-            graph_name=str(config.model_type),
-            source_name=name,
-            fit=partial(ranges.fit, skeleton, _typical_inputs(reading, ranges.tokens)) if ranges is not None else None,
-        )
-    graph, _ = as_stored(document.graph, skeleton.network, (), options)
-    return replace(skeleton, buffers={**skeleton.buffers, **document.constants}, ranges=document.ranges), graph
+
+        def document(axes: DynamicAxes) -> Document:
+            return document_of(
+                skeleton.module,
+                _meta_inputs(reading, reading.traced, options.torch_dtype),
+                tuple(skeleton.outputs),
+                options.target(axes, skeleton.network, revision, cached=False, task=head.name),
+                prefix=f"{_WRAPPER_ATTRIBUTE}.",
+                graph_name=str(config.model_type),
+                source_name=name,
+                fit=partial(ranges.fit, skeleton, _typical_inputs(reading, ranges.tokens)) if ranges else None,
+            )
+
+        made = _of_any_length(document, skeleton.dynamic_axes, _most_tokens(config))
+    graph, _ = as_stored(made.graph, skeleton.network, (), options)
+    return replace(skeleton, buffers={**skeleton.buffers, **made.constants}, ranges=made.ranges), graph
+
+
+def _of_any_length(document: Callable[[DynamicAxes], Document], axes: DynamicAxes, most: int | None) -> Document:
+    """Return a document for texts of any length; of no fewer than a few tokens and no more than it has positions, where a model
+    takes another path for those.
+    """
+    try:
+        return document(axes)
+    except SpecializedAxisError:
+        lengths = {
+            STEPS: Dim(STEPS, min=_SHORTEST[STEPS], max=most),
+            LENGTH: Dim(LENGTH, min=_SHORTEST[LENGTH]),
+        }
+        bounded = {
+            name: {place: lengths.get(str(axis), axis) for place, axis in row.items()} for name, row in axes.items()
+        }
+        if bounded == axes:
+            raise
+        return document(bounded)
+
+
+def _most_tokens(config: Any) -> int | None:
+    most = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > _SHORTEST[STEPS] else None
 
 
 def one_pass(config: Any) -> Any:
@@ -203,7 +240,7 @@ def _meta_inputs(reading: Reading, sizes: Mapping[str, int], dtype: torch.dtype)
 
 def _typical_inputs(reading: Reading, tokens: Sequence[int]) -> tuple[torch.Tensor, ...]:
     """Return one text without padding, or one of what else is read."""
-    sizes = {**reading.others[0], BATCH: 1, "S": len(tokens)}
+    sizes = {**reading.others[0], BATCH: 1, STEPS: len(tokens)}
     found = reading.random(sizes)
     for each in reading.inputs:
         if each.values is Values.IDS:
@@ -222,7 +259,8 @@ def _tried(
     refusals: list[Exception] = []
     for way in (reading, replace(reading, reads_batches=False)):
         try:
-            traced = _shapes(network, way, way.traced, options.torch_dtype, pooling)
+            # A copy: models keep what they computed for the next call (LeViT its biases), here on shapes alone.
+            traced = _shapes(copy.deepcopy(network), way, way.traced, options.torch_dtype, pooling)
         except Exception as error:  # whatever the model's own code raises
             refusals.append(error)
             continue
@@ -233,7 +271,8 @@ def _tried(
                 f"{' or '.join(head.outputs)}.",
                 "Choose another --task.",
             )
-        others = [_or_none(partial(_shapes, network, way, each, options.torch_dtype, pooling)) for each in way.others]
+        tried = copy.deepcopy(network)
+        others = [_or_none(partial(_shapes, tried, way, each, options.torch_dtype, pooling)) for each in way.others]
         return way, {name: _axes(way, name, traced, others) for name in known}
     raise CaptureError(
         f"{type(network).__name__} cannot run on shapes alone: {described(refusals[0])}",
@@ -245,8 +284,10 @@ def _shapes(
     network: nn.Module, reading: Reading, sizes: Mapping[str, int], dtype: torch.dtype, pooling: Pooling | None
 ) -> dict[str, tuple[int, ...]]:
     given = _meta_inputs(reading, sizes, dtype)
-    with torch.no_grad(), explicit_recurrences(network, _no_past):
-        answers = answers_of(network(**given), given, pooling)
+    # As in a capture: transformers then looks at no mask whether it hides anything, which shapes alone do not say.
+    compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
+    with torch.no_grad(), compiling:
+        answers = _answered(network, given, pooling)
     return {name: tuple(tensor.shape) for name, tensor in answers.items()}
 
 

@@ -116,7 +116,7 @@ _IMAGE_ROWS = (
         _kind("AutoModelForImageClassification", "image classifier"),
         ("IMAGE_CLASSIFICATION",),
         Reads.IMAGE,
-        ("logits",),
+        ("logits", "last_hidden_state"),
         labelled=True,
     ),
     Head(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from generic_export.errors import OptionError, UnknownArchitectureError
+from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE
 from t2n_llm.tasks.multimodal.family import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, Senses, Sight
 from t2n_llm.tasks.multimodal.qwen_vl import Qwen3VL, Qwen25VL
 from t2n_llm.tasks.multimodal.speech import Qwen2Audio, Voxtral
@@ -98,7 +99,6 @@ class Gemma3(Senses):
         return {TOKEN_TYPES: is_image.long()} | ({"pixel_values": pixels} if len(pixels) else {})
 
 
-_DEFAULT_IMAGE_SIZE = 448
 _FIXED: Mapping[str, Family] = {
     "idefics3": Idefics3(),
     "smolvlm": Idefics3(),
@@ -140,7 +140,7 @@ def family_of(config: Any, image_size: int | None = None, task: str | None = Non
 
 def _known_family(config: Any, image_size: int | None) -> Family:
     if config.model_type in _SIZED:
-        return _SIZED[config.model_type](_DEFAULT_IMAGE_SIZE if image_size is None else image_size)
+        return _SIZED[config.model_type](DEFAULT_IMAGE_SIZE if image_size is None else image_size)
     if config.model_type in _FIXED:
         return _FIXED[config.model_type]
     raise UnknownArchitectureError(

@@ -124,7 +124,7 @@ class MultimodalTask(Task):
             "multimodal": {"order": order_of(graphs, [EMBED, family.medium.role, DECODER])}
             | connection(source.config, family),
             "model": text_model(source.config, variables.values()),
-            **frontend_record(source, options, family.medium.input_name),
+            **frontend_record(graphs),
         }
 
     def _sensed(self, source: ModelSource, options: GraphOptions) -> str:

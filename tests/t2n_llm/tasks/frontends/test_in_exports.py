@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForMultimodalLM, WhisperFeatureExtractor
 
 from t2n_llm.check.answers import open_answerer
@@ -22,9 +24,10 @@ from t2n_llm.graph.interface import recorded_states
 from t2n_llm.tasks.frontends.waveforms import chirp
 from t2n_llm.tasks.multimodal.check import Pipeline, Prompt
 from t2n_llm.tasks.multimodal.families import family_of
-from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT
+from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 from tests.families import COMMON, leave_neutral_start
 from tests.t2n_llm.command_line import call, strict_json
+from tests.t2n_llm.tasks.multimodal.test_multimodal import CONFIGS
 
 _CONFIG: dict[str, Any] = {
     "audio_config": {
@@ -98,6 +101,7 @@ def test_the_manifest_describes_it_and_counts_no_parameter_of_it(export: Path, l
     assert (front["kind"], front["sampling_rate"], front["features"]) == ("log-mel", 16_000, [8, 24])
     assert manifest["parts"]["frontend"]["graph"]["inputs"] == list(front["inputs"]) == ["waveform", "lengths"]
     assert manifest["parts"]["frontend"]["graph"]["outputs"] == front["outputs"]
+    assert manifest["parts"]["frontend"]["graph"]["dtype"] == "f32"
     assert set(manifest["parts"]["frontend"]["tensors"]) >= {"window", "mel_filters"}
     without = _exported(listener, tmp_path / "out", frontend=False, check=False)
     assert not (without.output_dir / "frontend.nnef.tar").exists() and "frontend" not in without.manifest
@@ -130,8 +134,63 @@ def test_f16_leaves_it_in_f32(options: dict[str, str], listener: Path, tmp_path:
     assert {share["dtype"] for share in record["dtypes"]} == {"f32"}
 
 
+def test_the_command_line_leaves_it_out(listener: Path, tmp_path: Path) -> None:
+    words = (
+        "export",
+        listener,
+        "-o",
+        tmp_path / "x",
+        "--task",
+        AUDIO_TEXT_TO_TEXT,
+        "--no-tokenizer",
+        "--dry-run",
+        "--json",
+    )
+    assert "frontend.nnef.tar" in call(*words).out
+    assert "frontend.nnef.tar" not in call(*words, "--no-frontend").out
+
+
+def test_a_folder_without_its_config_is_still_validated(export: Path, listener: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(listener, bare)
+    (bare / "preprocessor_config.json").unlink()
+    report = validate_folder(export, str(bare))
+    assert report.passed and len(report.checks) == 3
+
+
 def test_a_dry_run_measures_it(export: Path, listener: Path, tmp_path: Path) -> None:
     options = ExportOptions.of(task=AUDIO_TEXT_TO_TEXT, require_tokenizer=False, dtype="f32")
     plan = plan_llm_export(str(listener), tmp_path / "x", options=options)
     sizes = {archive.name: archive.bytes for archive in plan.archives}
     assert sizes["frontend.nnef.tar"] == (export / "frontend.nnef.tar").stat().st_size
+
+
+_SEERS = {
+    "smolvlm": ("SmolVLM", {"max_image_size": {"longest_edge": 16}}, None),
+    "qwen2_5_vl": (
+        "Qwen2VL",
+        {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 16, "longest_edge": 4096}},
+        24,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", _SEERS)
+def test_pixels_go_into_the_encoder_as_they_come(family: str, tmp_path: Path) -> None:
+    processor, settings, image_size = _SEERS[family]
+    source = tmp_path / "source"
+    torch.manual_seed(0)
+    model = AutoModelForMultimodalLM.from_config(AutoConfig.for_model(family, **CONFIGS[family]), dtype=torch.float32)
+    leave_neutral_start(model)
+    model.save_pretrained(source)
+    getattr(transformers, f"{processor}ImageProcessorPil")(**settings).save_pretrained(source)
+    result = _exported(source, tmp_path / "out", task=IMAGE_TEXT_TO_TEXT, image_size=image_size)
+    assert result.validation is not None and result.validation.passed and len(result.validation.checks) == 5
+    assert result.manifest["multimodal"]["order"] == ["frontend", "embed", "vision", "decoder"]
+    side = result.manifest["frontend"]["resize"]["height"]
+    pixels = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), dtype=np.uint8)
+    with open_answerer(result.archives["frontend"]) as front, open_answerer(result.archives["vision"]) as vision:
+        (rows,) = vision.answer(front.answer([pixels]))
+        (others,) = vision.answer(front.answer([255 - pixels]))
+    assert rows.reshape(-1, rows.shape[-1]).shape[0] == result.manifest["multimodal"]["rows_per_image"]
+    assert np.abs(rows - others).max() > 1e-3

@@ -10,6 +10,7 @@ import pytest
 from transformers import SpeechT5FeatureExtractor, Wav2Vec2FeatureExtractor
 
 from t2n_llm.check.answers import open_answerer
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks.frontends.check import check_frontend
 from t2n_llm.tasks.frontends.frontend import frontend_of
 from t2n_llm.tasks.frontends.waveforms import chirp
@@ -57,4 +58,4 @@ def test_what_is_after_the_end_of_a_recording_counts_for_nothing(tmp_path: Path)
 
 def test_an_extractor_that_changes_nothing_has_no_graph(tmp_path: Path) -> None:
     source = source_with(tmp_path, Wav2Vec2FeatureExtractor(do_normalize=False), "wav2vec2")
-    assert frontend_of(source, _VALUES) is None
+    assert frontend_of(source, GraphOptions(), _VALUES) is None

@@ -10,6 +10,7 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 from t2n_llm.check.answers import open_answerer
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks.frontends.check import check_frontend
 from t2n_llm.tasks.frontends.waveforms import chirp
 from tests.frontend_archives import FrontEndArchive, written
@@ -86,4 +87,7 @@ def test_an_extractor_that_adds_noise_has_no_graph(tmp_path: Path) -> None:
     from t2n_llm.tasks.frontends.frontend import frontend_of
     from tests.frontend_archives import source_with
 
-    assert frontend_of(source_with(tmp_path, WhisperFeatureExtractor(dither=0.1), "whisper"), _FEATURES) is None
+    assert (
+        frontend_of(source_with(tmp_path, WhisperFeatureExtractor(dither=0.1), "whisper"), GraphOptions(), _FEATURES)
+        is None
+    )

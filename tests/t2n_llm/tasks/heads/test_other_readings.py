@@ -1,0 +1,181 @@
+"""Single-pass tasks of images, sound, video, series, pairs and choices: tiny models, other sizes than the captured ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from generic_export.errors import OptionError, SourceError
+from t2n_llm.check.answers import open_answerer
+from t2n_llm.export.pipeline import ExportResult, export_llm
+from t2n_llm.tasks import names
+from t2n_llm.tasks.heads.image_size import image_size_of
+from t2n_llm.tasks.heads.inputs import reading_of
+from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
+from t2n_llm.tasks.heads.table import HEADS
+from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
+
+
+def exported(model: Any, task: str, folder: Path, **options: Any) -> ExportResult:
+    save_tiny_model(model, folder / "model", task)
+    return export_llm(
+        str(folder / "model"), folder / "out", task=task, archive="dir", require_tokenizer=False, dtype="f32", **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "architecture", "inputs", "outputs"),
+    [
+        (
+            names.QUESTION_ANSWERING,
+            "bert",
+            {"input_ids": ["B", "S"], "attention_mask": ["B", "S"], "token_type_ids": ["B", "S"]},
+            {"start_logits": ["B", "S"], "end_logits": ["B", "S"]},
+        ),
+        (
+            names.MULTIPLE_CHOICE,
+            "bert",
+            {name: ["B", "N", "S"] for name in ("input_ids", "attention_mask", "token_type_ids")},
+            {"logits": ["B", "N"]},
+        ),
+        (names.IMAGE_CLASSIFICATION, "vit", {"pixel_values": ["B", 3, 64, 64]}, {"logits": ["B", 2]}),
+        (names.CTC, "wav2vec2", {"input_values": ["B", "T"]}, {"logits": ["B", None, 32]}),
+        (
+            names.ZERO_SHOT_IMAGE_CLASSIFICATION,
+            "clip",
+            {"input_ids": ["N", "S"], "attention_mask": ["N", "S"], "pixel_values": ["B", 3, 64, 64]},
+            {"logits_per_image": ["B", "N"], "text_embeds": ["N", 64], "image_embeds": ["B", 64]},
+        ),
+        (names.TIME_SERIES, "patchtst", {"past_values": ["B", 32, 1]}, {"prediction_logits": ["B", 1]}),
+    ],
+)
+def test_archives_agree_at_other_sizes(
+    task: str, architecture: str, inputs: dict[str, Any], outputs: dict[str, Any], tmp_path: Path
+) -> None:
+    result = exported(build_tiny_model(architecture, 0, task), task, tmp_path)
+    assert result.validation is not None and result.validation.passed
+    assert len(result.validation.checks) >= 2
+    assert {check.steps[0].max_abs_error for check in result.validation.checks} != {0.0}
+    graph = result.manifest["graph"]
+    assert graph["inputs"] == list(inputs) and graph["outputs"] == list(outputs)
+    shapes = {name: tensor["shape"] for name, tensor in graph["tensors"].items()}
+    assert shapes == inputs | outputs
+    assert set(result.manifest["model"]["inputs"]) == set(inputs)
+
+
+def test_sizes_differ_from_the_captured_ones_in_every_symbol() -> None:
+    for task, architecture in ((names.CTC, "wav2vec2"), (names.MULTIPLE_CHOICE, "bert")):
+        model = build_tiny_model(architecture, 0, task)
+        reading = reading_of(HEADS[task], model, (64, 64))
+        symbols = {axis for each in reading.inputs for axis in each.axes if isinstance(axis, str)}
+        assert len(symbols) >= 2 and len(reading.others) >= 2
+        for symbol in symbols:
+            sizes = [sizes[symbol] for sizes in reading.others]
+            assert len(set(sizes)) == 2 and reading.traced[symbol] not in sizes, (task, symbol)
+
+
+def test_a_checkpoint_chooses_its_task(tmp_path: Path) -> None:
+    model = build_tiny_model("vit", 0, names.IMAGE_CLASSIFICATION)
+    save_tiny_model(model, tmp_path / "model", names.IMAGE_CLASSIFICATION)
+    result = export_llm(str(tmp_path / "model"), tmp_path / "out", dtype="f16", compress="q4_0")
+    assert result.manifest["task"] == names.IMAGE_CLASSIFICATION == result.manifest["options"]["task"]
+    assert result.manifest["model"]["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+    assert result.validation is not None and result.validation.passed
+    assert {each["scheme"] for each in result.manifest["compression"]["tensors"]} >= {"q4_0"}
+
+
+# --- vectors of texts ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "mean_sqrt_len", "lasttoken"])
+def test_rows_are_pooled_whichever_side_is_padded(mode: str) -> None:
+    pooling = Pooling(mode, normalized=False)
+    hidden = torch.arange(24.0).reshape(2, 4, 3)
+    rows = {
+        "mean": hidden[1, 1:3].mean(dim=0),
+        "cls": hidden[1, 1],
+        "max": hidden[1, 2],
+        "mean_sqrt_len": hidden[1, 1:3].sum(dim=0) / 2**0.5,
+        "lasttoken": hidden[1, 2],
+    }
+    mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])
+    torch.testing.assert_close(pooling(hidden, mask)[1], rows[mode])
+    length = Pooling(mode)(hidden, mask)[1].norm()
+    torch.testing.assert_close(length, torch.ones(()))
+
+
+def sentence_files(folder: Path, pooling: dict[str, Any], *kinds: str) -> None:
+    folder.mkdir(exist_ok=True)
+    modules = [{"path": "" if kind == "Transformer" else f"1_{kind}", "type": f"a.b.{kind}"} for kind in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+def test_the_files_of_sentence_transformers_decide(tmp_path: Path) -> None:
+    assert pooling_of(None) == pooling_of(tmp_path) == Pooling("mean", normalized=True)
+    sentence_files(tmp_path, {"pooling_mode_cls_token": True}, "Transformer", "Pooling")
+    assert pooling_of(tmp_path) == Pooling("cls", normalized=False)
+    sentence_files(tmp_path, {"pooling_mode": "lasttoken"}, "Transformer", "Pooling", "Normalize")
+    assert pooling_of(tmp_path) == Pooling("lasttoken", normalized=True)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "kinds", "words"),
+    [
+        ({"pooling_mode_mean_tokens": True}, ("Transformer", "Pooling", "Dense"), "a Dense module"),
+        ({"pooling_mode_weightedmean_tokens": True}, ("Transformer", "Pooling"), "weightedmean"),
+        ({}, ("Transformer", "Pooling"), "by nothing"),
+        ({}, ("Transformer",), "cannot be read"),
+    ],
+)
+def test_what_nobody_knows_to_pool_is_refused(
+    pooling: dict[str, Any], kinds: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    sentence_files(tmp_path, pooling, *kinds)
+    with pytest.raises(SourceError, match=words):
+        pooling_of(tmp_path)
+
+
+def test_vectors_of_texts_have_length_one(tmp_path: Path) -> None:
+    result = exported(build_tiny_model("bert", 0, names.SENTENCE_SIMILARITY), names.SENTENCE_SIMILARITY, tmp_path)
+    assert result.validation is not None and result.validation.passed
+    assert result.manifest["model"]["pooling"] == {"mode": "mean", "normalized": True}
+    with open_answerer(result.archive) as answerer:
+        (rows,) = answerer.answer([np.full((2, 5), 9), np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])])
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=-1), 1, atol=1e-5)
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({"size": {"height": 30, "width": 40}}, (30, 40)),
+        ({"size": 48}, (48, 48)),
+        ({"size": {"shortest_edge": 50}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}, (32, 32)),
+        ({"size": {"shortest_edge": 50}, "crop_size": {"height": 32, "width": 32}}, (50, 50)),
+        ({"size": {"shortest_edge": 800, "longest_edge": 1333}}, (800, 800)),
+        ([], (224, 224)),
+        ({}, (224, 224)),
+    ],
+)
+def test_the_processor_says_how_large_images_are(settings: Any, size: tuple[int, int], tmp_path: Path) -> None:
+    from transformers import ResNetConfig, ViTConfig
+
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert image_size_of(ResNetConfig(), tmp_path) == size
+    assert image_size_of(ResNetConfig(), tmp_path, 96) == (96, 96)
+    assert image_size_of(ViTConfig(image_size=[16, 24]), tmp_path) == (16, 24)
+
+
+def test_text_has_no_image_size(tmp_path: Path) -> None:
+    model = build_tiny_model("bert", 0, names.FILL_MASK)
+    with pytest.raises(OptionError, match="reads no images"):
+        exported(model, names.FILL_MASK, tmp_path, image_size=64)

@@ -1,0 +1,179 @@
+"""Encoder-decoders that read and write text: two archives in the engine say what transformers says, in every form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from generic_export.errors import OptionError
+from generic_export.read.reading import read_graph_text, signature_of
+from t2n_llm import export_llm
+from t2n_llm.export.revalidate import validate_folder
+from t2n_llm.measure.from_source import SourceModel, Wishes
+from t2n_llm.tasks.names import TEXT_TO_TEXT
+from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
+
+TEXT = "w7 w12 w90 w33 w5 w61"
+
+
+def _with_words(folder: Path, size: int) -> None:
+    """Give a model a tokenizer of words `w3`, `w4`, ..., whose texts end as the encoder expects."""
+    words = {"<s>": 0, "<pad>": 1, "</s>": 2} | {f"w{index}": index for index in range(3, size)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    fast.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BART with a tokenizer."""
+    folder = tmp_path_factory.mktemp("bart") / "model"
+    model = build_tiny_model("bart", task=TEXT_TO_TEXT)
+    save_tiny_model(model, folder)
+    _with_words(folder, model.config.vocab_size)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(bart: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It exported in f32."""
+    return export_llm(str(bart), tmp_path_factory.mktemp("bart-f32") / "out", task=TEXT_TO_TEXT, dtype="f32").output_dir
+
+
+def _own(bart: Path, **options: Any) -> str:
+    """Return what transformers' `generate()` makes of the text."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(bart), AutoTokenizer.from_pretrained(bart)
+    settings = {"do_sample": False, "num_beams": 1, "max_new_tokens": 12, **options}
+    with torch.no_grad():
+        said = model.generate(**tokenizer(TEXT, return_tensors="pt"), **settings)
+    return str(tokenizer.decode(said[0, 1:], skip_special_tokens=True))  # without what the decoder started with
+
+
+def test_the_checks_are_four_for_each_of_two_sources(exported: Path) -> None:
+    report = json.loads((exported / "export.json").read_text())["validation"]
+    assert report["passed"]
+    names = [check["name"] for check in report["checks"]]
+    assert len(names) == 8
+    assert {name.partition(", ")[0] for name in names} == {"prefill", "chunked prefill", "decode", "greedy"}
+    assert max(check["max_abs_error"] for check in report["checks"]) < 1e-4
+
+
+def test_keys_and_values_of_the_source_are_the_encoder_s(exported: Path) -> None:
+    encoder, decoder = (signature_of(read_graph_text(exported / f"{role}.nnef.tar")) for role in ("encoder", "decoder"))
+    assert list(encoder.inputs) == ["input_ids"]
+    assert all(name.startswith("cross_") for name in encoder.outputs)
+    assert set(encoder.outputs) < set(decoder.inputs)
+    parts = json.loads((exported / "export.json").read_text())["parts"]
+    assert not any("encoder_attn.k_proj" in label for label in parts["decoder"]["tensors"])
+    assert not any(label.startswith("model.decoder.layers.0.self_attn") for label in parts["encoder"]["tensors"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "f16"},
+        {"dtype": "f16", "compress": "q4_0"},
+        {"dtype": "f16", "stateful": True},
+        {"dtype": "f32", "batch": True},
+        {"dtype": "f16", "activations": "f16"},
+        {"dtype": "f32", "num_logits_to_keep": 0},
+    ],
+    ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
+)
+def test_every_form_of_the_export(bart: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    result = export_llm(str(bart), tmp_path / "out", task="summarization", **options)
+    assert result.validation is not None
+    assert result.validation.passed
+    padded = [check for check in result.validation.checks if check.name == "sources of several lengths"]
+    assert len(padded) == bool(options.get("batch"))
+
+
+def test_a_folder_is_validated_again(bart: Path, tmp_path: Path) -> None:
+    folder = export_llm(str(bart), tmp_path / "out", task=TEXT_TO_TEXT, dtype="f16", compress="q4_0").output_dir
+    assert validate_folder(folder, str(bart)).passed
+
+
+def test_another_model_is_noticed(bart: Path, exported: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    save_tiny_model(build_tiny_model("bart", seed=1, task=TEXT_TO_TEXT), other)
+    _with_words(other, 160)
+    assert not validate_folder(exported, str(other)).passed
+
+
+@pytest.mark.parametrize("architecture", ["t5", "marian", "switch_transformers", "fsmt"])
+def test_families_that_differ(architecture: str, tmp_path: Path) -> None:
+    save_tiny_model(build_tiny_model(architecture, task=TEXT_TO_TEXT), tmp_path / "model")
+    result = export_llm(
+        str(tmp_path / "model"), tmp_path / "out", task=TEXT_TO_TEXT, dtype="f32", require_tokenizer=False
+    )
+    assert result.validation is not None
+    assert all(check.max_abs_error < 1e-4 for check in result.validation.checks)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"no_repeat_ngram_size": 2},
+        {"forced_bos_token_id": 17, "repetition_penalty": 1.4},
+        {"num_beams": 3},
+        {"num_beams": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 3},
+        {"num_beams": 2, "early_stopping": True, "suppress_tokens": [40, 41, 42]},
+    ],
+    ids=str,
+)
+def test_text_is_what_transformers_generates(
+    bart: Path, exported: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for file in exported.iterdir():
+        if file.is_file():
+            (folder / file.name).symlink_to(file)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    config = json.loads((bart / "generation_config.json").read_text()) | settings
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    model = SourceModel.open(folder)
+    said = "".join(model.text_of(Wishes(max_new_tokens=12, beams=None), text=TEXT))
+    assert said == _own(bart, **settings)
+
+
+def test_a_source_of_another_kind_is_refused(exported: Path, tmp_path: Path) -> None:
+    model = SourceModel.open(exported)
+    with pytest.raises(OptionError, match="exported for text2text-generation"):
+        list(model.text_of(Wishes(), audio=tmp_path / "speech.wav"))
+
+
+def test_beams_need_a_cache_that_is_given(bart: Path, tmp_path: Path) -> None:
+    from generic_export.errors import EngineLoadError
+
+    folder = export_llm(str(bart), tmp_path / "out", task=TEXT_TO_TEXT, stateful=True, check=False).output_dir
+    with pytest.raises(EngineLoadError, match="Export without --stateful"):
+        list(SourceModel.open(folder).text_of(Wishes(beams=2), text=TEXT))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"window_cache": True}, "window-cache"),
+        ({"compress": "q4_0:gptq"}, "calibrated algorithms"),
+        ({"adapter": "somewhere"}, "does not merge adapters"),
+    ],
+)
+def test_what_cannot_be_combined(bart: Path, tmp_path: Path, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        export_llm(str(bart), tmp_path / "out", task=TEXT_TO_TEXT, **options)
+    assert not (tmp_path / "out").exists()
