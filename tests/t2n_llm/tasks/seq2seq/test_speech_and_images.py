@@ -40,7 +40,7 @@ _DECODER = {
     "vocab_size": 90,
     "d_model": 32,
     "decoder_layers": 2,
-    "encoder_layers": 0,
+    "encoder_layers": 3,  # of which there are none; Donut has more of them in its config than layers of its decoder
     "decoder_attention_heads": 2,
     "decoder_ffn_dim": 48,
     "max_position_embeddings": 128,
