@@ -61,6 +61,10 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Generate text in tract, streamed, with the cache kept by the engine."""
+    if prompt is None and audio is None and image is None:
+        raise typer.BadParameter(
+            "there is nothing to start from; give a text, --audio or --image.", param_hint="prompt"
+        )
     with open_sink(as_json) as sink:
         quiet_libraries(sink)
         from t2n_llm.measure.from_source import SourceModel, Wishes, makes_text_of_sources

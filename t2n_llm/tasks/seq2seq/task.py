@@ -124,7 +124,7 @@ class Seq2SeqTask(Task):
             | {"engine_states": [asdict(state) for state in decoder.engine_states]},
             "encoder_decoder": connection(source.config, form, masked=DECODER_MASK in decoder.graph.inputs)
             | {"order": order_of(graphs, [ENCODER, DECODER])},
-            **frontend_record(source, options, form.inputs[0].name),
+            **frontend_record(graphs),
             "model": text_model(source.config, variables.values()),
         }
 
