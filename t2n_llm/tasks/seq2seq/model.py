@@ -320,6 +320,7 @@ def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, Net
         inputs | ({ENCODER_MASK: mask} if masked else {}),
         tuple(each.name for each in probed.cross),
         axes | ({ENCODER_MASK: {0: BATCH, 1: LENGTH}} if masked else {}),
+        handed=tuple(each.name for each in probed.cross),
     )
     states = probed.states
     said = {each.name: each.meta(batch, form.hint, options.torch_dtype) for each in probed.cross}
@@ -351,6 +352,7 @@ def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, Net
             **{each.input_name: each.dynamic_axes(batched=batched) for each in states},
         },
         states,
+        handed=encoder.handed,
     )
     return encoder, decoder
 
