@@ -115,7 +115,7 @@ def plan_check(
         teacher_forced: see `CheckPlan`; the text is then long enough to be decoded.
     """
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    limit = int(getattr(text, "max_position_embeddings", 0) or 1 << 20)
+    limit = _positions(text) or 1 << 20
     window = int(getattr(text, "sliding_window", 0) or 0)
     wanted = 3 * window + 5 if 0 < window <= _LONGEST_WINDOW else _SHORTEST_TEXT
     if teacher_forced:
@@ -136,10 +136,15 @@ def plan_check(
     return CheckPlan(tuple(int(i) for i in ids[:length]), tuple(ends), prompt, steps, teacher_forced)
 
 
+def _positions(text: Any) -> int:
+    """Return how many tokens a decoder has positions for; 0 where its config names no such number."""
+    return int(getattr(text, "max_position_embeddings", 0) or getattr(text, "max_target_positions", 0) or 0)
+
+
 def typical_tokens(config: Any, tokenizer: Any | None, seed: int = 0) -> tuple[int, ...]:
     """Return ids to measure a model on: the check's text, then one that makes activations large; random ids without a tokenizer."""
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    limit = min(_TYPICAL_TOKENS, int(getattr(text, "max_position_embeddings", 0) or _TYPICAL_TOKENS))
+    limit = min(_TYPICAL_TOKENS, _positions(text) or _TYPICAL_TOKENS)
     if tokenizer is None:
         return tuple(np.random.default_rng(seed).integers(0, text.vocab_size, size=limit).tolist())
     ids = [*tokenizer(STRESS_TEXT)["input_ids"], *tokenizer(CHECK_TEXT)["input_ids"]]

@@ -76,6 +76,11 @@ def _patches(config: Any) -> torch.Tensor:
     return torch.cat((places, torch.randn(16, part.patch_embed_hidden_size)), dim=1)[None]
 
 
+def _image_alone(model: Any) -> dict[str, Any]:
+    """GIT: a decoder of text, which begins by itself after an image."""
+    return {"pixel_values": _image(model.config)}
+
+
 def _image_and_prompt(model: Any) -> dict[str, Any]:
     """Florence-2: a placeholder for each row of the image, then a prompt."""
     pixels = _image(model.config)
@@ -122,9 +127,10 @@ _MAKERS: Mapping[str, Callable[[Any], torch.Tensor]] = {
 
 _OWN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "florence2": _image_and_prompt,
+    "git": _image_alone,
     "pop2piano": _sound_and_arranger,
     "udop": _page,
 }
-"""Families that read more than one thing, by model type."""
+"""Families that read more than one thing, or something else than their class says, by model type."""
 
 __all__ = ["source_inputs"]

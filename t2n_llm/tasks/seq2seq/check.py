@@ -27,12 +27,12 @@ from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.seq2seq.adapters import read_source, run_decoder
 from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER, first_token
 from t2n_llm.tasks.seq2seq.running import open_encoder, open_source_runner
-from t2n_llm.tasks.seq2seq.sources import ENCODER_MASK, SourceForm
+from t2n_llm.tasks.seq2seq.sources import ENCODER_MASK, LENGTH, SourceForm, SourceInput
 from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.f32_model import eager_model, refuse_invented
 from t2n_llm.weights.placement import Placement, require_memory
 
-_PADDED = "sources of several lengths"
+_PADDED, _TOGETHER = "sources of several lengths", "several sources at once"
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,20 @@ class SourceCase:
 
 @dataclass(frozen=True)
 class PaddedCase:
-    """Sources of several lengths in one batch.
+    """Sources in one batch.
 
     Attributes:
-        inputs: of the encoder, by name, padded on the right; its mask [B, T] among them.
+        inputs: of the encoder, by name; where lengths may differ padded on the right, its mask [B, T] among them.
         tokens: int64 [B, S] of the decoder.
     """
 
     inputs: Mapping[str, np.ndarray]
     tokens: np.ndarray
+
+    @property
+    def name(self) -> str:
+        """What is special about it."""
+        return _PADDED if ENCODER_MASK in self.inputs else _TOGETHER
 
 
 @dataclass(frozen=True)
@@ -105,15 +110,16 @@ def plan_sources(
     return tuple(sources)
 
 
-def plan_padded(cases: Sequence[SourceCase], form: SourceForm, padding: int) -> PaddedCase | None:
-    """Put the first sources together, the shorter ones padded; None where their lengths cannot differ.
+def plan_padded(cases: Sequence[SourceCase], form: SourceForm, padding: int) -> PaddedCase:
+    """Put the sources together, the shorter ones padded; where no mask tells padding from a source the longer ones cut.
 
     Args:
         cases, form: of the model.
         padding: the token that stands where no text is.
     """
+    tokens = np.array([case.plan.text_ids[:5] for case in cases], np.int64)
     if not form.masked:
-        return None
+        return PaddedCase({each.name: _cut(cases, each) for each in form.inputs}, tokens)
     name = form.inputs[0].name
     longest = max(case.inputs[name].shape[1] for case in cases)
     rows, masks = [], []
@@ -124,8 +130,17 @@ def plan_padded(cases: Sequence[SourceCase], form: SourceForm, padding: int) -> 
         pad = [(0, 0), (0, missing), *((0, 0),) * (source.ndim - 2)]
         rows.append(np.pad(source, pad, constant_values=fill))
         masks.append(np.arange(longest)[None] < source.shape[1])
-    tokens = np.array([case.plan.text_ids[:5] for case in cases], np.int64)
     return PaddedCase({name: np.concatenate(rows), ENCODER_MASK: np.concatenate(masks).astype(np.int64)}, tokens)
+
+
+def _cut(cases: Sequence[SourceCase], part: SourceInput) -> np.ndarray:
+    """Return an input of several sources, as long as the shortest."""
+    rows = [case.inputs[part.name] for case in cases]
+    if LENGTH not in part.shape:
+        return np.concatenate(rows)
+    axis = part.shape.index(LENGTH)
+    shortest = min(row.shape[axis] for row in rows)
+    return np.concatenate([row.take(range(shortest), axis=axis) for row in rows])
 
 
 def _reads_text(form: SourceForm) -> bool:
@@ -223,8 +238,8 @@ class _Listener:
 def _answered_padded(model: Any, case: PaddedCase) -> np.ndarray:
     given = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
     tokens = torch.from_numpy(case.tokens)
-    read, mask = read_source(model, given), given[ENCODER_MASK]
-    result = run_decoder(model, read, tokens, attention_mask=mask)
+    mask = {ENCODER_MASK: given[ENCODER_MASK]} if ENCODER_MASK in given else {}
+    result = run_decoder(model, read_source(model, given), tokens, **mask)
     logits: np.ndarray = result.logits[:, -1].float().numpy()
     return logits
 
@@ -271,7 +286,7 @@ def check_seq2seq(
             report = validate_archive(runner, reference, dtype, tolerance=tolerance, on_check=about)
             checks += [replace(check, name=f"{check.name}, {case.name}") for check in report.checks]
     if padded is not None and expected.padded is not None:
-        announce(_PADDED)
+        announce(padded.name)
         with open_answerer(archives[DECODER], engine) as answerer:
             checks.append(
                 _check_padded(answerer, archives[DECODER], states, together, padded, expected.padded, tolerance)
@@ -297,4 +312,4 @@ def _check_padded(
     given = {"input_ids": case.tokens, **told, **{state.input_name: state.at_start(batch) for state in states}}
     logits = decoder.answer([given[name] for name in signature_of(read_graph_text(archive)).inputs])[0]
     steps = [compare_step(row, logits[row, -1], expected[row]) for row in range(batch)]
-    return CheckResult.judged(_PADDED, steps, tolerance)
+    return CheckResult.judged(case.name, steps, tolerance)
