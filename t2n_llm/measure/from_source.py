@@ -52,8 +52,8 @@ class Wishes:
     Attributes:
         max_new_tokens: most tokens of a text, or of a window of sound.
         sampling: how the next token is chosen.
-        beams: texts that are followed at a time, without sampling; None for what the model's own settings say, or one text where the
-            engine keeps the cache.
+        beams: texts that are followed at a time, without sampling; None for what the model's own settings say, or one text where
+            the engine keeps the cache.
         language, purpose, timestamps: see `TokenRules.told`.
     """
 
