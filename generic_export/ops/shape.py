@@ -128,6 +128,8 @@ def repeat(b: NnefBuilder, self: Value, repeats: Sequence[Dim]) -> Value:
     if all(same_dim(count, 1) for count in repeats):
         return aligned
     shape = [simplify_dim(sympy.sympify(d) * sympy.sympify(r)) for d, r in zip(aligned.shape, repeats, strict=True)]
+    if all(same_dim(count, 1) or same_dim(size, 1) for count, size in zip(repeats, aligned.shape, strict=True)):
+        return b.broadcast(aligned, shape)  # tract folds the tile of a constant to a single one, whatever reads it
     return b.emit("tile", [aligned], shape=shape, dtype=self.dtype, attributes={"repeats": shape_argument(repeats)})
 
 

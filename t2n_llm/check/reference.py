@@ -21,6 +21,7 @@ from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
 from kvcache.states import Slot
 from t2n_llm.check.options import DEFAULT_DECODE_STEPS
+from t2n_llm.graph.interface import sliding_window_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.f32_model import reference_model
 from t2n_llm.weights.placement import Residency
@@ -116,7 +117,7 @@ def plan_check(
     """
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     limit = _positions(text) or 1 << 20
-    window = int(getattr(text, "sliding_window", 0) or 0)
+    window = int(sliding_window_of(text) or 0)
     wanted = 3 * window + 5 if 0 < window <= _LONGEST_WINDOW else _SHORTEST_TEXT
     if teacher_forced:
         wanted = max(wanted, PROMPT_LENGTH + decode_steps)

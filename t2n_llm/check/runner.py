@@ -60,6 +60,11 @@ class WheelRunner:
         self._models: dict[bool, WheelModel] = {}
         self._told: Mapping[str, np.ndarray] = {}
 
+    @property
+    def inputs(self) -> tuple[IoFact, ...]:
+        """The inputs where the engine keeps what grows: `input_ids`, what is told, states of fixed size."""
+        return self._loaded(stateful=True).inputs
+
     def about(self, told: Mapping[str, np.ndarray]) -> WheelRunner:
         """Return a runner of the same loaded archive whose turns are all told the same of some inputs.
 

@@ -41,9 +41,10 @@ def generate(
             min=1,
             metavar="N",
             help="Texts followed at a time, for encoder-decoders; by default what the model's settings say.",
+            show_default=False,
             rich_help_panel=_SOURCES,
         ),
-    ] = 1,
+    ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.")
     ] = 128,

@@ -38,6 +38,8 @@ from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import ModelSource, is_gguf, open_config, open_source
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.auto import task_of_config
+from t2n_llm.tasks.frontends.check import with_frontend
+from t2n_llm.tasks.frontends.frontend import FRONTEND, described_with, front_of, weighted
 from t2n_llm.tasks.names import AUTO, TEXT_GENERATION
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
@@ -194,7 +196,7 @@ class _Export:
         """Say what `run` would do."""
         folder, options = self.folder, self.folder.options
         with self._prepared(dry=True) as (_, parts):
-            graphs = [part.graph for part in parts]
+            graphs = weighted([part.graph for part in parts])
             plans = {folder.archive_name(part.graph.role): part.stored.plan for part in parts}
             stored_bytes = sum(plan.total_bytes for plan in plans.values())
             check_bytes = self.task.check_bytes(graphs, stored_bytes, options.checking) if options.check else 0
@@ -222,15 +224,13 @@ class _Export:
             prepare(options.compression, self.folder.reporter)
         self.folder.reporter.stage("Capturing the graph")
         graphs = self.task.graphs(source, options.graph, None if dry else self._range_request(checkpoint))
-        unseen = options.graph.computes_in == "f16" and any(
-            each.ranges is None for each in graphs if each.from_checkpoint
-        )
+        unseen = options.graph.computes_in == "f16" and any(each.ranges is None for each in weighted(graphs))
         if unseen and not dry:
             self.folder.reporter.warn(
                 "nobody looked whether f16 holds the activations of this model; f32, the default, does."
             )
         if options.check:
-            self.task.refuse_check(graphs, source, options.compression, options.checking)
+            self.task.refuse_check(weighted(graphs), source, options.compression, options.checking)
         with ExitStack() as stack:
             yield checkpoint, tuple(self._part(stack, graph, checkpoint, dry) for graph in graphs)
 
@@ -263,7 +263,7 @@ class _Export:
     def _made(self, checkpoint: Checkpoint, parts: Sequence[_Part]) -> ExportResult:
         """Write the archives, check them, and put everything in place."""
         folder, options = self.folder, self.folder.options
-        graphs = [part.graph for part in parts]
+        graphs = weighted([part.graph for part in parts])
         unused = parts[-1].unused
         folder.warn_of_unused(unused)
         for note in _notes(parts):
@@ -298,11 +298,12 @@ class _Export:
         paths = {role: archive.path for role, archive in archives.items()}
         stored = {part.graph.role: part.stored.overrides(paths[part.graph.role]) for part in parts}
         changed = [weights for weights in stored.values() if weights is not None]
-        return self.task.check(
+        front, graphs = front_of([part.graph for part in parts]), weighted([part.graph for part in parts])
+        report = self.task.check(
             CheckSubject(
                 source=self.folder.source,
                 network=main.graph.skeleton.network,
-                archives=paths,
+                archives={graph.role: paths[graph.role] for graph in graphs},
                 options=options.graph,
                 symbols=main.graph.graph.symbols,
                 states=main.graph.states,
@@ -316,13 +317,18 @@ class _Export:
                 bundles=staging / TESTS_FOLDER,
             )
         )
+        if front is None:
+            return report
+        self.folder.reporter.stage(f"Checking in tract: {front.kind}")
+        return with_frontend(report, paths[FRONTEND], front, options.graph.computes_in, options.checking)
 
     def _described(self, parts: Sequence[_Part], archives: Mapping[str, WrittenArchive]) -> Manifest:
         source, options, main = self.folder.source, self.folder.options, parts[-1]
-        written = archives[main.graph.role]
+        written, graphs = archives[main.graph.role], [part.graph for part in parts]
+        interfaces = self.task.interface(source, weighted(graphs), options.graph)
         described: Manifest = {
             **origin(source, options, main.graph.skeleton.network),
-            **self.task.interface(source, [part.graph for part in parts], options.graph),
+            **described_with(front_of(graphs), interfaces),
             "adapter": self._recorded_adapter(),
             "archive": written.path.name,
             "notes": list(_notes(parts)),

@@ -19,6 +19,8 @@ from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.tasks.frontends.check import with_frontend
+from t2n_llm.tasks.frontends.frontend import FRONTEND, frontend_of
 from t2n_llm.tasks.names import TASKS, recorded_task
 from t2n_llm.tasks.protocol import MODEL_ROLE, CheckSubject
 from t2n_llm.tasks.registry import task_of
@@ -52,6 +54,7 @@ def validate_folder(
     manifest = read_manifest(folder)
     require_whole(folder, manifest)
     archives = _archives(folder, manifest)
+    frontend = archives.pop(FRONTEND, None)
     ref = SourceRef.of(reference or "")
     reporter, task = reporter or LogReporter(), task_of(recorded_task(manifest))
     source = as_loaded(open_original(folder, manifest, ref), task.network, reporter.warn)
@@ -59,7 +62,7 @@ def validate_folder(
     require_engine(options.checking)
     exported = graph_options_of(manifest)
     tolerance = Tolerance.for_export(exported.dtype, exported.kv_cache, mixed=exported.mixed)
-    return task.check(
+    report = task.check(
         CheckSubject(
             source=source,
             network=task.network(source),
@@ -79,6 +82,24 @@ def validate_folder(
             overrides=_overrides(manifest, archives),
         )
     )
+    if frontend is None:
+        return report
+    front = frontend_of(source, replace(exported, frontend=True), _input_of_frontend(folder, manifest))
+    if front is None:
+        reporter.warn(f"{frontend.name} is not checked: {source.name} has no preprocessor config that it is made of.")
+        return report
+    reporter.stage(f"Checking in tract: {front.kind}")
+    return with_frontend(report, frontend, front, exported.computes_in, options.checking)
+
+
+def _input_of_frontend(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """Return which of the model's inputs the front end makes."""
+    try:
+        return str(manifest[FRONTEND]["outputs"][0])
+    except (KeyError, TypeError, IndexError) as error:
+        raise ArchiveError(
+            f"{folder}: its export.json does not say what the front end makes.", "Export the model again."
+        ) from error
 
 
 def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:

@@ -39,9 +39,17 @@ def text_model(config: Any, variables: Iterable[NnefVariable]) -> dict[str, Any]
     return {
         "vocab_size": text_config.vocab_size,
         "max_position_embeddings": getattr(text_config, "max_position_embeddings", None),
-        "sliding_window": getattr(text_config, "sliding_window", None),
+        "sliding_window": sliding_window_of(text_config),
         "parameters": sum(prod(variable.shape) for variable in variables),
     }
+
+
+def sliding_window_of(config: Any) -> int | None:
+    """Return how far back the layers of a text config look; None where they look at everything, or differ in it."""
+    try:
+        return getattr(config, "sliding_window", None)
+    except Exception:  # transformers refuses to give one value for what differs by layer
+        return None
 
 
 def recorded_states(manifest: Mapping[str, Any]) -> tuple[StateTensor, ...]:

@@ -14,6 +14,7 @@ from torch import nn
 from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.request import DynamicAxes
 from kvcache.engine_state import engine_held
+from kvcache.half_states import give_and_take_half
 from kvcache.state_views import keep_states_whole
 from kvcache.states import StateTensor
 from t2n_llm.graph.capture import document_of
@@ -38,6 +39,7 @@ class NetworkPart:
         output_names: of the graph.
         dynamic_axes: of the inputs.
         states: what a decoder is fed back.
+        handed: keys and values that one part gives and another one takes, by name; they have the element type of caches.
         engine_states: what the engine keeps by itself.
         ranges: what was measured of its f16 tensors; None where nobody looked.
     """
@@ -52,6 +54,7 @@ class NetworkPart:
     output_names: tuple[str, ...]
     dynamic_axes: DynamicAxes
     states: tuple[StateTensor, ...] = ()
+    handed: tuple[str, ...] = ()
     engine_states: tuple[StateTensor, ...] = ()
     ranges: Ranges | None = None
 
@@ -85,6 +88,9 @@ def build_part(part: NetworkPart, options: GraphOptions, name: str, revision: st
         source_name=name,
     )
     stored, states = as_stored(document.graph, part.network, part.states, options)
+    if options.half_cache and part.handed:
+        given = [name for name in part.output_names if name in part.handed]
+        stored = give_and_take_half(stored, [name for name in part.inputs if name in part.handed], given)
     graph = keep_states_whole(stored)
     part = replace(part, buffers={**part.buffers, **document.constants}, states=states)
     if not (states and options.engine_keeps_cache):

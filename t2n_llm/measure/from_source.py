@@ -52,13 +52,14 @@ class Wishes:
     Attributes:
         max_new_tokens: most tokens of a text, or of a window of sound.
         sampling: how the next token is chosen.
-        beams: texts that are followed at a time; None for what the model's own settings say, without sampling.
+        beams: texts that are followed at a time, without sampling; None for what the model's own settings say, or one text where
+            the engine keeps the cache.
         language, purpose, timestamps: see `TokenRules.told`.
     """
 
     max_new_tokens: int = 128
     sampling: Sampling = field(default_factory=Sampling)
-    beams: int | None = 1
+    beams: int | None = None
     language: str | None = None
     purpose: str | None = None
     timestamps: bool = False
@@ -77,6 +78,7 @@ class SourceModel:
         rules: which token may come next.
         source: the encoder's first input, and its shape.
         frontend: what `export.json` says of the front end; None where there is none.
+        gives_states: whether the decoder is given its cache; else the engine keeps it.
         device: what tract computes on.
     """
 
@@ -88,6 +90,7 @@ class SourceModel:
     rules: TokenRules
     source: tuple[str, Sequence[int | str]]
     frontend: Mapping[str, Any] | None
+    gives_states: bool = True
     device: str = "cpu"
 
     @staticmethod
@@ -120,6 +123,7 @@ class SourceModel:
             rules=TokenRules.of(settings, int(connection["decoder_start_token_id"])),
             source=(name, described["shape"]),
             frontend=manifest.get(FRONTEND),
+            gives_states=bool(manifest["graph"]["states"]),
             device=device,
         )
 
@@ -283,7 +287,8 @@ class _Running:
         yield from text_pieces(partial(tokenizer.decode, skip_special_tokens=True), self._tokens(told, rules, wishes))
 
     def _tokens(self, told: Mapping[str, np.ndarray], rules: TokenRules, wishes: Wishes) -> Iterator[int]:
-        beams = rules.beams if wishes.beams is None else wishes.beams
+        own = rules.beams if self._model.gives_states else 1
+        beams = own if wishes.beams is None else wishes.beams
         if beams > 1 and wishes.sampling.temperature == 0:
             session, states = self._decoder.about(told).open_explicit()
             yield from best_text(session, states, rules, beams, wishes.max_new_tokens)

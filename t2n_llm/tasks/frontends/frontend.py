@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -138,22 +137,32 @@ def frontend_graphs(source: ModelSource, options: GraphOptions, input_name: str)
     return (TaskGraph(skeleton, document.graph, FRONTEND, from_checkpoint=False),)
 
 
-def frontend_record(graphs: Sequence[TaskGraph]) -> dict[str, Any]:
-    """Return the entry of `export.json`: what the front end takes, and what it gives; nothing where there is none."""
-    front = next((graph.skeleton.front for graph in graphs if isinstance(graph.skeleton, _Constants)), None)
+def weighted(graphs: Sequence[TaskGraph]) -> list[TaskGraph]:
+    """Return the graphs of a task that read weights, without its front end."""
+    return [graph for graph in graphs if graph.role != FRONTEND]
+
+
+def front_of(graphs: Sequence[TaskGraph]) -> FrontEnd | None:
+    """Return what the front end among some graphs was made of; None where there is none."""
+    return next((graph.skeleton.front for graph in graphs if isinstance(graph.skeleton, _Constants)), None)
+
+
+def described_with(front: FrontEnd | None, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `export.json` says of a task's archives, with its front end.
+
+    Args:
+        front: None leaves everything as it is.
+        described: by the task; wherever a section of it says an `order` of archives, the front end comes first.
+    """
     if front is None:
-        return {}
-    return {FRONTEND: {"role": FRONTEND, "kind": front.kind, "outputs": list(front.output_names), **front.described()}}
+        return dict(described)
+    ordered = {
+        name: {**section, "order": [FRONTEND, *section["order"]]}
+        for name, section in described.items()
+        if isinstance(section, Mapping) and "order" in section
+    }
+    record = {"role": FRONTEND, "kind": front.kind, "outputs": list(front.output_names), **front.described()}
+    return {**described, **ordered, FRONTEND: record}
 
 
-def without_frontend(archives: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the archives of a task that read weights, by role."""
-    return {role: path for role, path in archives.items() if role != FRONTEND}
-
-
-def order_of(graphs: Sequence[TaskGraph], order: Sequence[str]) -> list[str]:
-    """Return the order in which archives run, the front end before the others where there is one."""
-    return [*(graph.role for graph in graphs if graph.role == FRONTEND), *order]
-
-
-__all__ = ["FRONTEND", "frontend_graphs", "frontend_of", "frontend_record", "order_of", "without_frontend"]
+__all__ = ["FRONTEND", "described_with", "front_of", "frontend_graphs", "frontend_of", "weighted"]

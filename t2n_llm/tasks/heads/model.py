@@ -29,7 +29,7 @@ from t2n_llm.graph.ranges import RangeRequest, Ranges
 from t2n_llm.source.empty_model import take_buffers, tied_names
 from t2n_llm.tasks.heads.inputs import BATCH, LENGTH, STEPS, Reading, Values, reading_of
 from t2n_llm.tasks.heads.pooling import Pooling
-from t2n_llm.tasks.heads.shapes_alone import ConstantsInGraph, further_keywords
+from t2n_llm.tasks.heads.shapes_alone import ConstantsInGraph, further_keywords, sizes_stay_symbols
 from t2n_llm.tasks.heads.table import Head
 from t2n_llm.tasks.names import SENTENCE_EMBEDDING
 
@@ -70,7 +70,7 @@ class HeadModule(nn.Module):
 def _answered(
     network: nn.Module, given: Mapping[str, torch.Tensor], pooling: Pooling | None
 ) -> dict[str, torch.Tensor]:
-    with explicit_recurrences(network, _no_past), ConstantsInGraph():
+    with explicit_recurrences(network, _no_past), sizes_stay_symbols(network), ConstantsInGraph():
         return answers_of(network(**given, **further_keywords(network, given)), given, pooling)
 
 
@@ -264,11 +264,11 @@ def _tried(
         except Exception as error:  # whatever the model's own code raises
             refusals.append(error)
             continue
-        known = [name for name in head.outputs if name in traced]
+        known = head.read_of(traced)
         if not known:
             raise CaptureError(
                 f"{type(network).__name__} gives {', '.join(traced) or 'no tensor'}, and --task {head.name} reads "
-                f"{' or '.join(head.outputs)}.",
+                f"{' or '.join((*head.outputs, *head.otherwise))}.",
                 "Choose another --task.",
             )
         tried = copy.deepcopy(network)

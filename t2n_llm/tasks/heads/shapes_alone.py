@@ -6,9 +6,12 @@ In: a network, and what it is given. Out: further keywords for it, and a block i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -43,6 +46,30 @@ def further_keywords(network: nn.Module, given: Mapping[str, Any]) -> dict[str, 
     return {_LENGTHS: _Lengths(given[_MASK])} if _LENGTHS in known and _MASK in given else {}
 
 
+_CHECK = "torch_compilable_check"  # transformers' name for an assertion about values
+
+
+@contextmanager
+def sizes_stay_symbols(network: nn.Module) -> Iterator[None]:
+    """Let the files of a network's code see the length of a tensor as a symbol, and assert nothing about values.
+
+    Python's own `len` gives a number, which would freeze the batch (RT-DETR).
+    """
+    files = [sys.modules[name] for name in sorted({type(part).__module__ for part in network.modules()})]
+    with ExitStack() as stack:
+        for file in files:
+            if file.__name__.partition(".")[0] == "torch":
+                continue
+            stack.enter_context(mock.patch.object(file, "len", _length, create=True))
+            if hasattr(file, _CHECK):
+                stack.enter_context(mock.patch.object(file, _CHECK, lambda *_, **__: None))
+        yield
+
+
+def _length(sized: Any) -> int:
+    return sized.shape[0] if isinstance(sized, torch.Tensor) else len(sized)
+
+
 class ConstantsInGraph(TorchFunctionMode):
     """Makes an operator of a number that a model writes as a tensor on the device of its inputs: as a constant without values it
     would be lost (TAPAS).
@@ -60,4 +87,4 @@ class ConstantsInGraph(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-__all__ = ["ConstantsInGraph", "further_keywords"]
+__all__ = ["ConstantsInGraph", "further_keywords", "sizes_stay_symbols"]

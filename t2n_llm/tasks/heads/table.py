@@ -5,7 +5,7 @@ In: the name of a task. Out: its `Head`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -36,6 +36,7 @@ class Head:
         mapping: which of transformers' mappings list its models, the middle of `MODEL_FOR_..._MAPPING_NAMES`.
         reads: what its models are given.
         outputs: what is read of a model's result, and how the graph calls that; those that a model has, in this order.
+        otherwise: the same for models that have none of those.
         per_token: the outputs have one row for each token: what a model says of padding is not compared.
         token_types: texts come in pairs, which models with token types are told.
         labelled: the config says what each class is called.
@@ -47,10 +48,16 @@ class Head:
     mapping: tuple[str, ...]
     reads: Reads
     outputs: tuple[str, ...]
+    otherwise: tuple[str, ...] = ()
     per_token: bool = False
     token_types: bool = False
     labelled: bool = False
     pooled: bool = False
+
+    def read_of(self, available: Container[str]) -> tuple[str, ...]:
+        """Return which of a result's fields are read; none where the result is another task's."""
+        chosen = ([name for name in names if name in available] for names in (self.outputs, self.otherwise))
+        return tuple(next((found for found in chosen if found), ()))
 
 
 def _kind(auto_class: str, description: str) -> ModelKind:
@@ -116,7 +123,8 @@ _IMAGE_ROWS = (
         _kind("AutoModelForImageClassification", "image classifier"),
         ("IMAGE_CLASSIFICATION",),
         Reads.IMAGE,
-        ("logits", "last_hidden_state"),
+        ("logits",),
+        ("last_hidden_state",),
         labelled=True,
     ),
     Head(
@@ -147,7 +155,8 @@ _IMAGE_ROWS = (
         _kind("AutoModelForObjectDetection", "object detector"),
         ("OBJECT_DETECTION",),
         Reads.IMAGE,
-        ("logits", "pred_boxes", "order_logits", "last_hidden_state"),
+        ("logits", "pred_boxes", "order_logits"),
+        ("last_hidden_state",),
         labelled=True,
     ),
     Head(

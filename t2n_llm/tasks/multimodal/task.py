@@ -17,8 +17,7 @@ from t2n_llm.graph.prefill import prefill_chunks, recorded_chunks
 from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.tasks.frontends.check import with_frontend
-from t2n_llm.tasks.frontends.frontend import frontend_graphs, frontend_record, order_of, without_frontend
+from t2n_llm.tasks.frontends.frontend import frontend_graphs
 from t2n_llm.tasks.multimodal.check import check_multimodal, plan_prompts, run_multimodal_reference
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, family_of
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED, build_parts
@@ -81,7 +80,7 @@ class MultimodalTask(Task):
             trust_remote_code=source.trust_remote_code,
         )
         parts = tuple(TaskGraph(each.part, each.graph, role, each.part.states) for role, each in built.items())
-        return (*frontend_graphs(source, options, self._sensed(source, options)), *parts)
+        return (*frontend_graphs(source, options, self._family(source, options).medium.input_name), *parts)
 
     def network(self, source: ModelSource) -> nn.Module:
         """See `Task.network`."""
@@ -99,8 +98,8 @@ class MultimodalTask(Task):
         expected = run_multimodal_reference(
             source, family, subject.network, subject.needed(), prompts, checking.placement
         )
-        report = check_multimodal(
-            without_frontend(subject.archives),
+        return check_multimodal(
+            subject.archives,
             family,
             source.config,
             subject.states,
@@ -111,24 +110,17 @@ class MultimodalTask(Task):
             tolerance=subject.tolerance,
             on_check=subject.announce,
         )
-        return with_frontend(report, subject, self._sensed(source, subject.options))
 
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""
-        decoder, family = graphs[-1], self._family(source, options)
-        weighted = [part.graph for part in graphs if part.from_checkpoint]
-        variables = {variable.label: variable for graph in weighted for variable in graph.variables}
+        decoder = graphs[-1]
+        variables = {variable.label: variable for part in graphs for variable in part.graph.variables}
         return {
             "graph": interface(decoder.graph, decoder.states, options.dtype)
             | {"prefill": recorded_chunks(prefill_chunks(source.config, decoder.graph, options))},
-            "multimodal": {"order": order_of(graphs, [EMBED, family.medium.role, DECODER])}
-            | connection(source.config, family),
+            "multimodal": connection(source.config, self._family(source, options)),
             "model": text_model(source.config, variables.values()),
-            **frontend_record(graphs),
         }
-
-    def _sensed(self, source: ModelSource, options: GraphOptions) -> str:
-        return self._family(source, options).medium.input_name
 
     def _family(self, source: ModelSource, options: GraphOptions) -> Family:
         return family_of(source.config, options.image_size, self.name)
@@ -156,6 +148,7 @@ def connection(config: Any, family: Family) -> dict[str, Any]:
     stack = ["N"] if family.stacks_images else []
     medium, further = family.medium, family.decoder_input
     return {
+        "order": [EMBED, medium.role, DECODER],
         medium.token_field: family.image_token_id(config),
         f"rows_per_{medium.noun}": family.rows_per_image(config),
         medium.input_name: {

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from generic_export.errors import CaptureError, T2NError, described
+from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
 from kvcache.states import Probe, Slot, States, StateTensor, describe_states
 from t2n_llm.graph.capture import weightless_network
@@ -303,56 +304,80 @@ def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, Net
     form = source_form(network.config, main_input=network.main_input_name)
     tied, buffers = tied_names(network), computed_parameters(network) | take_buffers(network)
     probed = _probed(network, form, options.torch_dtype)
-    batched, masked = options.batch, options.batch and form.masked
-    batch = 3 if batched else 1
-    inputs = {each.name: each.meta(batch, form.hint, options.torch_dtype) for each in form.inputs}
-    axes = {each.name: form.axes(each.shape, batched=batched) for each in form.inputs}
-    mask = torch.zeros((batch, form.hint), dtype=torch.int64, device="meta")
-    encoder = NetworkPart(
-        ENCODER,
-        SourceEncoder(
-            network, (*inputs, *([ENCODER_MASK] if masked else [])), probed.cross, wants_mask=form.wants_mask
-        ).eval(),
-        network,
-        buffers,
-        tied,
-        options.torch_dtype,
-        inputs | ({ENCODER_MASK: mask} if masked else {}),
-        tuple(each.name for each in probed.cross),
-        axes | ({ENCODER_MASK: {0: BATCH, 1: LENGTH}} if masked else {}),
-    )
-    states = probed.states
-    said = {each.name: each.meta(batch, form.hint, options.torch_dtype) for each in probed.cross}
+
+    def part(role: str, described: _Described, states: tuple[StateTensor, ...] = ()) -> NetworkPart:
+        return NetworkPart(
+            role,
+            described.module.eval(),
+            network,
+            buffers,
+            tied,
+            options.torch_dtype,
+            described.inputs,
+            described.output_names,
+            described.axes,
+            states,
+            handed=tuple(each.name for each in probed.cross),
+        )
+
+    encoder = part(ENCODER, _encoder(network, form, probed, options))
+    return encoder, part(DECODER, _decoder(network, form, probed, options), probed.states)
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What the two parts differ in; see `NetworkPart`."""
+
+    module: nn.Module
+    inputs: Mapping[str, torch.Tensor]
+    output_names: tuple[str, ...]
+    axes: DynamicAxes
+
+
+def _encoder(network: Any, form: SourceForm, probed: _Probed, options: GraphOptions) -> _Described:
+    batched, dtype = options.batch, options.torch_dtype
+    mask, mask_axes = _mask(ENCODER_MASK, form, options)
+    inputs = {each.name: each.meta(_batch(options), form.hint, dtype) for each in form.inputs} | mask
+    names = tuple(each.name for each in probed.cross)
+    axes = {**{each.name: form.axes(each.shape, batched=batched) for each in form.inputs}, **mask_axes}
+    module = SourceEncoder(network, tuple(inputs), probed.cross, wants_mask=form.wants_mask)
+    return _Described(module, inputs, names, axes)
+
+
+def _decoder(network: Any, form: SourceForm, probed: _Probed, options: GraphOptions) -> _Described:
+    batched, batch, dtype = options.batch, _batch(options), options.torch_dtype
+    mask, mask_axes = _mask(DECODER_MASK, form, options)
+    said = {each.name: each.meta(batch, form.hint, dtype) for each in probed.cross}
     past = {
-        each.input_name: torch.zeros(each.sizes(batch, _PAST), dtype=each.torch_dtype, device="meta") for each in states
+        each.input_name: torch.zeros(each.sizes(batch, _PAST), dtype=each.torch_dtype, device="meta")
+        for each in probed.states
     }
     ids = torch.zeros((batch, _STEPS), dtype=torch.int64, device="meta")
-    decoder = NetworkPart(
-        DECODER,
-        CachedDecoder(
-            network,
-            probed.cross,
-            tuple(each.slot for each in states),
-            probed.width,
-            probed.answer,
-            masked=masked,
-            kept=options.num_logits_to_keep,
-        ).eval(),
-        network,
-        buffers,
-        tied,
-        options.torch_dtype,
-        {"input_ids": ids, **said, **({DECODER_MASK: mask} if masked else {}), **past},
-        ("outputs", *(each.output_name for each in states)),
-        {
-            "input_ids": ({0: BATCH} if batched else {}) | {1: "S"},
-            **{each.name: each.dynamic_axes(batched=batched) for each in probed.cross},
-            **({DECODER_MASK: {0: BATCH, 1: LENGTH}} if masked else {}),
-            **{each.input_name: each.dynamic_axes(batched=batched) for each in states},
-        },
-        states,
+    axes = {
+        "input_ids": ({0: BATCH} if batched else {}) | {1: "S"},
+        **{each.name: each.dynamic_axes(batched=batched) for each in probed.cross},
+        **mask_axes,
+        **{each.input_name: each.dynamic_axes(batched=batched) for each in probed.states},
+    }
+    slots = tuple(each.slot for each in probed.states)
+    module = CachedDecoder(
+        network, probed.cross, slots, probed.width, probed.answer, masked=bool(mask), kept=options.num_logits_to_keep
     )
-    return encoder, decoder
+    outputs = ("outputs", *(each.output_name for each in probed.states))
+    return _Described(module, {"input_ids": ids, **said, **mask, **past}, outputs, axes)
+
+
+def _batch(options: GraphOptions) -> int:
+    """Return how many sources to trace with: a hint, where it is a symbol."""
+    return 3 if options.batch else 1
+
+
+def _mask(name: str, form: SourceForm, options: GraphOptions) -> tuple[dict[str, torch.Tensor], DynamicAxes]:
+    """Return the input that tells sources from padding, and its axes; nothing where all sources of a batch have one length."""
+    if not (options.batch and form.masked):
+        return {}, {}
+    example = torch.zeros((_batch(options), form.hint), dtype=torch.int64, device="meta")
+    return {name: example}, {name: {0: BATCH, 1: LENGTH}}
 
 
 @dataclass(frozen=True)

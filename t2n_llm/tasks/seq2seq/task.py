@@ -17,8 +17,7 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import ModelKind, instantiate
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.tasks.frontends.check import with_frontend
-from t2n_llm.tasks.frontends.frontend import frontend_graphs, frontend_record, order_of
+from t2n_llm.tasks.frontends.frontend import frontend_graphs
 from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.seq2seq.check import check_seq2seq, plan_padded, plan_sources, run_seq2seq_reference
@@ -101,7 +100,7 @@ class Seq2SeqTask(Task):
             placement=checking.placement,
             overrides=subject.overrides,
         )
-        report = check_seq2seq(
+        return check_seq2seq(
             subject.archives,
             subject.states,
             subject.options.dtype,
@@ -112,7 +111,6 @@ class Seq2SeqTask(Task):
             tolerance=subject.tolerance,
             on_check=subject.announce,
         )
-        return with_frontend(report, subject, form.inputs[0].name)
 
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""
@@ -122,9 +120,7 @@ class Seq2SeqTask(Task):
         return {
             "graph": interface(decoder.graph, decoder.states, options.dtype)
             | {"engine_states": [asdict(state) for state in decoder.engine_states]},
-            "encoder_decoder": connection(source.config, form, masked=DECODER_MASK in decoder.graph.inputs)
-            | {"order": order_of(graphs, [ENCODER, DECODER])},
-            **frontend_record(graphs),
+            "encoder_decoder": connection(source.config, form, masked=DECODER_MASK in decoder.graph.inputs),
             "model": text_model(source.config, variables.values()),
         }
 
@@ -172,6 +168,7 @@ def connection(config: Any, form: SourceForm, *, masked: bool) -> dict[str, Any]
         masked: whether sources of several lengths can be in one batch.
     """
     return {
+        "order": [ENCODER, DECODER],
         "source": {
             each.name: {"shape": list(each.shape), "dtype": "f32" if each.vocabulary is None else "i64"}
             for each in form.inputs

@@ -207,3 +207,21 @@ def test_a_part_of_a_concatenation_is_what_was_put_there() -> None:
         halves, (torch.randn(3, 4), torch.randn(3, 5)), dynamic_axes={"input_0": {0: "S"}, "input_1": {0: "S"}}
     )
     assert text.count("slice(") == 1  # the one that takes of both
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_a_parameter_repeated_for_each_of_a_batch_attends(single: bool) -> None:
+    """The pooling head of SigLIP: one query for each image, split into heads."""
+
+    class Pooling(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = torch.nn.Parameter(torch.randn(1, 1 if single else 2, 16))
+            self.attention = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            attended: torch.Tensor = self.attention(self.query.repeat(rows.shape[0], 1, 1), rows, rows)[0]
+            return attended
+
+    axes = {"input_0": {0: "B", 1: "S"}}
+    check(Pooling(), (torch.randn(3, 5, 16),), (torch.randn(1, 6, 16),), (torch.randn(2, 4, 16),), dynamic_axes=axes)

@@ -6,7 +6,7 @@ import pytest
 import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 
 from generic_export.errors import DimensionError, OptionError
 from generic_export.torch_graph.dims import (
@@ -123,3 +123,19 @@ def test_what_is_called_never_negative_never_is(terms: list[tuple[int, int, int]
         constant + sum(f * ((number + shift) // divisor) for f, shift, divisor in terms) for number in range(7000)
     )
     assert never_negative(sympy.expand(expr)) == all(value >= 0 for value in values)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 9), st.integers(2, 9), st.integers(0, 9), st.integers(-4, 4))
+def test_nested_divisions_start_over_where_they_are_said_to(inner: int, outer: int, shift: int, constant: int) -> None:
+    size = dim_symbol("S")
+    padded = inner * FloorDiv(size + shift, inner)
+    expr = sympy.expand(outer * FloorDiv(padded + 1, outer) - size + constant)
+    values = (outer * ((inner * ((n + shift) // inner) + 1) // outer) - n + constant for n in range(4 * inner * outer))
+    assert never_negative(expr) == all(value >= 0 for value in values)
+
+
+def test_a_length_padded_to_blocks_is_as_long_as_itself_after_the_cut() -> None:
+    size = dim_symbol("S")
+    padded = size + PythonMod(-size, 128)
+    assert plain_size(Min(128 * FloorDiv(padded, 128), size)) == size

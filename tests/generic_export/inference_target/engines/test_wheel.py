@@ -211,6 +211,23 @@ def test_state_persists_in_a_session_and_not_between_runs(engine: TractWheel, tm
         assert model.run([ones])[0].ravel().tolist() == [6, 6]
 
 
+def test_a_session_holds_inputs_for_its_turns(engine: TractWheel, tmp_path: Path) -> None:
+    graph = """graph net(x, y) -> (z) {
+      x = external<scalar>(shape=[S]); y = external<scalar>(shape=[1]); z = x - y; }"""
+    with engine.load(write_archive(tmp_path / "difference", graph)) as model:
+        session, other = model.spawn_state(), model.spawn_state()
+        session.hold({"y": np.array([2], np.float32)})
+        assert session.run([np.array([5, 7], np.float32)])[0].tolist() == [3, 5]
+        session.hold({"x": np.array([1], np.float32)})
+        assert session.run([np.array([4], np.float32)])[0].tolist() == [-3]
+        assert len(session.time_turns([[np.array([4], np.float32)]] * 2)) == 2
+        assert other.run([np.ones(1, np.float32), np.ones(1, np.float32)])[0].tolist() == [0]
+        with pytest.raises(EngineRunError, match="takes no input 'w'"):
+            session.hold({"w": np.ones(1, np.float32)})
+        with pytest.raises(EngineRunError, match="takes 1 inputs, got 2"):
+            session.run([np.ones(1, np.float32), np.ones(1, np.float32)])
+
+
 def test_error_kills_the_session_and_spares_the_model(engine: TractWheel, tmp_path: Path) -> None:
     graph = """graph net(x, y) -> (z) {
       x = external<scalar>(shape=[S, 3]); y = external<scalar>(shape=[S, 3]); z = x + y; }"""
