@@ -269,7 +269,7 @@ def source_form(config: Any, *, main_input: str) -> SourceForm:
         return _SPEECH_FORMS[kind](config)
     if kind in _FORMS:
         return _FORMS[kind](config)
-    if main_input == "input_ids":
+    if main_input == "input_ids" and hasattr(config, "vocab_size"):
         return _text(lambda each: each.vocab_size)(config)
     raise UnknownArchitectureError(
         f"how a source of {config.model_type!r} enters its encoder ({main_input}) is not known.",
