@@ -56,7 +56,7 @@ _PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "trocr": ({"model_type": "vit", **_VIT}, _TROCR),
     "trocr of small size": ({"model_type": "deit", **_VIT}, _TROCR),
 }
-_WHISPER = {
+_WHISPER: dict[str, Any] = {
     "vocab_size": 90,
     "num_mel_bins": 8,
     "max_source_positions": 20,
@@ -76,7 +76,7 @@ _WHISPER = {
     "begin_suppress_tokens": None,
     **_WIDE,
 }
-_MOONSHINE = {
+_MOONSHINE: dict[str, Any] = {
     "vocab_size": 90,
     "hidden_size": 32,
     "intermediate_size": 48,
