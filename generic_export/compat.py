@@ -221,6 +221,11 @@ def oblivious_to_sizes(oblivious: bool) -> AbstractContextManager[None]:
     return patch
 
 
+def viewed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that another one is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def is_over_values(error: BaseException) -> bool:
     """Say whether a capture failed because a decision, or a size, depends on the values of a tensor."""
     return isinstance(error, GuardOnDataDependentSymNode)
@@ -302,6 +307,7 @@ __all__ = [
     "schema_of",
     "script_function",
     "torch_sympy",
+    "viewed",
     "without_causal_hint",
     "without_modes",
     "without_printed_graphs",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from unittest import mock
 
 import torch
 from torch import nn
 
+from generic_export.compat import viewed
 from generic_export.errors import CaptureError
 from generic_export.ops.attention import (
     additive_mask,
@@ -113,19 +114,25 @@ class AttentionChoice:
         calls: how often the model under trial has called ours.
         unmasked: how often it did so without a mask, for attention that it does not call causal either.
         left_out: how many plain causal masks were left out.
+        relied: how often ours was called causal and without a mask, for several tokens.
+        made: the masks of decoders that were made.
+        taken: how often ours was called with one of them.
     """
 
     masked: bool = False
     calls: int = 0
     unmasked: int = 0
     left_out: int = 0
+    relied: int = 0
+    made: list[torch.Tensor] = field(default_factory=list)
+    taken: int = 0
 
     def first_that_runs(self, build: Callable[[str], Model]) -> Model:
         """Return what `build(name)` makes with the first implementation that the model really uses.
 
         Families that are older than transformers' attention interface spell their attention out; they look their own
         implementations up by name, or ask for a mask and take none for one that hides nothing. Others use the interface, and
-        rely on the mask alone.
+        rely on the mask alone. An encoder of these beside a decoder of those (TrOCR) asks for masks that never arrive in ours.
 
         Args:
             build: makes a model of an implementation's name, and runs it once.
@@ -134,16 +141,22 @@ class AttentionChoice:
             CaptureError: as `build` does, when no implementation will do.
         """
         for masked in (False, True):
-            self.masked, self.calls, self.unmasked, self.left_out = masked, 0, 0, 0
+            vars(self).update(vars(AttentionChoice(masked)))
             try:
                 # Some models make other masks while they are captured: the trial must see those.
                 with mock.patch("torch.compiler.is_compiling", return_value=True):
                     model = build(ATTENTION_NAME)
             except CaptureError:
                 break
-            if self.calls and not (self.unmasked and self.left_out):
+            if self.calls and not self._missed():
                 return model
         return build(_SPELLED_OUT)
+
+    def _missed(self) -> bool:
+        """Say whether a mask that the model asked for seems to be applied elsewhere, or was left out and is relied on."""
+        if self.left_out and (self.unmasked or not (self.relied or self.taken)):
+            return True
+        return self.masked and bool(self.made) and not self.taken
 
     def forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
         """Stand in transformers' table of attention functions."""
@@ -152,9 +165,13 @@ class AttentionChoice:
 
     def mask(self, q_length: int, kv_length: int, **kwargs: Any) -> torch.Tensor | None:
         """Stand in transformers' table of mask functions."""
+        from transformers.masking_utils import bidirectional_mask_function
+
         kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not self.masked
         mask = _attention_mask(q_length, kv_length, **kwargs)
         self.left_out += mask is None
+        if mask is not None and kwargs.get("mask_function") is not bidirectional_mask_function:
+            self.made.append(mask)
         return mask
 
 
@@ -206,6 +223,8 @@ def _attention_forward(
         attention_mask = _chosen_keys(indices, key.shape[2], attention_mask)
     choice.unmasked += attention_mask is None and not causal and query.shape[2] > 1
     causal = bool(causal) and attention_mask is None
+    choice.relied += causal and query.shape[2] > 1
+    choice.taken += attention_mask is not None and any(viewed(attention_mask) is viewed(each) for each in choice.made)
     if position_bias is not None:
         attention_mask = _biased(position_bias, attention_mask)
     sinks = s_aux if sinks is None else sinks
