@@ -75,7 +75,7 @@ def spoken(tokens: Sequence[int], tokenizer: Any) -> str:
         tokenizer: of the model; its padding token is the blank.
     """
     said = [token for token, _ in groupby(tokens) if token != tokenizer.pad_token_id]
-    # Repeats that a blank stood between are two letters: a tokenizer that joins repeats itself must not.
+    # Letters that a blank stood between stay two: a tokenizer that joins repeats must not do so again.
     apart = {"group_tokens": False} if "group_tokens" in signature(tokenizer._decode).parameters else {}
     return str(tokenizer.decode(said, skip_special_tokens=True, **apart))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import wave
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_text_of_a_recording(source: Path, tmp_path: Path) -> None:
     given = Wav2Vec2FeatureExtractor.from_pretrained(source)(waveform, sampling_rate=16_000, return_tensors="pt")
     with torch.no_grad():
         best = Wav2Vec2ForCTC.from_pretrained(source)(given.input_values).logits[0].argmax(-1)
-    own = Wav2Vec2CTCTokenizer.from_pretrained(source).decode(best, skip_special_tokens=True)
+    own = re.sub("<.*?>", "", Wav2Vec2CTCTokenizer.from_pretrained(source).decode(best))
     assert len(set(own)) > 2
     assert text_of_frames(folder, tmp_path / "noise.wav") == own
 
