@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from inspect import signature
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -76,7 +75,7 @@ def spoken(tokens: Sequence[int], tokenizer: Any) -> str:
     """
     said = [token for token, _ in groupby(tokens) if token != tokenizer.pad_token_id]
     # Letters that a blank stood between stay two: a tokenizer that joins repeats must not do so again.
-    apart = {"group_tokens": False} if "group_tokens" in signature(tokenizer._decode).parameters else {}
+    apart = {"group_tokens": False} if hasattr(tokenizer, "word_delimiter_token") else {}
     return str(tokenizer.decode(said, skip_special_tokens=True, **apart))
 
 
