@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -68,15 +69,21 @@ def generate(
         )
     with open_sink(as_json) as sink:
         quiet_libraries(sink)
+        from t2n_llm.measure.from_frames import hears_letters, text_of_frames
         from t2n_llm.measure.from_source import SourceModel, Wishes, makes_text_of_sources
         from t2n_llm.measure.generate import ExportedModel, Sampling
 
         sampling = Sampling(temperature, top_p, seed)
+        answer: Iterable[str]
         if makes_text_of_sources(archive):
             purpose = "translate" if translate else None
             wishes = Wishes(max_new_tokens, sampling, beams, language, purpose, timestamps)
             source = SourceModel.open(archive, device=device)
             answer = source.text_of(wishes, text=prompt, audio=audio, image=image)
+        elif hears_letters(archive):
+            if audio is None:
+                raise OptionError(f"{archive} was exported for ctc.", "Give --audio FILE.wav, and nothing else.")
+            answer = [text_of_frames(archive, audio)]
         else:
             if prompt is None or audio is not None or image is not None:
                 raise OptionError(f"{archive} holds a language model.", "Give it a prompt, and nothing else.")

@@ -20,6 +20,7 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import instantiate
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.frontends.frontend import frontend_graphs
 from t2n_llm.tasks.heads.cases import plan_cases
 from t2n_llm.tasks.heads.check import check_head, run_head_reference, write_head_bundles
 from t2n_llm.tasks.heads.described import described_model, described_tensors
@@ -31,6 +32,7 @@ from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
 from t2n_llm.tasks.heads.table import Head, Reads
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 
+_SENSED = ("pixel_values", "input_values", "input_features")  # what a front end can make
 _TEXTS_ALONE = (Reads.TEXT, Reads.CHOICES)
 
 
@@ -82,7 +84,9 @@ class HeadTask(Task):
             trust_remote_code=source.trust_remote_code,
             ranges=ranges,
         )
-        return (TaskGraph(skeleton, graph, ranges=skeleton.ranges),)
+        sensed = () if self.head.reads in _TEXTS_ALONE else (name for name in graph.inputs if name in _SENSED)
+        fronts = (each for name in sensed for each in frontend_graphs(source, options, name))
+        return (*fronts, TaskGraph(skeleton, graph, ranges=skeleton.ranges))
 
     def network(self, source: ModelSource) -> nn.Module:
         """See `Task.network`."""

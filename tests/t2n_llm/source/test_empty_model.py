@@ -11,15 +11,16 @@ from t2n_llm.source.large_tensors import LARGE
 
 SEQ2SEQ = ModelKind("AutoModelForSeq2SeqLM", "encoder-decoder", "")
 _MARIAN = {
-
-        "vocab_size": 32,
-        "d_model": 16,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_ffn_dim": 16,
-        "decoder_ffn_dim": 16
-    ,
-    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 24, "pad_token_id": 31,
+    "vocab_size": 32,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "max_position_embeddings": 24,
+    "pad_token_id": 31,
 }
 _GPT_NEO = {"vocab_size": 32, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "attention_types": [[["global"], 1]]}
 _LAYERS = {"num_hidden_layers": 1, "vocab_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}

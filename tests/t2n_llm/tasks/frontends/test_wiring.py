@@ -21,7 +21,8 @@ from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks import registry
 from t2n_llm.tasks.frontends.frontend import frontend_graphs
-from t2n_llm.tasks.heads.task import FeatureExtraction
+from t2n_llm.tasks.heads.table import HEADS
+from t2n_llm.tasks.heads.task import HeadTask
 from t2n_llm.tasks.names import FEATURE_EXTRACTION
 from t2n_llm.tasks.protocol import TaskGraph
 from tests.t2n_llm.command_line import call, strict_json
@@ -29,8 +30,11 @@ from tests.t2n_llm.command_line import call, strict_json
 _INPUT = "input_features"
 
 
-class WithFrontEnd(FeatureExtraction):
+class WithFrontEnd(HeadTask):
     """A task of one archive that has a front end too."""
+
+    def __init__(self) -> None:
+        super().__init__(HEADS[FEATURE_EXTRACTION])
 
     def graphs(
         self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
