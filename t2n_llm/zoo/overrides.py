@@ -53,7 +53,10 @@ TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "moonshine_streaming": {"num_key_value_heads": 4, "initializer_range": 0.12},
     # T5's own rule makes weights of a useful size; a factor of 0.12 leaves logits that hardly know their source.
     "pix2struct": {"text_config": {"initializer_factor": 1.0}, "vision_config": {"initializer_factor": 1.0}},
-    "pop2piano": {"initializer_factor": 1.0},
+    **{
+        kind: {"initializer_factor": 1.0}
+        for kind in ("pop2piano", "t5", "mt5", "umt5", "longt5", "switch_transformers")
+    },
     # Narrow enough that four layers without a norm between them leave keys of a size that attention can tell apart.
     "pp_formulanet": {
         "vision_config": {
