@@ -27,7 +27,7 @@ from generic_export.interrupts import raise_if_interrupted
 from t2n_llm.cli.report_tables import quality_tables
 from t2n_llm.cli.tables import filled_table, table_of
 from t2n_llm.export.folder import json_text
-from t2n_llm.tasks.names import TEXT_GENERATION
+from t2n_llm.tasks.names import CTC, IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_GENERATION, TEXT_TO_TEXT
 
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
@@ -66,12 +66,21 @@ class _Line:
 _PIPE_COLUMNS = 200  # tables in a pipe or a file are not folded to the 80 columns of a terminal that is not there
 
 
+# What a user may try with an export.
+_TRIED: Mapping[str, str] = {
+    TEXT_GENERATION: '"Once upon a time"',
+    TEXT_TO_TEXT: '"A text."',
+    SPEECH_RECOGNITION: "--audio speech.wav",
+    CTC: "--audio speech.wav",
+    IMAGE_TO_TEXT: "--image picture.png",
+}
+
 # What is shown of a check: of logits of tokens, and of other values.
 _TOKEN_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
     "steps": lambda check: str(len(check.steps)),
     "max abs error": lambda check: f"{check.max_abs_error:.2e}",
-    "max KL": lambda check: f"{check.max_kl_divergence:.2e}",
-    "same token": lambda check: f"{check.same_top1}/{len(check.steps)}",
+    "max KL": lambda check: f"{check.max_kl_divergence:.2e}" if check.compares_tokens else "",
+    "same token": lambda check: f"{check.same_top1}/{len(check.steps)}" if check.compares_tokens else "",
 }
 _VALUE_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
     "texts x tokens": lambda check: " x ".join(map(str, check.shape or ())),
@@ -205,9 +214,9 @@ class Sink:
             several = len(sizes) > 1
             title, size = (role, f" ({sizes[role]:.1f} MB)") if several else ("archive", "")
             self._out.print(f"{title:9s} {escape(str(path))}{size}")
-        if manifest["task"] == TEXT_GENERATION and "tokenizer.json" in manifest["companions"]:
+        if manifest["task"] in _TRIED and "tokenizer.json" in manifest["companions"]:
             folder = escape(shlex.quote(str(result.output_dir)))
-            self._out.print(f'try it    t2n-llm generate {folder} "Once upon a time"')
+            self._out.print(f"try it    t2n-llm generate {folder} {_TRIED[manifest['task']]}")
 
     def adapted(self, result: AdapterExport) -> None:
         """Print the outcome of an export of an adapter alone."""
@@ -254,6 +263,9 @@ class Sink:
         title = f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
         columns = _TOKEN_COLUMNS if any(check.compares_tokens for check in report.checks) else _VALUE_COLUMNS
         table = table_of("check", *(f">{heading}" for heading in columns), "", title=title)
+        for column in table.columns[1:]:
+            column.no_wrap = True  # a figure is whole; in a narrow terminal names are folded
+        table.columns[0].no_wrap = False
         for check in report.checks:
             outcome = "[green]agrees[/green]" if check.passed else "[bold red]DIFFERS[/bold red]"
             table.add_row(check.name, *(show(check) for show in columns.values()), outcome)

@@ -66,8 +66,8 @@ class SoundFrontEnd(FrontEnd):
         """See `FrontEnd`: recordings alone, shorter and longer than what the model hears at once, and some together."""
         seconds = self.seconds_to_check()
         alone = [chirp(generator, int(each * self.sampling_rate) + 7, self.sampling_rate) for each in seconds]
-        cases = [self._case(f"a waveform of {len(each)} samples", [each]) for each in alone]
-        return (*cases, self._case("waveforms of several lengths", [alone[-1], alone[0], alone[0][::-1].copy()]))
+        cases = [self._case(f"{len(each)} samples", [each]) for each in alone]
+        return (*cases, self._case("several lengths", [alone[-1], alone[0], alone[0][::-1].copy()]))
 
     def seconds_to_check(self) -> Sequence[float]:
         """Return lengths of recordings."""
