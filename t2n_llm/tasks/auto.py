@@ -17,6 +17,7 @@ _CAUSAL_SUFFIX = "ForCausalLM"  # of models that bring their own code, too
 _WITH_TEXT = (names.IMAGE_TEXT_TO_TEXT, names.AUDIO_TEXT_TO_TEXT)
 # Other names of a task that has one already, or of what is made of the same class.
 _NEVER_CHOSEN = (names.SEQUENCE_CLASSIFICATION, names.FEATURE_EXTRACTION, names.SENTENCE_SIMILARITY)
+_ENCODERS = "FOR_MASKED_LM"
 _BACKBONES = ""  # the mapping without a middle
 
 
@@ -44,7 +45,7 @@ def task_of_config(config: Any, folder: Path | None = None) -> str:
     if language_model and set(found) & set(_WITH_TEXT):
         return names.TEXT_GENERATION  # its text part, unless somebody asks for the rest
     if not found and architecture in mapping_of(_BACKBONES).get(kind, ()):
-        return _of_backbone(kind, folder)
+        return _of_backbone(kind, folder, decodes=language_model and kind not in mapping_of(_ENCODERS))
     if not found and language_model and not _is_known(architecture):
         return names.TEXT_GENERATION
     possible = found or _tasks_of(kind)
@@ -78,10 +79,18 @@ def _without_architecture(kind: str, *, language_model: bool) -> str:
     raise _ambiguous(f"a model of type {kind!r}, whose config names no architecture,", found or _tasks_of(kind))
 
 
-def _of_backbone(kind: str, folder: Path | None) -> str:
-    """Return the task of a model without a head."""
+def _of_backbone(kind: str, folder: Path | None, *, decodes: bool) -> str:
+    """Return the task of a model without a head; a decoder's head may be its table of embeddings.
+
+    Args:
+        kind: model type.
+        folder: of the checkpoint.
+        decodes: it is a language model that does nothing else.
+    """
     if folder is not None and (folder / MODULES_FILE).is_file():
         return names.SENTENCE_SIMILARITY
+    if decodes:
+        return names.TEXT_GENERATION
     if kind in classes_of(names.IMAGE_FEATURE_EXTRACTION):
         return names.IMAGE_FEATURE_EXTRACTION
     return names.FEATURE_EXTRACTION

@@ -11,7 +11,8 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 from t2n_llm import export_llm
 from t2n_llm.export.pipeline import ExportResult
-from t2n_llm.measure.generate import ExportedModel, Sampling, _pieces
+from t2n_llm.measure.generate import ExportedModel, Sampling, text_pieces
 from t2n_llm.source.hub import load_tokenizer
 from tests.load_script import load_script
 
@@ -100,10 +101,14 @@ def test_streamed_text_is_the_decoded_tokens(exported: ExportResult, prompt: str
     assert "".join(model.generate(prompt, max_new_tokens=NEW_TOKENS, sampling=Sampling())) == text
 
 
+def _pieces(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
+    return text_pieces(partial(tokenizer.decode, skip_special_tokens=True), iter(ids))
+
+
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 def test_pieces_of_text_add_up(tokenizer: Any, text: str) -> None:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert "".join(_pieces(tokenizer, iter(ids))) == text == tokenizer.decode(ids)
+    assert "".join(_pieces(tokenizer, ids)) == text == tokenizer.decode(ids)
 
 
 def test_pieces_of_any_tokens_add_up(tokenizer: Any) -> None:
@@ -112,14 +117,14 @@ def test_pieces_of_any_tokens_add_up(tokenizer: Any) -> None:
     for _ in range(500):
         # Half of them tokens that hold only a part of a character.
         ids = [chosen.choice(parts if chosen.random() < 0.5 else range(len(tokenizer))) for _ in range(12)]
-        pieces = list(_pieces(tokenizer, iter(ids)))
+        pieces = list(_pieces(tokenizer, ids))
         assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True), ids
         assert all(pieces[:-1]), ids
 
 
 def test_pieces_come_as_soon_as_they_are_final(tokenizer: Any) -> None:
     ids = tokenizer("The sea was calm", add_special_tokens=False)["input_ids"]
-    assert list(_pieces(tokenizer, iter(ids))) == [tokenizer.decode([number]) for number in ids]
+    assert list(_pieces(tokenizer, ids)) == [tokenizer.decode([number]) for number in ids]
 
 
 def decoded_tokens(folder: Path, prompt: str) -> str:
