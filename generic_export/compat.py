@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch import nn
 
@@ -31,6 +33,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 # Tensors of shapes and dtypes alone: in an exported program, or in a file that is opened without its values.
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram
 from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, ShapeEnv
 
@@ -42,11 +45,25 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
-# What expressions of symbolic sizes are made of, beside sympy's own functions.
+# What expressions of symbolic sizes are made of, beside sympy's own functions, and their text in Python.
 from torch.utils._sympy import functions as torch_sympy
+from torch.utils._sympy.printers import PythonPrinter
 
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
 """The key of operators that PyTorch writes with others."""
+
+
+# --- sizes -------------------------------------------------------------------------------------------
+
+
+def shape_guards(program: ExportedProgram) -> list[Any]:
+    """Return what PyTorch assumed of sizes while it captured a program: `expr`, and `sloc`, the code that asked for it."""
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, FakeTensor):
+            environment = value.fake_mode.shape_env
+            return list(environment.guards) if environment else []
+    return []
 
 
 # --- operators ---------------------------------------------------------------------------------------
@@ -252,6 +269,34 @@ def without_causal_hint(function: Callable[..., bool]) -> AbstractContextManager
     return mock.patch("torch.nn.modules.transformer._detect_is_causal_mask", function)
 
 
+def without_strides_of_transforms() -> AbstractContextManager[Any]:
+    """Let the shapes of Fourier transforms be computed without ordering axes by their strides, which fixes dynamic sizes."""
+    return mock.patch("torch._meta_registrations._exec_fft", lambda out, *_, **__: out)
+
+
+@contextmanager
+def comparisons_answered(answer: Callable[[Any, Mapping[Any, int]], bool | None]) -> Iterator[None]:
+    """Ask `answer` what PyTorch cannot say of a comparison of sizes without an example, for the length of the block.
+
+    `answer` is given the comparison and the smallest value of each symbol that has one; None leaves the matter to PyTorch.
+    """
+    evaluate = ShapeEnv._maybe_evaluate_static
+
+    @wraps(evaluate)  # with the functions that clear its cache
+    def answered(env: ShapeEnv, expr: Any, **options: Any) -> Any:
+        known = evaluate(env, expr, **options)
+        if known is not None or options.get("compute_hint") or options.get("unbacked_only"):
+            return known
+        asked = env.simplify(expr)
+        ranges = {symbol: env.var_to_range.get(symbol) for symbol in asked.free_symbols}
+        least = {symbol: int(found.lower) for symbol, found in ranges.items() if found and found.lower.is_Integer}
+        said = answer(asked, least)
+        return None if said is None else sympy.true if said else sympy.false
+
+    with mock.patch.object(ShapeEnv, "_maybe_evaluate_static", answered):
+        yield
+
+
 @contextmanager
 def fixed_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
     """Tell `note` what a capture fixes a symbol to, before it does, for the length of the block."""
@@ -281,12 +326,14 @@ __all__ = [
     "JitValue",
     "OpOverload",
     "OpOverloadPacket",
+    "PythonPrinter",
     "TorchDispatchMode",
     "TracerWarning",
     "become",
     "buffers_of",
     "checkpoint_offset",
     "children_of",
+    "comparisons_answered",
     "detect_fake_mode",
     "fixed_sizes_seen",
     "forget_operators",
@@ -306,11 +353,13 @@ __all__ = [
     "scan_operator",
     "schema_of",
     "script_function",
+    "shape_guards",
     "torch_sympy",
     "viewed",
     "without_causal_hint",
     "without_modes",
     "without_printed_graphs",
+    "without_strides_of_transforms",
     "wrapped_script",
     "wrapper_tensor",
     "writes_to",

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 _ENGINE_DTYPES = (torch.float16, torch.float32)
 
 # f16's lowest number: tract's mark for "not visible" (flash_sdpa.rs skips tiles below -65503).
-_HIDDEN = -65504.0
+HIDDEN = -65504.0
 
 
 @translates(aten.scaled_dot_product_attention.default)
@@ -169,7 +169,7 @@ def additive_mask(b: NnefBuilder, mask: Value, steps: Dim, total: Dim) -> Value:
     kernel makes NaN of a query whose first 32 keys are all -inf, as under a sliding window or left padding.
     """
     full = b.broadcast(mask, (*mask.shape[:-2], steps, total))
-    return b.select(full, b.scalar(0.0, torch.float32), b.scalar(_HIDDEN, torch.float32))
+    return b.select(full, b.scalar(0.0, torch.float32), b.scalar(HIDDEN, torch.float32))
 
 
 def causal_mask(b: NnefBuilder, steps: Dim, total: Dim, *, past: Dim | None = None) -> Value:

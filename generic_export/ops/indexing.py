@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import sympy
 import torch
@@ -17,6 +18,7 @@ from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, sam
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape, tract_dtype
 from generic_export.translate.complex_layout import COMPONENT_DTYPES
 from generic_export.translate.registry import translates
+from generic_export.translate.value import values_in
 
 aten = torch.ops.aten
 
@@ -64,10 +66,30 @@ def slice_tensor(
         # The axis may be shorter than the slice asks for. tract proves sizes equal by their form: it has to be PyTorch's.
         begin = within(begin, size)
         if step != 1:
-            strides = b.binary("mul", positions(b, length), b.scalar(step, torch.int64))
-            return gather(b, self, b.binary("add", strides, b.scalar(begin, torch.int64)), axis)
+            return _strided(b, self, axis, begin, length, step)
         stop = simplify_dim(sympy.sympify(begin) + sympy.sympify(length))
+    if step != 1 and _was_reshaped(b, self, axis):
+        return _strided(b, self, axis, begin, length, step)
     return b.slice(self, axis, begin, stop, step)
+
+
+def _strided(b: NnefBuilder, value: Value, axis: int, begin: Dim, length: Dim, step: int) -> Value:
+    strides = b.binary("mul", positions(b, length), b.scalar(step, torch.int64))
+    return gather(b, value, b.binary("add", strides, b.scalar(begin, torch.int64)), axis)
+
+
+def _was_reshaped(b: NnefBuilder, value: Value, axis: int) -> bool:
+    """Say whether an axis is one that a reshape made: tract takes strides before the reshape, and finds no such axis there."""
+    maker = b.maker_of(value)
+    while (
+        maker is not None and maker.operator in ("slice", "tract_core_gather") and maker.outputs[0].rank == value.rank
+    ):
+        maker = b.maker_of(values_in(maker.inputs)[0])
+    if maker is None or maker.operator != "reshape":
+        return False
+    attributes: dict[str, Any] = dict(maker.attributes)
+    first = int(attributes["axis_start"])
+    return first <= axis < first + len(attributes["shape"].elements)
 
 
 def within(position: Dim, size: Dim) -> Dim:
@@ -273,6 +295,9 @@ def arange(b: NnefBuilder, start: Dim, end: Dim, step: Dim = 1, *, dtype: torch.
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, ...) -> Tensor"""
     bounds = (start, end, step)
     if any(isinstance(bound, float) for bound in bounds):
+        dtype = dtype or torch.get_default_dtype()
+        start, end, step = bounds = _counted(start), _counted(end), _counted(step)
+    if any(isinstance(bound, float) for bound in bounds):
         return _fractional_range(b, bounds, dtype or torch.get_default_dtype())
     if not isinstance(step, int) or step == 0:
         raise TranslationError(f"arange with the step {step!r} has no NNEF form: the length would not be a size.")
@@ -282,6 +307,11 @@ def arange(b: NnefBuilder, start: Dim, end: Dim, step: Dim = 1, *, dtype: torch.
     literals: list[Argument] = [DimLiteral(dim_text(bound)) for bound in bounds]
     value = b.emit("tract_core_range", literals, shape=[length], dtype=torch.int64)
     return b.cast(_opaque_range(b, value, start if step > 0 else -1), dtype or torch.int64)
+
+
+def _counted(bound: Dim | float) -> Dim:
+    """Return a whole number as such: XLNet counts positions down by -1.0."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 
 
 @translates(aten.full.default)

@@ -59,7 +59,7 @@ class Conversion:
     def __init__(self, request: CaptureRequest, program: ExportedProgram) -> None:
         self.request = request
         self.program = program
-        self.symbols = _symbol_names(request, program)
+        self.symbols = symbol_names(request, program)
         self.values: dict[Node, Argument] = {}
         self.ops: list[TorchOp] = []
         self.parameters: dict[str, TensorVariable] = {}
@@ -337,7 +337,7 @@ def check_symbolic(request: CaptureRequest, program: ExportedProgram, freezes: S
             )
 
 
-def _symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Symbol]:
+def symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Symbol]:
     """Map PyTorch's symbols (`s0`) to the user's (`S`)."""
     mapping: dict[sympy.Symbol, sympy.Symbol] = {}
     for name, axis, symbol, expr in _declared_sizes(request, program):

@@ -121,7 +121,9 @@ def _replaced(node: Node, decomposition: Decomposition, helps: Callable[[OpOverl
         return tuple(result) if isinstance(result, (tuple, list)) else result
 
     examples = [argument.meta["val"] for argument in inputs]
-    with detect_fake_mode(examples) or nullcontext():  # tensors that the decomposition makes are fake too
+    # Tensors that the decomposition makes are fake too, and of the same program: where it is given nothing but sizes (`torch.eye`,
+    # `linspace`) the result says so.
+    with detect_fake_mode([*examples, *pytree.tree_leaves(node.meta.get("val"))]) or nullcontext():
         body = make_fx(function)(*examples)
     if not _is_flat(body) or not all(_fits(inner, helps) for inner in body.graph.nodes):
         return False

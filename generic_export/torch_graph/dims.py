@@ -86,7 +86,8 @@ _ROUNDINGS = {torch_sympy.TruncToInt: False, torch_sympy.FloorToInt: False, torc
 def _integer_quotient(function: type[sympy.Function], inner: sympy.Expr, rounded_up: bool) -> sympy.Expr:
     """Return `function(inner)` as a division of integers where `inner` is a size times a simple fraction."""
     plain = inner.replace(torch_sympy.ToFloat, lambda size: size)
-    plain = plain.replace(torch_sympy.IntTrueDiv, lambda size, divisor: size * sympy.Float(1) / divisor)
+    for division in (torch_sympy.IntTrueDiv, torch_sympy.FloatTrueDiv):
+        plain = plain.replace(division, lambda size, divisor: size * sympy.Float(1) / divisor)
     factor, size = plain.as_coeff_Mul()
     if not factor.is_Float or size.has(sympy.Float):
         return function(inner)

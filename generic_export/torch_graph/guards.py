@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 from torch.export import ExportedProgram
 
-from generic_export.compat import FakeTensor
+from generic_export.compat import shape_guards
 
 # Sizes far from any example: multiples of many numbers, so that divisibility is met by some, and sizes that are not.
 _FAR_SIZES = (144, 160, 210, 240, 250, 256, 336, 360, 441, 512)
@@ -27,14 +27,7 @@ def freezing_guards(program: ExportedProgram) -> list[sympy.Expr]:
 
 
 def _equalities(program: ExportedProgram) -> list[sympy.Expr]:
-    for node in program.graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "placeholder" and isinstance(value, FakeTensor):
-            environment = value.fake_mode.shape_env
-            return (
-                [guard.expr for guard in environment.guards if isinstance(guard.expr, sympy.Eq)] if environment else []
-            )
-    return []
+    return [guard.expr for guard in shape_guards(program) if isinstance(guard.expr, sympy.Eq)]
 
 
 def _holds_somewhere(guard: sympy.Expr, ranges: Mapping[sympy.Symbol, Any]) -> bool:

@@ -22,8 +22,10 @@ from generic_export.compat import (
     kernels_replaced,
     list_device_constructors,
     without_causal_hint,
+    without_strides_of_transforms,
 )
 from generic_export.errors import CaptureError
+from generic_export.torch_graph.size_guards import proved_sizes
 
 aten = torch.ops.aten
 
@@ -43,6 +45,8 @@ def capture_patches() -> Iterator[None]:
             _ListsOfPlaces(),
             _symbolic_math(),
             _gradients_off_once(),
+            proved_sizes(),
+            without_strides_of_transforms(),
         ):
             yield
     finally:
@@ -87,13 +91,14 @@ def _tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
         return _make_tensor(data, device=device, **options)
     dtype = options.pop("dtype", None) or (torch.bool if isinstance(data, bool) else _make_tensor(data).dtype)
     if isinstance(data, list | tuple):
-        return torch.stack([torch.full((), each, dtype=dtype, device=device, **options) for each in data])
+        return torch.stack([_tensor(each, device=device, dtype=dtype, **options) for each in data])
     return torch.full((), data, dtype=dtype, device=device, **options)
 
 
 def _is_numbers(data: Any) -> bool:
+    """Say whether data is a number, or a list of numbers, or of such lists."""
     if isinstance(data, list | tuple):
-        return bool(data) and all(isinstance(each, bool | int | float) for each in data)
+        return bool(data) and all(map(_is_numbers, data))
     return isinstance(data, bool | int | float)
 
 

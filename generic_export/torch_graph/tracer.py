@@ -37,7 +37,8 @@ from generic_export.compat import (
 )
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.logs import logging_at
-from generic_export.torch_graph.conversion import Conversion, check_symbolic
+from generic_export.torch_graph.branches import OneWay
+from generic_export.torch_graph.conversion import Conversion, check_symbolic, symbol_names
 from generic_export.torch_graph.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
@@ -46,6 +47,7 @@ from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_
 from generic_export.torch_graph.methods import as_forward
 from generic_export.torch_graph.naming import NotesSources, current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, flat_forward
+from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.patches import capture_patches
 from generic_export.torch_graph.request import CaptureRequest, DynamicAxes, symbol_name
 from generic_export.torch_graph.units import kept_whole
@@ -198,9 +200,12 @@ class TorchModuleTracer(CaptureRequest):
             strategy = attempts.pop(0)
             bounds = _accepted(suggested, strategy)
             try:
-                program = self._export_once(call, self._dynamic_shapes(names, strategy, bounds), strategy)
-                if not (strategy.lenient and freezing_guards(program)):
+                shapes = self._dynamic_shapes(names, strategy, bounds)
+                program = self._export_once(call, shapes, strategy)
+                if not strategy.lenient:
                     return program
+                if not freezing_guards(program):
+                    return self._whichever_way(program, replace(call, names=tuple(names)), shapes, strategy)
             except T2NError:
                 raise
             except Exception as error:  # torch.export raises many unrelated classes, none of them documented
@@ -214,6 +219,44 @@ class TorchModuleTracer(CaptureRequest):
         if first_error is None:
             raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
         raise _capture_error(self.module, first_error, names, freezes) from first_error
+
+    def _whichever_way(
+        self, program: ExportedProgram, call: FlatCall, shapes: tuple[dict[int, Any], ...], strategy: _Strategy
+    ) -> ExportedProgram:
+        """Return a program that is right on either side of the conditions on sizes that the model's code asks for.
+
+        What fills sizes up to a multiple is taken for all of them with a warning where that cannot be seen.
+
+        Raises:
+            SpecializedAxisError: neither the example's side nor the other one is right for both.
+        """
+        found = OneWay.of(program)
+        if not found.branches:
+            return program
+        elsewhere = found.shapes_of_another_way([tensor.shape for tensor in call.tensors])
+        tensors = tuple(map(repeated, call.tensors, elsewhere))
+        try:
+            other = OneWay.of(self._export_once(replace(call, tensors=tensors), shapes, strategy))
+        except Exception:  # whatever the model says to sizes that it does not take: there is no other side
+            return program
+        for one, another in ((found, other), (other, found)):
+            if one.stands_for(another):
+                return one.program
+        filling = next((way for way in (found, other) if way.fills_up), None)
+        if filling is not None:  # a whole block where nothing is missing, hidden by a mask (Pegasus-X)
+            warnings.warn(
+                f"{type(self.module).__name__} at {filling.branches[0].source}: sizes that are no multiple are filled up. "
+                "The archive does so with whole ones too, which is right where what is filled in is masked: compare such a size.",
+                stacklevel=2,
+            )
+            return filling.program
+        branch = found.branches[0]
+        condition = branch.condition.xreplace(symbol_names(replace(self, input_names=call.names), program))
+        raise SpecializedAxisError(
+            f"{type(self.module).__name__} at {branch.source}: the model goes one way where {condition} and another one "
+            "elsewhere, and an archive of what was captured would hold for one of them only.",
+            "Make the axis static, or change that line so that one way is right for both.",
+        )
 
     def _export_once(
         self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...], strategy: _Strategy

@@ -19,6 +19,7 @@ from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, sam
 from generic_export.translate.choices import Numerics, Spelling
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, carried_fact, holds_complex, on_pairs
 from generic_export.translate.fragments import load_fragment
+from generic_export.translate.joined_products import rejoined_operands
 from generic_export.translate.real_sizes import is_real, real_value
 from generic_export.translate.repeated_axes import RepeatedAxes
 from generic_export.translate.reshaping import changed_axes, provable_cuts
@@ -406,8 +407,22 @@ class NnefBuilder:
         result = self.emit(operator, [value], shape=kept, dtype=dtype or value.dtype, attributes=attributes)
         return result if keepdim else self.squeeze(result, sorted(axes))
 
+    def _picked(self, value: Value, axes: Sequence[int]) -> Value:
+        """Return a value whose one row along each of these axes is gathered as often as it was repeated."""
+        for axis in axes:
+            indices = self.broadcast(self.align_rank(self.scalar(0, torch.int64), 1), [value.shape[axis]])
+            operands, attributes = [self.slice(value, axis, 0, 1), indices], {"axis": axis}
+            value = self.emit(
+                "tract_core_gather", operands, shape=value.shape, dtype=value.dtype, attributes=dict(attributes)
+            )
+        return value
+
     def einsum(self, expression: str, values: Sequence[Value], *, accumulator: torch.dtype) -> Value:
         """Emit a product written as an einsum; `accumulator` is also the element type of the result (facts §3.2)."""
+        values = list(values)
+        for each in rejoined_operands(self._repeated, self.maker_of, expression, values):
+            parts = [self._picked(*part) for part in zip(each.parts, each.picked, strict=True)]
+            values[each.place] = self.concat(parts, each.axis)
         sizes: dict[str, Dim] = {}
         terms, output = expression.split("->")
         for term, value in zip(terms.split(","), values, strict=True):

@@ -45,6 +45,10 @@ class RepeatedAxes:
             return True
         return value.number not in self._fed and not isinstance(value.shape[axis], int)
 
+    def surely(self, value: Value, axis: int) -> bool:
+        """Say whether an axis of a value is certain to hold copies of one row."""
+        return axis in self._copies.get(value.number, ())
+
     def lost_by_einsum(self, expression: str, values: Sequence[Value]) -> list[int]:
         """Return the axes of an einsum's result that only repeated axes of its operands give."""
         terms, output = expression.split("->")
@@ -64,7 +68,7 @@ class RepeatedAxes:
             letter
             for term, value in zip(terms.split(","), values, strict=True)
             for axis, letter in enumerate(term)
-            if not same_dim(value.shape[axis], 1) and axis not in self._copies.get(value.number, ())
+            if not same_dim(value.shape[axis], 1) and not self.surely(value, axis)
         }
         return {output[position] for position in lost} - unsure
 

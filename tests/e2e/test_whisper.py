@@ -18,7 +18,7 @@ from transformers import AutoFeatureExtractor, AutoTokenizer, WhisperForConditio
 from t2n_llm import export_llm
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.measure.from_source import SourceModel, Wishes
-from t2n_llm.measure.sources.sound import read_waveform
+from t2n_llm.tasks.media.sound import read_waveform
 from tests.frontend_archives import written
 
 FOLDER = Path.home() / ".cache" / "t2n-llm" / "models" / "whisper-tiny.en"

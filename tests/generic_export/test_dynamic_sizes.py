@@ -33,6 +33,17 @@ ANY_LENGTH: dict[str, Case] = {
 }
 
 
+def _halves_in_windows(x: torch.Tensor) -> torch.Tensor:
+    """Blocks of four of every second position, their size asked back from the number of blocks."""
+    halves = F.avg_pool1d(x.transpose(1, 2), 2, 2).transpose(1, 2)
+    filled = F.pad(halves, (0, 0, 0, -halves.shape[1] % 4))
+    blocks = filled.shape[1] // 4
+    return filled.reshape(x.shape[0], blocks, filled.shape[1] // blocks, 8).mean(2)
+
+
+ANY_LENGTH["halves in windows"] = _halves_in_windows
+
+
 @pytest.mark.parametrize("name", ANY_LENGTH)
 def test_any_length(name: str) -> None:
     others = [(torch.randn(batch, length, 8),) for batch, length in ((1, 2), (1, 3), (3, 17))]

@@ -95,3 +95,12 @@ def test_short_time_transform(name: str, window: str | None) -> None:
 def test_a_real_inverse_of_unknown_parity_is_refused() -> None:
     with pytest.raises(TranslationError, match="even, or odd"):
         check(lambda x: torch.fft.irfft(torch.fft.rfft(x), n=x.shape[1]), (torch.randn(2, 10),), dynamic_axes=AXES)
+
+
+def test_over_two_dynamic_axes() -> None:
+    """FNet: over the positions and the features of each text, whose number and length are free."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fftn(x, dim=(1, 2)).real
+
+    check(model, (torch.randn(3, 5, 4),), (torch.randn(1, 7, 4),), dynamic_axes={"input_0": {0: "B", 1: "S"}})

@@ -132,3 +132,37 @@ def test_shared_parameter_is_stored_once() -> None:
 
     text = check(Tied(), (torch.randint(0, 10, (1, 4)),))
     assert text.count("variable<scalar>") == 1
+
+
+@pytest.mark.parametrize("axes", [{0: "B"}, {0: "B", 1: "S"}])
+def test_a_product_over_rows_beside_one_repeated_row(axes: dict[int, str]) -> None:
+    """DPT puts its class token beside every patch: nothing but the patches says how many rows there are."""
+
+    class Readout(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(16, 8)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            patches = tokens[:, 1:]
+            result: torch.Tensor = self.project(torch.cat((patches, tokens[:, :1].expand_as(patches)), -1))
+            return result
+
+    check(Readout(), (torch.randn(3, 5, 8),), (torch.randn(1, 5, 8),), dynamic_axes={"input_0": axes})
+
+
+def test_a_product_over_rows_that_are_all_repeated() -> None:
+    """PatchTSMixer puts mean and deviation of a series beside each other, once for each patch."""
+
+    class Statistics(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(2, 4)
+
+        def forward(self, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+            columns = [value[:, :, None].repeat(1, 1, 6, 1) for value in (mean, deviation)]
+            result: torch.Tensor = self.project(torch.cat(columns, -1))
+            return result
+
+    one, other = ((torch.randn(batch, 3, 1), torch.rand(batch, 3, 1)) for batch in (2, 1))
+    check(Statistics(), one, other, dynamic_axes={"input_0": {0: "B"}, "input_1": {0: "B"}})

@@ -225,3 +225,12 @@ def test_a_parameter_repeated_for_each_of_a_batch_attends(single: bool) -> None:
 
     axes = {"input_0": {0: "B", 1: "S"}}
     check(Pooling(), (torch.randn(3, 5, 16),), (torch.randn(1, 6, 16),), (torch.randn(2, 4, 16),), dynamic_axes=axes)
+
+
+def test_strides_over_an_axis_that_was_cut_in_two() -> None:
+    """LeViT keeps every other row and column of its tokens; tract would take the strides before the reshape."""
+
+    def sampled(tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.relu().view(-1, 4, 6, 8)[:, ::2, 1::2].reshape(tokens.shape[0], -1, 8).neg()
+
+    check(sampled, (torch.randn(3, 24, 8),), (torch.randn(1, 24, 8),), dynamic_axes={"input_0": {0: "B"}})

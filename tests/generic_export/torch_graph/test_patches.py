@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 import torch
 
+from generic_export import TractNNEF
+from generic_export.capture import capture
 from generic_export.torch_graph.patches import capture_patches
 
 _FIRST_USE_INSIDE = """
@@ -31,3 +35,13 @@ def test_functions_are_put_back() -> None:
         assert torch.tensor is not before[0]
     assert (torch.tensor, torch.linspace, torch.Tensor.__getitem__) == before
     assert torch.tensor([torch.tensor(1)]).tolist() == [1]
+
+
+@pytest.mark.parametrize("numbers", [True, [1, 2], [[4, 3], [2, 1]]])
+def test_numbers_of_any_depth_keep_their_values(numbers: Any) -> None:
+    class Written(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.tensor(numbers, dtype=torch.float32, device=x.device)
+
+    graph = capture(Written(), (torch.ones(2, 2, device="meta"),), TractNNEF())
+    assert not graph.constants

@@ -201,3 +201,14 @@ def test_one_example_tensor_given_several_times_is_several_inputs(axes: dict[str
     x = torch.linspace(-1, 1, 3)
     others = tuple(torch.randn(3) for _ in range(3))
     check(lambda q, k, v: q * 2 - k * 3 + v * 5, (x, x, x), others, dynamic_axes=axes)
+
+
+def test_tensors_made_of_numbers_alone_meet() -> None:
+    """The reference points of Deformable DETR: two ranges that no tensor goes into, in one grid."""
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        rows, columns = (torch.linspace(0.5, size - 0.5, size, device=x.device) for size in x.shape[1:])
+        grid = torch.meshgrid(rows, columns, indexing="ij")
+        return x + grid[0] * grid[1]
+
+    check(shifted, (torch.randn(2, 4, 3),), (torch.randn(1, 4, 3),), dynamic_axes={"input_0": {0: "B"}})

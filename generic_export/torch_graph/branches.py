@@ -1,0 +1,287 @@
+"""Which way a module went where its own code asked for a size, and whether what was captured stands for the other way as well.
+
+In: programs captured with `Dim.DYNAMIC`, under which PyTorch notes such a condition and does not hold anybody to it. Out: the
+conditions, sizes at which they fail, and whether one program stands for another: `if rest > 0: x = pad(x, rest)` is right where
+nothing is left too, and leaving the padding out is not right elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from generic_export.compat import shape_guards
+from generic_export.torch_graph.size_proofs import REMAINDERS, computed
+
+aten = torch.ops.aten
+
+Sizes = Mapping[sympy.Symbol, int]
+
+_LEAST = 2  # PyTorch takes every size that changes for more than one
+_CONSECUTIVE = 12
+_MULTIPLES = (2, 3, 5, 8, 13, 21)
+_PRIMES = (7, 31, 97, 331, 641, 1283)
+_MOST_TRIALS = 400
+_NO_CODE_OF_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent)
+
+# What keeps the values and their order.
+_COPIES = frozenset((aten.contiguous.default, aten.clone.default, aten.alias.default, aten.detach.default))
+_RESHAPES = frozenset((aten.view.default, aten.reshape.default, aten._unsafe_view.default))
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A condition on sizes that the code of a model asked for.
+
+    Attributes:
+        condition: over PyTorch's symbols; it was true at the example.
+        source: file and line that asked.
+    """
+
+    condition: sympy.Expr
+    source: str
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Say whether the module goes the same way at other sizes."""
+        return bool(computed(self.condition)(sizes))
+
+
+@dataclass(frozen=True)
+class OneWay:
+    """A program, and the conditions under which the module does what it does.
+
+    Attributes:
+        program: as captured.
+        branches: those conditions that fail at some of the sizes.
+    """
+
+    program: ExportedProgram
+    branches: tuple[Branch, ...]
+
+    @staticmethod
+    def of(program: ExportedProgram) -> OneWay:
+        """Read the conditions of a captured program."""
+        asked = {
+            guard.expr: source
+            for guard in shape_guards(program)
+            if isinstance(guard.expr, sympy.Rel) and (source := _source_in_model(guard.sloc.framework_loc))
+        }
+        trials = _trials(program) if asked else []
+        branches = [Branch(condition, source) for condition, source in asked.items()]
+        return OneWay(program, tuple(branch for branch in branches if not all(map(branch.holds, trials))))
+
+    @cached_property
+    def trials(self) -> list[Sizes]:
+        """Sizes of the inputs that the conditions are tried at, small ones first."""
+        return _trials(self.program)
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Say whether the module goes this way at all branches."""
+        return all(branch.holds(sizes) for branch in self.branches)
+
+    @property
+    def fills_up(self) -> bool:
+        """Whether it is the way of sizes that are no multiple of a number, at every branch."""
+        return bool(self.branches) and all(
+            isinstance(each.condition, sympy.Ne)
+            and isinstance(each.condition.lhs, REMAINDERS)
+            and each.condition.rhs == 0
+            for each in self.branches
+        )
+
+    def shapes_of_another_way(self, example: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Return shapes of the inputs at which as many conditions fail as can at once, near those of the example.
+
+        Small ones would make one position of few, and sizes of one are something else to PyTorch.
+        """
+
+        def rank(sizes: Sizes) -> tuple[int, int]:
+            shapes = _input_shapes(self.program, sizes)
+            pairs = zip(itertools.chain(*shapes), itertools.chain(*example), strict=True)
+            return sum(branch.holds(sizes) for branch in self.branches), sum(abs(one - other) for one, other in pairs)
+
+        return _input_shapes(self.program, min(self.trials, key=rank))
+
+    def stands_for(self, other: OneWay) -> bool:
+        """Say whether this program is right where the other one is, and the module goes one of the two ways at every size tried.
+
+        It is where, at those sizes, both compute the same but for padding by nothing, slices of everything and empty pieces.
+        """
+        places = [_symbols_at(self.program, _input_shapes(other.program, sizes)) for sizes in other.trials]
+        if any(place is None for place in places):
+            return False
+        pairs = [(mine, sizes) for mine, sizes in zip(places, other.trials, strict=True) if mine is not None]
+        if not all(self.holds(mine) or other.holds(sizes) for mine, sizes in pairs):
+            return False
+        shared = [(mine, sizes) for mine, sizes in pairs if other.holds(sizes)]
+        if not shared:
+            return False
+        numbered: dict[Any, int] = {}
+        mine = _Forms(self.program, [sizes for sizes, _ in shared], numbered).outputs()
+        return mine is not None and mine == _Forms(other.program, [sizes for _, sizes in shared], numbered).outputs()
+
+
+def _source_in_model(location: Any) -> str:
+    """Return file and line of a guard that a model's own code asked for; "" for PyTorch's reasoning about layouts."""
+    path = getattr(location, "filename", "")
+    if not path or any(folder in Path(path).parents for folder in _NO_CODE_OF_THE_MODEL):
+        return ""
+    return f"{path}:{location.lineno}"
+
+
+# --- sizes ---
+
+
+def _trials(program: ExportedProgram) -> list[Sizes]:
+    """Return sizes of every symbol within its range, small ones first: consecutive ones, multiples, primes."""
+    sizes = {
+        symbol: _sizes_in(found)
+        for symbol, found in program.range_constraints.items()
+        if any(symbol in _free(node) for node in _user_inputs(program))
+    }
+    if not sizes:
+        return []
+    if math.prod(map(len, sizes.values())) <= _MOST_TRIALS:
+        combinations = [dict(zip(sizes, values, strict=True)) for values in itertools.product(*sizes.values())]
+    else:
+        generator = random.Random(0)
+        combinations = [
+            {symbol: generator.choice(found) for symbol, found in sizes.items()} for _ in range(_MOST_TRIALS)
+        ]
+    return sorted(combinations, key=lambda each: sum(each.values()))
+
+
+def _sizes_in(found: Any) -> list[int]:
+    least = max(_LEAST, int(found.lower))
+    most = int(found.upper) if found.upper.is_Integer else None
+    near = [least + step for step in (*range(_CONSECUTIVE), *_PRIMES)]
+    far = [least * times + step for times in _MULTIPLES for step in (0, 1, _PRIMES[0])]
+    return sorted({size for size in (*near, *far) if most is None or size <= most})
+
+
+def _user_inputs(program: ExportedProgram) -> list[Node]:
+    names = set(program.graph_signature.user_inputs)
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    return [node for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+
+
+def _free(node: Node) -> set[sympy.Symbol]:
+    dims = [size.node.expr for size in node.meta["val"].shape if isinstance(size, torch.SymInt)]
+    return set().union(*(dim.free_symbols for dim in dims)) if dims else set()
+
+
+def _shape_at(node: Node, sizes: Sizes) -> tuple[int, ...]:
+    return tuple(_number_at(size, sizes) for size in node.meta["val"].shape)
+
+
+def _input_shapes(program: ExportedProgram, sizes: Sizes) -> list[tuple[int, ...]]:
+    return [_shape_at(node, sizes) for node in _user_inputs(program)]
+
+
+def _symbols_at(program: ExportedProgram, shapes: Sequence[tuple[int, ...]]) -> Sizes | None:
+    """Return what PyTorch's symbols are where the inputs have these shapes; None where they may not."""
+    sizes: dict[sympy.Symbol, int] = {}
+    nodes = _user_inputs(program)
+    for node, shape in zip(nodes, shapes, strict=True):
+        for size, number in zip(node.meta["val"].shape, shape, strict=True):
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                sizes[size.node.expr] = number
+    known = all(_free(node) <= set(sizes) for node in nodes) and _input_shapes(program, sizes) == list(shapes)
+    ranges = program.range_constraints
+    return sizes if known and all(number in ranges[symbol] for symbol, number in sizes.items()) else None
+
+
+def _number_at(size: Any, sizes: Sizes) -> int:
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return int(computed(size.node.expr)(sizes))
+
+
+# --- what a program computes ---
+
+
+class _Forms:
+    """A number for what each node of a program computes at some sizes; equal numbers compute the same."""
+
+    def __init__(self, program: ExportedProgram, trials: Sequence[Sizes], numbered: dict[Any, int]) -> None:
+        self._program = program
+        self._trials = trials
+        self._numbered = numbered
+        self._forms: dict[Node, int] = {}
+
+    def outputs(self) -> Any:
+        """Return those of the outputs; None where they cannot be told."""
+        places = itertools.count()
+        try:
+            for node in self._program.graph.nodes:
+                if node.op == "output":
+                    return self._argument(node.args)
+                if node.op == "placeholder":
+                    self._forms[node] = self._number(("input", next(places)))
+                elif not isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat):
+                    self._forms[node] = self._form(node)
+        except (LookupError, NameError, ZeroDivisionError, TypeError, AttributeError):
+            return None  # a size known at run time only, or arguments of another form: there is nothing to compare
+        return None
+
+    def _form(self, node: Node) -> int:
+        args: Any = node.args
+        if node.op == "call_function" and self._changes_nothing(node, args):
+            return self._forms[args[0]]
+        if node.target is aten.cat.default:
+            return self._concatenation(*args)
+        if node.target in _RESHAPES:
+            return self._number(("reshape", self._argument(args[0]), str(self._sizes(node))))
+        return self._number((str(node.target), self._argument(args), self._argument(node.kwargs)))
+
+    def _concatenation(self, parts: Sequence[Node], axis: int = 0) -> int:
+        pieces = [part for part in parts if any(self._numbers(part.meta["val"].shape[axis]))]
+        if len(pieces) == 1:
+            return self._forms[pieces[0]]
+        return self._number((str(aten.cat.default), self._argument(pieces), axis))
+
+    def _changes_nothing(self, node: Node, args: Any) -> bool:
+        if node.target in _COPIES:
+            return True
+        if node.target in (aten.constant_pad_nd.default, aten.pad.default):
+            return not any(any(self._numbers(amount)) for amount in args[1])
+        whole = node.target is aten.slice.Tensor and (len(args) < 5 or args[4] == 1)
+        return (whole or node.target in _RESHAPES) and self._sizes(args[0]) == self._sizes(node)
+
+    def _sizes(self, node: Node) -> list[list[int]]:
+        return [self._numbers(size) for size in node.meta["val"].shape]
+
+    def _numbers(self, value: Any) -> list[int]:
+        value = value.meta["val"] if isinstance(value, Node) else value
+        return [_number_at(value, sizes) for sizes in self._trials]
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            found = value.meta.get("val")
+            return tuple(self._numbers(found)) if isinstance(found, torch.SymInt) else ("form", self._forms[value])
+        if isinstance(value, bool) or value is None:
+            return value
+        if isinstance(value, int | torch.SymInt):
+            return tuple(self._numbers(value))
+        if isinstance(value, list | tuple):
+            return tuple(self._argument(each) for each in value)
+        if isinstance(value, dict):
+            return tuple((key, self._argument(each)) for key, each in sorted(value.items()))
+        return str(value)
+
+    def _number(self, key: Any) -> int:
+        return self._numbered.setdefault(key, len(self._numbered))
+
+
+__all__ = ["Branch", "OneWay"]

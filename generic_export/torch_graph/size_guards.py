@@ -1,0 +1,146 @@
+"""Questions about sizes that PyTorch would answer by its example, and ask of every size: answered where that can be proved.
+
+In: a comparison of sizes and the smallest that each may be. Out: True, False, or None where neither is proved. PyTorch bounds sums
+and products; `(2*s - 1) % s != 0` (XLNet's relative positions) and `min(8, s) <= s` need more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import sympy
+
+from generic_export.compat import comparisons_answered, torch_sympy
+from generic_export.torch_graph.size_proofs import REMAINDERS, computed, never_negative, period_of
+
+_LONGEST_PERIOD = 256
+_MOST_EXTREMA = 4
+_FEW = (0, 1, 2, 3, 5, 6, 7, 8, 14, 30, 64, 321, 4999)
+_MOST_OPERATIONS = 40
+_SMALLER, _LARGER = (torch_sympy.Min, sympy.Min), (torch_sympy.Max, sympy.Max)
+_UNBOUNDED = (torch_sympy.FloorDiv, *REMAINDERS, *_SMALLER, *_LARGER)
+
+
+@contextmanager
+def proved_sizes() -> Iterator[None]:
+    """Let a capture know what is proved here, for the length of the block."""
+    with comparisons_answered(answer):
+        yield
+
+
+def answer(comparison: sympy.Basic, least: Mapping[sympy.Symbol, int]) -> bool | None:
+    """Say whether a comparison of sizes holds for all of them, or for none.
+
+    Args:
+        comparison: of two expressions over integers.
+        least: the smallest value of each symbol in it.
+    """
+    if not isinstance(comparison, sympy.core.relational.Relational) or not comparison.free_symbols <= least.keys():
+        return None
+    return _answer(comparison, tuple((symbol, least[symbol]) for symbol in sorted(comparison.free_symbols, key=str)))
+
+
+@lru_cache(maxsize=8192)
+def _answer(comparison: sympy.Basic, bounds: tuple[tuple[sympy.Symbol, int], ...]) -> bool | None:
+    """PyTorch asks the same for every tensor. Sums and products it bounds well by itself."""
+    least = dict(bounds)
+    if not least or not comparison.has(*_UNBOUNDED) or comparison.count_ops() > _MOST_OPERATIONS:
+        return None
+    if comparison.has(sympy.Float, torch_sympy.ToFloat):
+        return None
+    above = {symbol: sympy.Dummy(symbol.name, integer=True, nonnegative=True) for symbol in comparison.free_symbols}
+    shifted = {symbol: free + least[symbol] for symbol, free in above.items()}
+    difference = (comparison.lhs - comparison.rhs).subs(shifted)
+    return _settled(type(comparison), difference) if _may_be_settled(type(comparison), difference) else None
+
+
+def _may_be_settled(kind: type, difference: sympy.Expr) -> bool:
+    """Say whether a comparison with 0 comes out the same at a few sizes: most do not, and need no attempt at a proof."""
+    symbols = sorted(difference.free_symbols, key=str)
+    at = computed(difference)
+    try:
+        found = [at(dict(zip(symbols, sizes, strict=True))) for sizes in _few_sizes(len(symbols))]
+    except (NameError, TypeError, ZeroDivisionError):  # a function of PyTorch's that numbers alone do not have
+        return True
+    return len({bool(kind(value, 0)) for value in found}) == 1
+
+
+@lru_cache(maxsize=16)
+def _few_sizes(count: int) -> tuple[tuple[int, ...], ...]:
+    """Return some sizes of so many symbols, small and large ones together."""
+    random = Random(0)
+    return ((0,) * count, *(tuple(random.choice(_FEW) for _ in range(count)) for _ in range(3 * len(_FEW))))
+
+
+def _settled(kind: type, difference: sympy.Expr) -> bool | None:
+    """Say how a difference of two sizes compares with 0."""
+    if kind in (sympy.Lt, sympy.Le):
+        return _settled(sympy.Gt if kind is sympy.Lt else sympy.Ge, -difference)
+    if kind is sympy.Ne:
+        equal = _settled(sympy.Eq, difference)
+        return None if equal is None else not equal
+    above, below = _at_least(difference, 1), _at_least(-difference, 1)
+    if kind is sympy.Eq:
+        same = sympy.expand(difference) == 0
+        return True if same else False if above or below else None
+    if kind is sympy.Gt:
+        return True if above else False if _at_least(-difference, 0) else None
+    return True if _at_least(difference, 0) else False if below else None
+
+
+def _at_least(expr: sympy.Expr, least: int) -> bool:
+    """Say whether it is proved that an expression over sizes from 0 is never below a number."""
+    return _proved(sympy.expand(_without_symbolic_remainders(expr)) - least, _MOST_EXTREMA)
+
+
+def _proved(expr: sympy.Expr, depth: int) -> bool:
+    """Say whether an expression is never negative: of the smaller of two, either may be what it is compared with."""
+    expr = sympy.expand(expr)
+    for term in sympy.Add.make_args(expr):
+        factor, rest = term.as_coeff_Mul()
+        if isinstance(rest, (*_SMALLER, *_LARGER)) and depth:
+            branches = [expr - term + factor * inner for inner in rest.args]
+            every = isinstance(rest, _SMALLER) == (factor > 0)
+            # One branch bounds from the safe side; the other kind needs all of them.
+            return (all if every else any)(_proved(branch, depth - 1) for branch in branches)
+    if expr.is_nonnegative is not None:
+        return bool(expr.is_nonnegative)
+    period = period_of(expr)
+    return period is not None and period <= _LONGEST_PERIOD and never_negative(expr)
+
+
+def _without_symbolic_remainders(expr: sympy.Expr) -> sympy.Expr:
+    """Return `p % q` as `p - k*q`, and `p // q` as `k`, wherever a number k is proved to be that quotient."""
+    for function in (torch_sympy.FloorDiv, *REMAINDERS):
+        expr = expr.replace(function, lambda base, divisor, f=function: _divided(f, base, divisor))
+    return expr
+
+
+def _divided(function: Any, base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    if not divisor.free_symbols or len(base.free_symbols) != 1 or base.free_symbols != divisor.free_symbols:
+        return function(base, divisor)
+    quotient = _quotient(sympy.expand(base), sympy.expand(divisor))
+    if quotient is None:
+        return function(base, divisor)
+    return sympy.Integer(quotient) if function is torch_sympy.FloorDiv else sympy.expand(base - quotient * divisor)
+
+
+@lru_cache(maxsize=1024)
+def _quotient(base: sympy.Expr, divisor: sympy.Expr) -> int | None:
+    """Return the number k for which `k*divisor <= base < (k+1)*divisor` at every size, if there is one."""
+    (symbol,) = divisor.free_symbols
+    if not (base.is_polynomial(symbol) and divisor.is_polynomial(symbol) and sympy.degree(divisor, symbol) == 1):
+        return None
+    growth = base.coeff(symbol, 1) / divisor.coeff(symbol, 1)
+    for quotient in (int(sympy.floor(growth)), int(sympy.ceiling(growth)) - 1):
+        rest = sympy.expand(base - quotient * divisor)
+        if _proved(rest, 0) and _proved(divisor - 1 - rest, 0):
+            return quotient
+    return None
+
+
+__all__ = ["answer", "proved_sizes"]

@@ -1,0 +1,119 @@
+"""A module that goes one of two ways by size: one archive for both, in the engine at awkward sizes, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from generic_export.errors import SpecializedAxisError
+from tests.engine_check import check
+
+LENGTH = {"input_0": {0: "B", 1: "T"}}
+_AWKWARD = (1, 7, 8, 9, 16, 17, 31, 40, 97)
+
+
+class InWindows(nn.Module):
+    """Means of windows of eight; the last one is filled up where it is not whole."""
+
+    def __init__(self, filled: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+        super().__init__()
+        self.filled = filled
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, windows, 4] of [B, T, 4]."""
+        rest = -x.shape[1] % 8
+        if rest > 0:
+            x = self.filled(x, rest)
+        return x.unflatten(1, (-1, 8)).mean(2)
+
+
+class Halved(nn.Module):
+    """Pairs are joined and taken apart again; a last one alone comes back as zero (SEW, Wu et al. 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 4, 3, stride=2, padding=1)
+        self.up = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, T, 4]."""
+        frames = x.shape[1]
+        joined = F.avg_pool1d(x.transpose(1, 2), 2, 2)
+        joined = joined + self.conv(x.transpose(1, 2))[..., : joined.shape[-1]]
+        apart = self.up(joined.transpose(1, 2)).unflatten(2, (2, 4)).flatten(1, 2)
+        if apart.shape[1] < frames:
+            apart = F.pad(apart, (0, 0, 0, frames - apart.shape[1]))
+        return apart + x
+
+
+def _zeros_after(x: torch.Tensor, rest: int) -> torch.Tensor:
+    return torch.cat([x, x.new_zeros(x.shape[0], rest, x.shape[2])], dim=1)
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "padded": lambda: InWindows(lambda x, rest: F.pad(x, (0, 0, 0, rest))),
+    "zeros appended": lambda: InWindows(_zeros_after),
+    "halved": Halved,
+}
+
+
+@pytest.mark.parametrize("length", [16, 21])
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_left_over_is_padded_at_every_length(name: str, length: int) -> None:
+    torch.manual_seed(0)
+    least = 2 if name == "halved" else 1
+    others = [(torch.randn(2, other, 4),) for other in _AWKWARD if other >= least]
+    check(MODULES[name]().eval(), (torch.randn(2, length, 4),), *others, dynamic_axes=LENGTH)
+
+
+class TwoWays(nn.Module):
+    """What it does to an even number of positions is nothing that it does to an odd one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, T, 4]."""
+        pairs = F.avg_pool1d(x.transpose(1, 2), 2, 2).shape[-1]
+        if 2 * pairs < x.shape[1]:
+            return x * 3.0
+        return x * 2.0
+
+
+@pytest.mark.parametrize("length", [16, 21])
+def test_two_ways_that_are_not_one_are_refused(length: int) -> None:
+    with pytest.raises(SpecializedAxisError, match=r"test_branches\.py:\d+: .* where .*2\*\(\(T//2\)\)"):
+        check(TwoWays(), (torch.randn(2, length, 4),), dynamic_axes=LENGTH)
+
+
+class Refusing(nn.Module):
+    """It takes whole windows only, and says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, windows, 4]."""
+        if x.shape[1] % 8 != 0:
+            raise ValueError("not whole windows")
+        return x.unflatten(1, (-1, 8)).mean(2)
+
+
+def test_what_the_model_itself_refuses_is_no_other_way() -> None:
+    check(Refusing(), (torch.randn(2, 16, 4),), (torch.randn(1, 8, 4),), (torch.randn(3, 40, 4),), dynamic_axes=LENGTH)
+
+
+class FewOrMany(nn.Module):
+    """What it does to six rows is nothing that it does to sixty, and there are three more sizes that change nothing."""
+
+    def forward(self, rows: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        """Return [rows, 3]."""
+        sums = torch.stack([other.sum() for other in others])
+        if rows.shape[0] % 100 > 40:
+            return rows * sums
+        return rows + sums
+
+
+def test_large_sizes_are_tried_beside_many_others() -> None:
+    sizes = [torch.randn(length, 3) for length in (6, 7, 9, 11)]
+    axes = {f"input_{place}": {0: f"S{place}"} for place in range(4)}
+    with pytest.raises(SpecializedAxisError, match=r"test_branches\.py:\d+: "):
+        check(FewOrMany(), tuple(sizes), dynamic_axes=axes)
