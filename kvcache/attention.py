@@ -6,7 +6,7 @@ the translation below writes it as `tract_transformers_sdpa`, or spelled out whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,10 +14,12 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from generic_export.compat import viewed
 from generic_export.errors import CaptureError
 from generic_export.ops.attention import (
+    HIDDEN,
     additive_mask,
     causal_mask,
     engine_attention,
@@ -34,8 +36,6 @@ Model = TypeVar("Model")
 
 # Tensors that transformers hands to every implementation, and that ours, with one sequence in a row, has no use for.
 _IDLE = frozenset({"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
-
-_HIDDEN = -65504.0  # f16's lowest number, as in generic_export.ops.attention
 
 _SPELLED_OUT = "eager"  # transformers' name for attention in plain operators
 
@@ -117,6 +117,8 @@ class AttentionChoice:
         relied: how often ours was called causal and without a mask, for several tokens.
         made: the masks of decoders that were made.
         taken: how often ours was called with one of them.
+        shown: all masks that were made, also those of encoders.
+        added: how often one was added to something: what spells its attention out takes numbers, and ours are yes or no.
     """
 
     masked: bool = False
@@ -126,6 +128,8 @@ class AttentionChoice:
     relied: int = 0
     made: list[torch.Tensor] = field(default_factory=list)
     taken: int = 0
+    shown: list[torch.Tensor] = field(default_factory=list)
+    added: int = 0
 
     def first_that_runs(self, build: Callable[[str], Model]) -> Model:
         """Return what `build(name)` makes with the first implementation that the model really uses.
@@ -144,10 +148,13 @@ class AttentionChoice:
             vars(self).update(vars(AttentionChoice(masked)))
             try:
                 # Some models make other masks while they are captured: the trial must see those.
-                with mock.patch("torch.compiler.is_compiling", return_value=True):
+                with mock.patch("torch.compiler.is_compiling", return_value=True), _Additions(self):
                     model = build(ATTENTION_NAME)
             except CaptureError:
                 break
+            if self.added:  # masks in numbers are made without a look at their values, too
+                with mock.patch("torch.compiler.is_compiling", return_value=True):
+                    return build(_SPELLED_OUT)
             if self.calls and not self._missed():
                 return model
         return build(_SPELLED_OUT)
@@ -170,9 +177,30 @@ class AttentionChoice:
         kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not self.masked
         mask = _attention_mask(q_length, kv_length, **kwargs)
         self.left_out += mask is None
+        if mask is not None:
+            self.shown.append(mask)
         if mask is not None and kwargs.get("mask_function") is not bidirectional_mask_function:
             self.made.append(mask)
         return mask
+
+
+class _Additions(TorchFunctionMode):
+    """Counts the masks of a choice that are added to something, such as scores (BigBirdPegasus' encoder)."""
+
+    def __init__(self, choice: AttentionChoice) -> None:
+        super().__init__()
+        self._choice = choice
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _SUMS:
+            terms = [viewed(term) for term in args if isinstance(term, torch.Tensor)]
+            self._choice.added += any(term is viewed(mask) for term in terms for mask in self._choice.shown)
+        return func(*args, **(kwargs or {}))
+
+
+_SUMS = frozenset((torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.__add__, torch.Tensor.__radd__))
 
 
 @contextmanager
@@ -243,7 +271,7 @@ def _biased(bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """What is added to the scores: a bias [B, H, S, T], and very much less where a mask is False or says so."""
     if mask is None:
         return bias
-    return bias.masked_fill(~mask, _HIDDEN) if mask.dtype is torch.bool else bias + mask
+    return bias.masked_fill(~mask, HIDDEN) if mask.dtype is torch.bool else bias + mask
 
 
 def _chosen_keys(indices: torch.Tensor, total: int, mask: torch.Tensor | None) -> torch.Tensor:

@@ -12,8 +12,17 @@ from unittest import mock
 
 import torch
 
+from generic_export.ops.attention import HIDDEN
 from kvcache import attention_compressed
 from kvcache.attention_blocks import minimax_m3_keys, minimax_m3_mask, qwen4_keys
+from kvcache.attention_funnel import position_embeds
+from kvcache.attention_global import (
+    blockwise_attention,
+    led_encoder,
+    longformer,
+    repeated_molecules,
+    windowed_attention,
+)
 from kvcache.compat import family_class
 
 # (family, class, method) -> what stands in its place
@@ -52,9 +61,17 @@ def explicit_attention_families() -> Iterator[None]:
 
 
 def _mpt_attention(
-    self: Any, hidden_states: torch.Tensor, position_bias: torch.Tensor, past_key_values: Any = None, **_: Any
+    self: Any,
+    hidden_states: torch.Tensor,
+    position_bias: torch.Tensor,
+    past_key_values: Any = None,
+    attention_mask: torch.Tensor | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """MPT: the bias is cut out of a table as long as the longest sequence; here it is computed for the length there is."""
+    """MPT: the bias is cut out of a table as long as the longest sequence; here it is computed for the length there is.
+
+    In: `attention_mask` bool [B, 1, S, T], True where a query may not look; of one text with a cache it is the causal one.
+    """
     batch, steps = hidden_states.shape[:2]
     joined = self.Wqkv(hidden_states)
     if self.clip_qkv:
@@ -69,7 +86,11 @@ def _mpt_attention(
     slopes = -position_bias[:, 0, position_bias.shape[2] - 2]
     distance = torch.arange(1 - total, 1, device=key.device)[None, None, None, :]
     bias = (slopes[None, :, None, None] * distance).expand(-1, -1, steps, -1)
-    mixed = torch.ops.t2n.attention(query, key, value, bias, self.softmax_scale, True, None, None)
+    alone = past_key_values is not None and isinstance(batch, int) and batch == 1
+    causal = attention_mask is None or alone
+    if attention_mask is not None and not alone:
+        bias = bias.masked_fill(attention_mask, HIDDEN)
+    mixed = torch.ops.t2n.attention(query, key, value, bias, self.softmax_scale, causal, None, None)
     return self.out_proj(mixed.transpose(1, 2).reshape(batch, steps, self.hidden_size)), None
 
 
@@ -110,6 +131,13 @@ def _fsmt_attention(
 
 _FORWARDS: Forwards = {
     ("fsmt", "Attention", "forward"): _fsmt_attention,
+    ("canine", "CanineAttention", "forward"): blockwise_attention,
+    ("canine", "CanineModel", "_repeat_molecules"): repeated_molecules,
+    ("funnel", "FunnelAttentionStructure", "get_position_embeds"): position_embeds,
+    ("led", "LEDEncoder", "forward"): led_encoder,
+    ("led", "LEDEncoderSelfAttention", "forward"): windowed_attention,
+    ("longformer", "LongformerModel", "forward"): longformer,
+    ("longformer", "LongformerSelfAttention", "forward"): windowed_attention,
     ("mpt", "MptAttention", "forward"): _mpt_attention,
     ("deepseek_v4", "DeepseekV4Attention", "forward"): attention_compressed.attention,
     ("deepseek_v4", "DeepseekV4HCACompressor", "forward"): attention_compressed.heavily_compressed,

@@ -44,10 +44,7 @@ class MiniMaxForm(StateForm):
     @contextmanager
     def replacements(self, module: nn.Module, last_read: LastRead) -> Iterator[None]:
         """See `StateForm.replacements`."""
-        kinds = {type(part) for part in module.modules() if type(part).__name__ == "MiniMaxLightningAttention"}
-        with ExitStack() as stack:
-            for kind in kinds:
-                stack.enter_context(mock.patch.object(kind, "forward", lightning_attention))
+        with over_any_length(module):
             yield
 
     def states(self, keywords: dict[str, Any]) -> States:
@@ -57,6 +54,16 @@ class MiniMaxForm(StateForm):
     def conversation(self, model: nn.Module, *, windowed: bool) -> MiniMaxConversation:
         """See `StateForm.conversation`; there is no window."""
         return MiniMaxConversation(model, windowed)
+
+
+@contextmanager
+def over_any_length(module: nn.Module) -> Iterator[None]:
+    """Let lightning attention go over positions in a loop of the graph, not over blocks of them, for the length of the block."""
+    kinds = {type(part) for part in module.modules() if type(part).__name__ == "MiniMaxLightningAttention"}
+    with ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(mock.patch.object(kind, "forward", lightning_attention))
+        yield
 
 
 class MiniMaxConversation(CacheConversation):
@@ -87,16 +94,22 @@ def lightning_attention(
     past_key_values: Any = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`MiniMaxLightningAttention.forward` over any number of positions; it reads neither positions nor a mask."""
+    """`MiniMaxLightningAttention.forward` over any number of positions, which it does not read.
+
+    In: `attention_mask` [B, S], 0 where there is padding.
+    """
     batch, steps, _width = hidden_states.shape
     heads, size = self.num_attention_heads, self.head_dim
     mixed = self.act_fn(self.qkv_proj(hidden_states)).reshape(batch, steps, heads, 3 * size)
     query, key, value = (part.float().transpose(0, 1) for part in mixed.split(size, dim=3))
-    state = past_key_values.get_linear_cache(self.layer_idx)
+    if attention_mask is not None:
+        value = value.masked_fill(attention_mask.transpose(0, 1)[:, :, None, None] == 0, 0.0)
+    state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
     if not isinstance(state, torch.Tensor):
         state = query.new_zeros((batch, heads, size, size))
     state, outputs = over_time(_step, [state.float()], [query, key, value], [torch.exp(-self.slope_rate.float())])
-    past_key_values.set_linear_cache(self.layer_idx, state)
+    if past_key_values is not None:
+        past_key_values.set_linear_cache(self.layer_idx, state)
     result = self.norm(outputs.transpose(0, 1).reshape(batch, steps, heads * size).to(hidden_states.dtype))
     return self.out_proj(functional.sigmoid(self.output_gate(hidden_states)) * result), state
 

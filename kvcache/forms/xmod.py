@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partialmethod
 from typing import Any
 from unittest import mock
@@ -21,16 +21,22 @@ class XmodForm(CacheForm):
     @contextmanager
     def replacements(self, module: nn.Module, last_read: LastRead) -> Iterator[None]:
         """See `StateForm.replacements`; the language is that of the nearest config."""
-        from transformers.models.xmod.modeling_xmod import XmodOutput
-
-        configs = [getattr(part, "config", None) for part in module.modules()]
-        language = next((str(config.default_language) for config in configs if config is not None), None)
-        with ExitStack() as stack:
-            stack.enter_context(super().replacements(module, last_read))
-            if language is not None:
-                adapter = partialmethod(_adapted, language)
-                stack.enter_context(mock.patch.object(XmodOutput, "lang_adapter", adapter))
+        with super().replacements(module, last_read), one_language(module):
             yield
+
+
+@contextmanager
+def one_language(module: nn.Module) -> Iterator[None]:
+    """Let the rows of an X-MOD be of its default language, that of the nearest config, for the length of the block."""
+    languages = (getattr(getattr(part, "config", None), "default_language", None) for part in module.modules())
+    language = next((str(found) for found in languages if found is not None), None)
+    if language is None:
+        yield
+        return
+    from transformers.models.xmod.modeling_xmod import XmodOutput
+
+    with mock.patch.object(XmodOutput, "lang_adapter", partialmethod(_adapted, language)):
+        yield
 
 
 def _adapted(self: Any, language: str, _: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:

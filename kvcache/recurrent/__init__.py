@@ -36,17 +36,19 @@ _CONVOLUTION = "causal_conv1d_fn"
 
 
 @contextmanager
-def explicit_recurrences(model: nn.Module, past: PastState) -> Iterator[None]:
+def explicit_recurrences(model: nn.Module, past: PastState, *, columns_before: bool = True) -> Iterator[None]:
     """Replace the recurrences in the modules of a model's code.
 
     Args:
         model: its submodules say which files.
         past: asked for the state when a function is not given it.
+        columns_before: whether what is convolved carries the columns before it; transformers' own convolution stays where it
+            does not.
     """
     files = [sys.modules[name] for name in sorted({type(part).__module__ for part in model.modules()})]
     with ExitStack() as stack:
         for file in files:
-            if hasattr(file, _CONVOLUTION):
+            if columns_before and hasattr(file, _CONVOLUTION):
                 stack.enter_context(mock.patch.object(file, _CONVOLUTION, short_convolution))
             for name, (function, rank) in _RECURRENCES.items():
                 if hasattr(file, name):
