@@ -69,25 +69,34 @@ def generate(
         )
     with open_sink(as_json) as sink:
         quiet_libraries(sink)
-        from t2n_llm.measure.from_frames import hears_letters, text_of_frames
-        from t2n_llm.measure.from_source import SourceModel, Wishes, makes_text_of_sources
-        from t2n_llm.measure.generate import ExportedModel, Sampling
+        from t2n_llm.export.folder import read_manifest
+        from t2n_llm.measure.generate import ExportedModel, Sampling, export_folder
+        from t2n_llm.tasks.names import CTC, WITH_SOURCES, recorded_task
 
-        sampling = Sampling(temperature, top_p, seed)
+        folder, sampling = export_folder(archive), Sampling(temperature, top_p, seed)
+        task = recorded_task(read_manifest(folder))
         answer: Iterable[str]
-        if makes_text_of_sources(archive):
+        if task in WITH_SOURCES:
+            from t2n_llm.measure.from_source import SourceModel, Wishes
+
             purpose = "translate" if translate else None
             wishes = Wishes(max_new_tokens, sampling, beams, language, purpose, timestamps)
-            source = SourceModel.open(archive, device=device)
+            source = SourceModel.open(folder, device=device)
             answer = source.text_of(wishes, text=prompt, audio=audio, image=image)
-        elif hears_letters(archive):
-            if audio is None:
+        elif beams is not None or language is not None or translate or timestamps:
+            raise OptionError(
+                f"{archive} was exported for {task}.", "Leave --beams, --language, --translate and --timestamps out."
+            )
+        elif task == CTC:
+            from t2n_llm.measure.from_frames import text_of_frames
+
+            if audio is None or prompt is not None or image is not None:
                 raise OptionError(f"{archive} was exported for ctc.", "Give --audio FILE.wav, and nothing else.")
-            answer = [text_of_frames(archive, audio)]
+            answer = [text_of_frames(folder, audio, device=device)]
         else:
+            model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
             if prompt is None or audio is not None or image is not None:
                 raise OptionError(f"{archive} holds a language model.", "Give it a prompt, and nothing else.")
-            model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
             answer = model.generate(prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat)
         pieces: list[str] = []
         for piece in answer:

@@ -7,11 +7,12 @@ changed, and the error of every tensor. Algorithms that compensate errors see wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,12 +30,14 @@ from quant.protocol import InputStatistics
 from t2n_llm.compress.algorithms import CalibratedAlgorithm
 from t2n_llm.compress.experts import ExpertWatch, expert_parameters, one_expert_at_a_time, quantize_experts
 from t2n_llm.compress.folds import Fold, apply_fold, find_folds, producer_parameters
-from t2n_llm.compress.walk import LayerCall, WalkableModel, first_inputs, head_inputs, open_walkable, run_layer
+from t2n_llm.compress.observe import Run, observe
+from t2n_llm.compress.walk import WalkableModel, first_inputs, head_inputs, layer_runs, open_walkable
 
 logger = logging.getLogger(__name__)
 
 # Fewer input rows than this say little about a channel: the search by magnitude is the better guess.
 FEWEST_TOKENS = 32
+_NOT_MULTIPLIED = "nothing is multiplied by it outside the decoder layers"
 
 
 # Parameter name -> its algorithm, or None when calibration has nothing to do with it.
@@ -120,14 +123,15 @@ def calibrate(
     if text_ids.ndim != 2 or not text_ids.numel():
         raise OptionError("the calibration text is empty.", "Give a text of a few thousand words.")
     model = open_walkable(model_source_folder, trust_remote_code=trust_remote_code)
-    run = _Run(model, recipe_choice, work_dir)
+    run = CalibrationRun(model.causal_lm, recipe_choice, work_dir)
     hidden, calls = first_inputs(model, text_ids)
     for index, call in enumerate(asking(calls)):
         with model.resident(index) as layer:
-            hidden, error = run.quantize_layer(layer, model.layer_name(index), hidden, call)
+            runs = layer_runs(layer, hidden, call)
+            hidden, error = run.quantize_layer(layer, model.layer_name(index), runs)
         if progress is not None:
             progress(LayerProgress(index + 1, len(calls), error))
-    run.quantize_head(text_ids, hidden)
+    run.quantize_head(model, text_ids, hidden)
     return run.made
 
 
@@ -150,7 +154,7 @@ def collect_statistics(
     for index, call in enumerate(asking(calls)):
         with model.resident(index) as layer:
             linears = [name for name, module in layer.named_modules() if isinstance(module, nn.Linear)]
-            hidden, statistics = observe(layer, hidden, call, dict.fromkeys(linears, False))
+            hidden, statistics = observe(layer, layer_runs(layer, hidden, call), dict.fromkeys(linears, False))
         found |= {f"{model.layer_name(index)}.{name}.weight": entry for name, entry in statistics.items()}
     return found | _head_statistics(model, text_ids, hidden)
 
@@ -171,74 +175,135 @@ def _head_statistics(
 
 
 @dataclass
-class _Run:
-    model: WalkableModel
+class CalibrationRun:
+    """Quantises a model, layer by layer.
+
+    Attributes:
+        network: the model.
+        choice: which algorithm each parameter gets.
+        folder: where the packed tensors are written.
+        made: filled on the way.
+    """
+
+    network: Any
     choice: Choice
     folder: Path
     made: CalibrationResult = field(default_factory=CalibrationResult)
 
-    def quantize_layer(
-        self, layer: nn.Module, prefix: str, hidden: list[torch.Tensor], call: LayerCall
-    ) -> tuple[list[torch.Tensor], float]:
-        """Quantise a resident layer in place; returns what the next one reads, and the relative error of its outputs."""
+    def quantize_layer(self, layer: nn.Module, prefix: str, runs: Sequence[Run]) -> tuple[list[torch.Tensor], float]:
+        """Quantise a resident layer in place.
+
+        Args:
+            layer: with float32 values.
+            prefix: its qualified name.
+            runs: of it.
+
+        Returns:
+            What the next one reads, for each run, and the relative error of its outputs.
+        """
         experts = self._chosen_experts(layer, prefix)
         chosen = self._chosen_linears(layer, prefix, experts)
         if not chosen and not experts:
-            return [run_layer(layer, states, call) for states in hidden], 0.0
+            return [run() for run in runs], 0.0
         watch = ExpertWatch(
             {name: layer.get_parameter(name) for name in experts},
             frozenset(name for name, algorithm in experts.items() if algorithm.needs_hessian),
         )
-        with one_expert_at_a_time(self.model.causal_lm.config) if experts else nullcontext(), watch:
-            expected, statistics = observe(layer, hidden, call, {n: a.needs_hessian for n, a in chosen.items()})
+        with one_expert_at_a_time(self.network.config) if experts else nullcontext(), watch:
+            expected, statistics = observe(layer, runs, {n: a.needs_hessian for n, a in chosen.items()})
+        chosen = self._reached(prefix, chosen, statistics)
         for name, seen in statistics.items():  # as they are before a scaling is folded in
             self.made.statistics[f"{prefix}.{name}.weight"] = InputStatistics(seen.mean_square, seen.tokens)
         if any(algorithm.folds for algorithm in chosen.values()):
-            self._fold(layer, prefix, chosen, statistics, lambda: run_layer(layer, hidden[0], call))
+            self._fold(layer, prefix, chosen, statistics, runs[0])
         for name, algorithm in chosen.items():
             self._quantize(f"{prefix}.{name}.weight", layer.get_submodule(name), algorithm, statistics[name])
         routed = watch.statistics()
         for name, algorithm in experts.items():
             self._quantize_experts(f"{prefix}.{name}", layer, name, algorithm, routed[name])
         if not self.sequential:
-            return expected, _relative_error([run_layer(layer, hidden[0], call)], expected[:1])
-        actual = [run_layer(layer, states, call) for states in hidden]
+            return expected, _relative_error([runs[0]()], expected[:1])
+        actual = [run() for run in runs]
         return actual, _relative_error(actual, expected)
 
     @cached_property
     def sequential(self) -> bool:
         """Whether the layers after a quantised one see what it gives; they see the original if no algorithm minds."""
-        names = (name for name, _ in self.model.causal_lm.named_parameters(remove_duplicate=False))
+        names = (name for name, _ in self.network.named_parameters(remove_duplicate=False))
         return any(algorithm is not None and algorithm.sequential for algorithm in map(self.choice, names))
 
-    def quantize_head(self, ids: torch.Tensor, hidden: Sequence[torch.Tensor]) -> None:
+    def quantize_head(self, model: WalkableModel, ids: torch.Tensor, hidden: Sequence[torch.Tensor]) -> None:
         """Quantise what turns the last hidden states into logits, under each of its chosen names; report the rest."""
-        model = self.model.causal_lm
-        head = self.model.head
-        names = self._chosen_outside()
+        head = model.head
         weight = getattr(head, "weight", None)
-        of_head = {name: algorithm for name, algorithm in names.items() if model.get_parameter(name) is weight}
-        for name in names.keys() - of_head.keys():
-            self.made.left[name] = "nothing is multiplied by it outside the decoder layers"
-        if not of_head or weight is None or head is None:
+        outside = self._chosen_outside((model.layers_name,))
+        of_head = self._names_of(weight, outside)
+        self._leave(outside.keys() - of_head.keys(), _NOT_MULTIPLIED)
+        if head is None or weight is None or not self._fits(weight, of_head):
             return
-        if weight.shape[-1] % GROUP:
-            self.made.left.update(dict.fromkeys(of_head, _odd_width(weight.shape[-1])))
-            return
-        hessian = any(algorithm.needs_hessian for algorithm in of_head.values())
-        seen = StatisticsAccumulator(weight.shape[-1], hessian)
-        with self.model.outside_resident():
-            for inputs in head_inputs(self.model, head, ids, hidden):
+        seen = StatisticsAccumulator(weight.shape[-1], _any_hessian(of_head))
+        with model.outside_resident():
+            for inputs in head_inputs(model, head, ids, hidden):
                 seen.add(inputs)
-            for name, algorithm in of_head.items():
-                self.made.statistics[name] = InputStatistics(seen.statistics().mean_square, seen.tokens)
-                self._pack(name, head.weight.detach(), algorithm, seen.statistics())
+            self._pack_under(of_head, head.weight.detach(), seen.statistics())
 
-    def _chosen_outside(self) -> dict[str, CalibratedAlgorithm]:
-        inside = self.model.layers_name + "."
-        names = [name for name, _ in self.model.causal_lm.named_parameters(remove_duplicate=False)]
-        chosen = {name: self.choice(name) for name in names if not name.startswith(inside)}
+    def quantize_outside(self, inside: Sequence[str], runs: Sequence[Run]) -> None:
+        """Quantise the linears outside of some modules, all at once, under each of their chosen names; report the rest.
+
+        Args:
+            inside: names of the modules, which are left alone.
+            runs: of the whole model, whose weights are in memory.
+        """
+        outside = self._chosen_outside(inside)
+        linears: dict[str, dict[str, CalibratedAlgorithm]] = {}
+        for path, module in self.network.named_modules():
+            if isinstance(module, nn.Linear):
+                names = self._names_of(module.weight, outside)
+                if self._fits(module.weight, names):
+                    linears[path] = names
+        _, statistics = observe(self.network, runs, {path: _any_hessian(names) for path, names in linears.items()})
+        for path, seen in statistics.items():
+            self._pack_under(linears[path], self.network.get_submodule(path).weight.detach(), seen)
+        self._leave(outside.keys() - self.made.packed.keys() - self.made.left.keys(), _NOT_MULTIPLIED)
+
+    def _names_of(
+        self, weight: torch.Tensor | None, names: Mapping[str, CalibratedAlgorithm]
+    ) -> dict[str, CalibratedAlgorithm]:
+        """Return those of the names that a weight has."""
+        return {name: chosen for name, chosen in names.items() if self.network.get_parameter(name) is weight}
+
+    def _fits(self, weight: torch.Tensor, names: Mapping[str, CalibratedAlgorithm]) -> bool:
+        """Say whether there is something to quantise under these names; report a width that blocks do not have."""
+        if names and weight.shape[-1] % GROUP:
+            self._leave(names, _odd_width(weight.shape[-1]))
+            return False
+        return bool(names)
+
+    def _leave(self, names: Iterable[str], reason: str) -> None:
+        self.made.left.update(dict.fromkeys(names, reason))
+
+    def _pack_under(
+        self, names: Mapping[str, CalibratedAlgorithm], weight: torch.Tensor, statistics: InputStatistics
+    ) -> None:
+        """Quantise a weight under each of its names."""
+        for name, algorithm in names.items():
+            self.made.statistics[name] = InputStatistics(statistics.mean_square, statistics.tokens)
+            self._pack(name, weight, algorithm, statistics)
+
+    def _chosen_outside(self, inside: Sequence[str]) -> dict[str, CalibratedAlgorithm]:
+        prefixes = tuple(f"{name}." for name in inside)
+        names = [name for name, _ in self.network.named_parameters(remove_duplicate=False)]
+        chosen = {name: self.choice(name) for name in names if not name.startswith(prefixes)}
         return {name: algorithm for name, algorithm in chosen.items() if algorithm is not None}
+
+    def _reached(
+        self, prefix: str, chosen: Mapping[str, CalibratedAlgorithm], seen: Collection[str]
+    ) -> dict[str, CalibratedAlgorithm]:
+        """Return the chosen linears that something was given to; report the others."""
+        self._leave(
+            (f"{prefix}.{name}.weight" for name in chosen if name not in seen), "the calibration never reached it"
+        )
+        return {name: algorithm for name, algorithm in chosen.items() if name in seen}
 
     def _chosen_experts(self, layer: nn.Module, prefix: str) -> dict[str, CalibratedAlgorithm]:
         chosen = {name: self.choice(f"{prefix}.{name}") for name in expert_parameters(layer)}
@@ -267,7 +332,7 @@ class _Run:
         prefix: str,
         chosen: Mapping[str, CalibratedAlgorithm],
         statistics: dict[str, InputStatistics],
-        run: Callable[[], torch.Tensor],
+        run: Run,
     ) -> None:
         folds = find_folds(layer)
         reached = {name for fold in folds for name in fold.quantized}
@@ -286,7 +351,7 @@ class _Run:
         fold: Fold,
         wanted: Sequence[str],
         statistics: dict[str, InputStatistics],
-        run: Callable[[], torch.Tensor],
+        run: Run,
     ) -> None:
         weights = [layer.get_parameter(f"{name}.weight") for name in wanted]
         found = search_factors(weights, statistics[wanted[0]], sources=fold.sources)
@@ -353,64 +418,14 @@ class _Run:
         return FileTensor(name.rpartition(".")[0], path, 0, tuple(values.shape), values.dtype)
 
 
-def observe(
-    layer: nn.Module, hidden: Sequence[torch.Tensor], call: LayerCall, wanted: Mapping[str, bool]
-) -> tuple[list[torch.Tensor], dict[str, InputStatistics]]:
-    """Run a layer and collect what its linears read.
-
-    Args:
-        layer: a decoder layer with values.
-        hidden: its inputs, [1, L, H] each.
-        call: how the model calls it.
-        wanted: names of linears inside it, and whether their Hessian is needed.
-
-    Returns:
-        The layer's outputs, and the statistics by linear. Linears that read the same tensor share them.
-    """
-    watch = _Watch(wanted)
-    hooks = [layer.get_submodule(name).register_forward_pre_hook(watch.hook(name)) for name in wanted]
-    try:
-        outputs = [run_layer(layer, states, call) for states in hidden]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return outputs, watch.statistics()
-
-
-@dataclass
-class _Watch:
-    wanted: Mapping[str, bool]
-    leaders: dict[str, str] = field(default_factory=dict)
-    accumulators: dict[str, StatisticsAccumulator] = field(default_factory=dict)
-    _last: tuple[str, torch.Tensor] | None = None
-
-    def hook(self, name: str) -> Callable[[nn.Module, tuple], None]:
-        def look(_: nn.Module, args: tuple) -> None:
-            self._see(name, args[0])
-
-        return look
-
-    def _see(self, name: str, inputs: torch.Tensor) -> None:
-        shares = self._last is not None and self._last[1] is inputs
-        if name not in self.leaders:
-            self.leaders[name] = self._last[0] if shares and self._last is not None else name
-        leader = self.leaders[name]
-        if leader == name:
-            if name not in self.accumulators:
-                hessian = any(self.wanted[other] for other in self.wanted)
-                self.accumulators[name] = StatisticsAccumulator(inputs.shape[-1], hessian)
-            self.accumulators[name].add(inputs)
-            self._last = (name, inputs)
-
-    def statistics(self) -> dict[str, InputStatistics]:
-        gathered = {name: accumulator.statistics() for name, accumulator in self.accumulators.items()}
-        return {name: gathered[leader] for name, leader in self.leaders.items()}
-
-
 def _output_error(weight: torch.Tensor, values: torch.Tensor, statistics: InputStatistics) -> float:
     """Return the squared error of the outputs over their square."""
     power = output_power(weight, statistics)
     return output_power(weight - values, statistics) / power if power else 0.0
+
+
+def _any_hessian(names: Mapping[str, CalibratedAlgorithm]) -> bool:
+    return any(algorithm.needs_hessian for algorithm in names.values())
 
 
 def _odd_width(channels: int) -> str:

@@ -1,29 +1,34 @@
 """What an export does about a compression that was asked for.
 
-In: `CompressionOptions` and a captured model. Out: a `Compression` whose sources live as long as a `with` block.
+In: `CompressionOptions` and a captured model. Out: a `Compression` of each archive, whose sources live as long as a `with` block.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.source import TensorSource
 from quant.protocol import InputStatistics
 from quant.stream import PackedBlocks
 from quant.weighted_search import prepare_search
-from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX
+from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX, CalibratedAlgorithm
 from t2n_llm.compress.apply import Compression, compress
+from t2n_llm.compress.calibration import Calibration
 from t2n_llm.compress.plan import CompressionPlan, plan_compression, product_shapes
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.compress.statistics import read_statistics, write_statistics
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import ModelSource
+
+if TYPE_CHECKING:
+    from t2n_llm.compress.calibrate import CalibrationResult
 
 
 def prepare(options: CompressionOptions, reporter: Reporter) -> None:
@@ -33,23 +38,38 @@ def prepare(options: CompressionOptions, reporter: Reporter) -> None:
         prepare_search()
 
 
+@dataclass(frozen=True)
+class Captured:
+    """An archive of a model as an export without compression would write it.
+
+    Attributes:
+        skeleton: the model it is captured from.
+        graph: the document.
+        sources: of its tensors, by label.
+    """
+
+    skeleton: Weightless
+    graph: NnefGraph
+    sources: Mapping[str, TensorSource]
+
+
 @contextmanager
 def compressed(
     options: CompressionOptions,
     source: ModelSource,
-    skeleton: Weightless,
-    graph: NnefGraph,
-    sources: Mapping[str, TensorSource],
+    calibration: Calibration,
+    parts: Sequence[Captured],
     reporter: Reporter,
     *,
     dry: bool = False,
-) -> Iterator[Compression | None]:
-    """Yield the compressed form of a model, or None when no compression was asked for.
+) -> Iterator[tuple[Compression | None, ...]]:
+    """Yield the compressed form of each archive of a model, None for each when no compression was asked for.
 
     Args:
         options: what was asked for.
-        source: the model, for calibration.
-        skeleton, graph, sources: as an export without compression would write them.
+        source: the model.
+        calibration: runs it, once for all archives.
+        parts: the archives.
         reporter: told the stages and what a user should know.
         dry: nothing will be streamed, so that nothing is calibrated; the sizes are the same.
 
@@ -59,52 +79,48 @@ def compressed(
     """
     recipe = options.recipe()
     if recipe is None or not recipe.rules:
-        yield None
+        yield (None,) * len(parts)
         return
     algorithms = options.algorithms()
-    statistics = _read_statistics(options, source, skeleton, graph, reporter)
-    harm = dict(statistics)
+    read = [_read_statistics(options, source, part, reporter) for part in parts]
+    harm = {name: entry for statistics in read for name, entry in statistics.items()}
     if recipe.target_size is not None:
         if options.calibrates() and not dry:
             reporter.stage("Looking at the inputs of each tensor")
-            harm |= _collected(options, source)
+            harm |= calibration.statistics()
         reporter.stage("Measuring how sensitive each tensor is")
-    plan = plan_compression(recipe, skeleton, graph, sources, algorithms, harm)
-    given = _given(options, plan, statistics, reporter)
+    plans = [plan_compression(recipe, part.skeleton, part.graph, part.sources, algorithms, harm) for part in parts]
+    given = [_given(options, plan, statistics, reporter) for plan, statistics in zip(plans, read, strict=True)]
     with tempfile.TemporaryDirectory(prefix="t2n-llm-") as work:
-        made = Calibrated({}, {}) if dry else _calibrated(options, source, plan, Path(work), reporter)
-        compression = compress(
-            plan,
-            sources,
-            algorithms=algorithms,
-            overrides=made.sources,
-            output_errors=made.output_errors,
-            statistics=given,
-        )
-        for warning in compression.warnings:
+        result = None if dry else _calibrated(options, source, calibration, plans, Path(work), reporter)
+        compressions = []
+        for part, plan, statistics in zip(parts, plans, given, strict=True):
+            made = Calibrated.of(result, plan)
+            compressions.append(
+                compress(
+                    plan,
+                    part.sources,
+                    algorithms=algorithms,
+                    overrides=made.sources,
+                    output_errors=made.output_errors,
+                    statistics=statistics,
+                )
+            )
+        for warning in dict.fromkeys(warning for each in compressions for warning in each.warnings):
             reporter.warn(warning)
-        yield compression
+        yield tuple(compressions)
 
 
 def _read_statistics(
-    options: CompressionOptions, source: ModelSource, skeleton: Weightless, graph: NnefGraph, reporter: Reporter
+    options: CompressionOptions, source: ModelSource, part: Captured, reporter: Reporter
 ) -> Mapping[str, InputStatistics]:
     """Return what an imatrix file says, by parameter name; nothing without one."""
     if options.imatrix is None:
         return {}
-    found = read_statistics(options.imatrix, source, product_shapes(graph, skeleton))
+    found = read_statistics(options.imatrix, source, product_shapes(part.graph, part.skeleton))
     for warning in found.warnings:
         reporter.warn(warning)
     return found.statistics
-
-
-def _collected(options: CompressionOptions, source: ModelSource) -> Mapping[str, InputStatistics]:
-    """Return the statistics of the unquantised model, by parameter name."""
-    from t2n_llm.compress.calibrate import collect_statistics
-    from t2n_llm.compress.text import calibration_ids
-
-    ids = calibration_ids(options.calibration, source)
-    return collect_statistics(source.folder, ids, trust_remote_code=source.trust_remote_code)
 
 
 def _given(
@@ -139,41 +155,71 @@ class Calibrated:
     sources: Mapping[str, TensorSource]
     output_errors: Mapping[str, float]
 
+    @staticmethod
+    def of(result: CalibrationResult | None, plan: CompressionPlan) -> Calibrated:
+        """Return what of a result an archive holds: blocks where it stores blocks, else what a scaling changed."""
+        if result is None:
+            return Calibrated({}, {})
+        label_of = _labels(plan)
+        packed = {
+            label_of[name]: PackedBlocks(blocks)
+            for name, blocks in result.packed.items()
+            if plan.formats.get(label_of.get(name, "")) == "q4_0"
+        }
+        changed = {label_of.get(name, name): values for name, values in result.changed.items()}
+        errors = {
+            label_of[name]: error.relative for name, error in result.errors.items() if label_of.get(name) in packed
+        }
+        return Calibrated(changed | packed, errors)
+
+
+def _labels(plan: CompressionPlan) -> dict[str, str]:
+    """Return the label in an archive of each parameter that it holds."""
+    return {name: label for label, names in plan.parameters.items() for name in names}
+
 
 def _calibrated(
-    options: CompressionOptions, source: ModelSource, plan: CompressionPlan, work: Path, reporter: Reporter
-) -> Calibrated:
-    """Run the calibrated algorithms that a plan asks for; what they leave gets the data-free search."""
-    from_file = options.imatrix is not None
-    wanted = {label: name for label, name in plan.calibrated().items() if not (from_file and name == IMATRIX)}
-    if not wanted:
-        return Calibrated({}, {})
-    from t2n_llm.compress.calibrate import FEWEST_TOKENS, calibrate
-    from t2n_llm.compress.text import calibration_ids
-
-    label_of = {name: label for label, names in plan.parameters.items() for name in names}
-    chosen = {name: CALIBRATED[wanted[label]] for name, label in label_of.items() if label in wanted}
+    options: CompressionOptions,
+    source: ModelSource,
+    calibration: Calibration,
+    plans: Sequence[CompressionPlan],
+    work: Path,
+    reporter: Reporter,
+) -> CalibrationResult | None:
+    """Run the calibrated algorithms that plans ask for; what they leave gets the data-free search."""
+    chosen: dict[str, CalibratedAlgorithm] = {}
+    for plan in plans:
+        wanted = plan.calibrated()
+        labels = {name: label for name, label in _labels(plan).items() if label in wanted}
+        chosen |= {name: CALIBRATED[wanted[label]] for name, label in labels.items()}
+    if options.imatrix is not None:
+        chosen = {name: algorithm for name, algorithm in chosen.items() if algorithm.name != IMATRIX}
+    if not chosen:
+        return None
     reporter.stage(f"Calibrating on {options.calibration}")
-    ids = calibration_ids(options.calibration, source)
-    result = calibrate(
-        source.weights,
-        chosen.get,
-        ids,
-        work_dir=work,
-        progress=lambda layer: reporter.stage(f"Calibrated layer {layer.layer} of {layer.layers}"),
-        trust_remote_code=source.trust_remote_code,
+    result = calibration.quantized(
+        chosen.get, work, lambda layer: reporter.stage(f"Calibrated layer {layer.layer} of {layer.layers}")
     )
     for name, reason in result.left.items():
         reporter.warn(f"{name}: {reason}; its values come from the data-free search.")
+    _tell_of_starved(result, reporter)
+    if options.save_imatrix is not None:
+        write_statistics(options.save_imatrix, source, result.statistics)
+    return result
+
+
+def _tell_of_starved(result: CalibrationResult, reporter: Reporter) -> None:
+    from t2n_llm.compress.calibrate import FEWEST_TOKENS
+
     starved = sum(error.starved for error in result.errors.values())
     if starved:
         reporter.warn(
             f"{starved} expert matrices saw fewer than {FEWEST_TOKENS} tokens; their values come from the data-free "
             "search. A longer --calibration text would reach more of them."
         )
-    if options.save_imatrix is not None:
-        write_statistics(options.save_imatrix, source, result.statistics)
-    packed = {label_of.get(name, name): PackedBlocks(blocks) for name, blocks in result.packed.items()}
-    changed = {label_of.get(name, name): values for name, values in result.changed.items()}
-    errors = {label_of.get(name, name): error.relative for name, error in result.errors.items()}
-    return Calibrated(changed | packed, errors)
+    few = [name for name, error in result.errors.items() if not error.starved and error.tokens < FEWEST_TOKENS]
+    if few:
+        reporter.warn(
+            f"{len(few)} tensors ({few[0]}, ...) saw fewer than {FEWEST_TOKENS} positions; their values come from the data-free "
+            "search. More --calibration data would reach them."
+        )

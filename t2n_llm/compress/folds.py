@@ -1,6 +1,6 @@
-"""Where a channel scaling can hide in a decoder layer: what produces the channels, and everything that reads them.
+"""Where a channel scaling can hide in a layer: what produces the channels, and everything that reads them.
 
-In: a decoder layer with its values. Out: the folds its modules' names and shapes suggest. Whether one is exact is not
+In: a layer with its values. Out: the folds its modules' names and shapes suggest. Whether one is exact is not
 believed but checked, by running the layer before and after: `apply_fold` undoes what changes the outputs.
 """
 
@@ -21,6 +21,32 @@ _ATTENTION_NORMS = ("input_layernorm",)
 _MLP_NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm")
 _ATTENTION_NAMES = ("self_attn", "attention", "attn")
 _MLP_NAMES = ("mlp", "block_sparse_moe", "feed_forward")
+
+# The same of encoder-decoders, by place in the layer: norm, readers (BART and its like, Whisper among them; T5 and its like).
+_QKV, _T5_QKV = ("q_proj", "k_proj", "v_proj"), ("q", "k", "v")
+_PLACED_NORMS = (
+    ("self_attn_layer_norm", tuple(f"self_attn.{name}" for name in _QKV)),
+    ("encoder_attn_layer_norm", ("encoder_attn.q_proj",)),
+    ("final_layer_norm", ("fc1",)),
+    ("layer.0.layer_norm", tuple(f"layer.0.SelfAttention.{name}" for name in _T5_QKV)),
+    ("layer.1.layer_norm", ("layer.1.EncDecAttention.q",)),
+    *(
+        (f"layer.{place}.layer_norm", tuple(f"layer.{place}.DenseReluDense.{name}" for name in names))
+        for place in (1, 2)
+        for names in (("wi_0", "wi_1"), ("wi",))
+    ),
+)
+# A linear, and one that reads its channels: through an attention, a gate, or a ReLU (others do not let a factor through).
+_PLACED_LINEARS = (
+    *((f"{place}.v_proj", f"{place}.out_proj") for place in ("self_attn", "encoder_attn")),
+    *((f"layer.{place}.v", f"layer.{place}.o") for place in ("0.SelfAttention", "1.EncDecAttention")),
+    *(
+        (f"layer.{place}.DenseReluDense.{name}", f"layer.{place}.DenseReluDense.wo")
+        for place in (1, 2)
+        for name in ("wi_1", "wi")
+    ),
+    ("fc1", "fc2"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +69,7 @@ class Fold:
 
 
 def find_folds(layer: nn.Module) -> list[Fold]:
-    """Return the folds that a decoder layer's names and shapes suggest, norms first."""
+    """Return the folds that a layer's names and shapes suggest, norms first."""
     attention = _child(layer, _ATTENTION_NAMES)
     mlp = _child(layer, _MLP_NAMES)
     folds: list[Fold | None] = []
@@ -54,7 +80,21 @@ def find_folds(layer: nn.Module) -> list[Fold]:
         folds.append(_up_to_down(layer, mlp))
     if attention:
         folds.append(_value_to_output(layer, attention))
-    return [fold for fold in folds if fold is not None]
+    return [fold for fold in folds if fold is not None] + _placed_folds(layer)
+
+
+def _placed_folds(layer: nn.Module) -> list[Fold]:
+    """Return the folds of an encoder-decoder's layer."""
+    modules = dict(layer.named_modules())
+    folds = []
+    for norm, readers in _PLACED_NORMS:
+        if norm in modules and all(isinstance(modules.get(name), nn.Linear) for name in readers):
+            folds.append(Fold(norm, None, tuple(f"{name}.weight" for name in readers), readers))
+    for producer, reader in _PLACED_LINEARS:
+        before, after = modules.get(producer), modules.get(reader)
+        if isinstance(before, nn.Linear) and isinstance(after, nn.Linear) and before.out_features == after.in_features:
+            folds.append(Fold(producer, slice(0, before.out_features), (f"{reader}.weight",), (reader,)))
+    return folds
 
 
 def apply_fold(layer: nn.Module, fold: Fold, factors: torch.Tensor, run: Callable[[], torch.Tensor]) -> bool:

@@ -45,7 +45,8 @@ class CompressionOptions:
     )
     calibration: str = option(
         "builtin",
-        "Text for imatrix, gptq, awq and best: a file, auto (the model writes it) or builtin.",
+        "Text for imatrix, gptq, awq and best: a file, auto (the model writes it) or builtin. Encoder-decoders: lines of texts, "
+        "WAV files, pictures (docs/tasks.md).",
         Panel.COMPRESSION,
     )
     imatrix: Path | None = option(

@@ -22,11 +22,11 @@ from generic_export.write.document import ArchivePlan, plan_document
 from quant.recipe import RECIPE_FILE, recipe_text
 from quant.stream import QuantizationError
 from t2n_llm.compress.apply import Compression
-from t2n_llm.compress.compressed import compressed
+from t2n_llm.compress.calibration import Calibration
+from t2n_llm.compress.compressed import Captured, compressed
 from t2n_llm.compress.prequantized import kept_as_stored, quantized_again
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.reporter import Reporter
-from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.archive_weights import ArchiveWeights
 
@@ -92,23 +92,23 @@ def _values(record: Mapping[str, Any]) -> int:
 
 
 @contextmanager
-def stored_form(
+def stored_forms(
     options: CompressionOptions,
     source: ModelSource,
     checkpoint: Checkpoint,
-    skeleton: Weightless,
-    graph: NnefGraph,
-    sources: Mapping[str, TensorSource],
+    calibration: Calibration,
+    parts: Sequence[Captured],
     reporter: Reporter,
     *,
     dry: bool = False,
-) -> Iterator[StoredForm]:
-    """Yield how a model's tensors are stored.
+) -> Iterator[tuple[StoredForm, ...]]:
+    """Yield how the tensors of each archive of a model are stored.
 
     Args:
         options: the compression that was asked for; without one, blocks of the checkpoint that are exactly Q4_0 stay.
-        source, checkpoint: the model, for calibration.
-        skeleton, graph, sources: as an export without compression would write them.
+        source, checkpoint: the model.
+        calibration: runs it, where a recipe wants that.
+        parts: the archives, as an export without compression would write them.
         reporter: told the stages and what a user should know.
         dry: calibrate nothing; sizes are the same.
 
@@ -116,18 +116,26 @@ def stored_form(
         OptionError: the recipe does not fit the model.
         WeightError: a tensor cannot be quantised.
     """
-    with compressed(options, source, skeleton, graph, sources, reporter, dry=dry) as compression:
-        if options.recipe() is None:
-            compression = kept_as_stored(skeleton, graph, sources)
-        if options.unpack_blocks:
-            compression = _unpacked(compression)
-        if compression is None:
-            yield StoredForm(graph, sources, plan_document(graph, sources), None, checkpoint.notes)
-            return
-        again = quantized_again(compression)
-        notes = (*checkpoint.notes, *([again] if again is not None else []))
-        plan = plan_document(compression.graph, compression.sources)
-        yield StoredForm(compression.graph, compression.sources, plan, compression, notes)
+    with compressed(options, source, calibration, parts, reporter, dry=dry) as compressions:
+        yield tuple(
+            _stored_form(options, checkpoint, part, compression)
+            for part, compression in zip(parts, compressions, strict=True)
+        )
+
+
+def _stored_form(
+    options: CompressionOptions, checkpoint: Checkpoint, part: Captured, compression: Compression | None
+) -> StoredForm:
+    if options.recipe() is None:
+        compression = kept_as_stored(part.skeleton, part.graph, part.sources)
+    if options.unpack_blocks:
+        compression = _unpacked(compression)
+    if compression is None:
+        return StoredForm(part.graph, part.sources, plan_document(part.graph, part.sources), None, checkpoint.notes)
+    again = quantized_again(compression)
+    notes = (*checkpoint.notes, *([again] if again is not None else []))
+    plan = plan_document(compression.graph, compression.sources)
+    return StoredForm(compression.graph, compression.sources, plan, compression, notes)
 
 
 def plain_form(graph: NnefGraph, sources: Mapping[str, TensorSource]) -> StoredForm:

@@ -50,7 +50,7 @@ def calibration_ids(
     length = min(length, _position_limit(source.config))
     if choice == AUTO:
         return generated_ids(source, sequences=sequences, length=min(length, _AUTO_LENGTH), seed=seed)
-    text = builtin_text() if choice == BUILTIN else _read(Path(choice))
+    text = builtin_text() if choice == BUILTIN else read_text(Path(choice))
     return spread_ids(
         source.tokenizer().encode(text, add_special_tokens=False, verbose=False), sequences, length, choice
     )
@@ -70,7 +70,7 @@ def evaluation_text(path: Path | None) -> str:
     """
     if path is None:
         return (files("t2n_llm") / "texts" / _HELD_OUT).read_text(encoding="utf-8")
-    return _read(path, "text")
+    return read_text(path, "text")
 
 
 def spread_ids(ids: list[int], sequences: int, length: int, origin: str = "the text") -> torch.Tensor:
@@ -147,10 +147,15 @@ def _position_limit(config: Any) -> int:
     return limit if isinstance(limit, int) and limit > 0 else DEFAULT_LENGTH
 
 
-def _read(path: Path, what: str = "calibration text") -> str:
+def read_text(path: Path, what: str = "calibration text", hint: str = "Give a text, builtin or auto.") -> str:
+    """Return a text file.
+
+    Raises:
+        OptionError: it cannot be read, or is not UTF-8; the message says what it is, and the hint what to give.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"{what} {path}: {error.strerror}.", "Give a text, builtin or auto.") from error
+        raise OptionError(f"{what} {path}: {error.strerror}.", hint) from error
     except UnicodeDecodeError as error:
         raise OptionError(f"{what} {path}: it is not UTF-8.", "Convert it, or give another text.") from error

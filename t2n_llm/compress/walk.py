@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from generic_export.compat import parameters_of
 from generic_export.errors import CaptureError, MissingTensorError
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor
+from t2n_llm.compress.observe import Run
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.weights.f32_model import load_f32
@@ -206,6 +208,11 @@ def run_layer(layer: nn.Module, hidden: torch.Tensor, call: LayerCall) -> torch.
     with torch.no_grad():
         result = layer(hidden, *call.args, **call.kwargs)
     return result[0] if isinstance(result, tuple) else result
+
+
+def layer_runs(layer: nn.Module, hidden: Sequence[torch.Tensor], call: LayerCall) -> list[Run]:
+    """Return runs of a layer, one for each of the hidden states [1, L, H] that enter it."""
+    return [partial(run_layer, layer, states, call) for states in hidden]
 
 
 class _Recorder(nn.Module):

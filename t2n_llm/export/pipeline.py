@@ -21,8 +21,8 @@ from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.engines import require_engine
 from t2n_llm.check.reference import typical_tokens
-from t2n_llm.compress.compressed import prepare
-from t2n_llm.compress.stored_form import StoredForm, plain_form, stored_form, summary_of
+from t2n_llm.compress.compressed import Captured, prepare
+from t2n_llm.compress.stored_form import StoredForm, plain_form, stored_forms, summary_of
 from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free, recover
 from t2n_llm.export.leftovers import telling_leftovers
 from t2n_llm.export.manifest import Manifest, origin, stored_tensors
@@ -44,7 +44,7 @@ from t2n_llm.tasks.names import AUTO, TEXT_GENERATION
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
-from t2n_llm.weights.names import constant_sources, graph_sources
+from t2n_llm.weights.names import GraphSources, constant_sources, graph_sources
 from t2n_llm.weights.tying import as_loaded
 
 _WAYS = tuple(each.keyword for each in options_of(SourceRef))  # to reach a source
@@ -179,6 +179,11 @@ class _Part:
     unused: tuple[str, ...]
 
 
+def _constant(graph: TaskGraph) -> _Part:
+    """Return an archive that holds no weights."""
+    return _Part(graph, plain_form(graph.graph, constant_sources(graph.graph, graph.skeleton.buffers)), ())
+
+
 @dataclass(frozen=True)
 class _Export:
     """One export; each step reads what the one before made."""
@@ -232,7 +237,7 @@ class _Export:
         if options.check:
             self.task.refuse_check(weighted(graphs), source, options.compression, options.checking)
         with ExitStack() as stack:
-            yield checkpoint, tuple(self._part(stack, graph, checkpoint, dry) for graph in graphs)
+            yield checkpoint, self._parts(stack, graphs, checkpoint, dry)
 
     def _range_request(self, checkpoint: Checkpoint) -> RangeRequest | None:
         """Ask for a measurement where activations are f16 and somebody looks."""
@@ -243,22 +248,30 @@ class _Export:
         tokens = typical_tokens(folder.source.config, tokenizer)
         return RangeRequest(checkpoint, self.adapter, tokens, folder.reporter)
 
-    def _part(self, stack: ExitStack, graph: TaskGraph, checkpoint: Checkpoint, dry: bool) -> _Part:
-        source, options = self.folder.source, self.folder.options
-        if not graph.from_checkpoint:
-            return _Part(graph, plain_form(graph.graph, constant_sources(graph.graph, graph.skeleton.buffers)), ())
+    def _parts(
+        self, stack: ExitStack, graphs: Sequence[TaskGraph], checkpoint: Checkpoint, dry: bool
+    ) -> tuple[_Part, ...]:
+        """Return the archives as they will be stored, which is decided of all that hold weights together."""
+        source, asked, stored = self.folder.source, self.folder.options.compression, weighted(graphs)
+        sources = [self._sources(graph, checkpoint) for graph in stored]
+        captured = [Captured(each.skeleton, each.graph, found) for each, found in zip(stored, sources, strict=True)]
+        calibration = self.task.calibration(source, asked.calibration)
+        forms = stack.enter_context(
+            stored_forms(asked, source, checkpoint, calibration, captured, self.folder.reporter, dry=dry)
+        )
+        parts = {
+            graph.role: _Part(replace(graph, graph=form.graph), form, found.unused)
+            for graph, form, found in zip(stored, forms, sources, strict=True)
+        }
+        return tuple(parts[each.role] if each.role in parts else _constant(each) for each in graphs)
+
+    def _sources(self, graph: TaskGraph, checkpoint: Checkpoint) -> GraphSources:
+        """Return where the tensors of an archive come from."""
         updates = self.adapter.updates(graph.skeleton.network) if self.adapter is not None else None
         try:
-            sources = graph_sources(graph.graph, graph.skeleton, checkpoint, self.folder.casts, updates)
+            return graph_sources(graph.graph, graph.skeleton, checkpoint, self.folder.casts, updates)
         except MissingTensorError as error:
             raise self.task.explained(error, graph) from error
-        stored = stack.enter_context(
-            stored_form(
-                *(options.compression, source, checkpoint, graph.skeleton, graph.graph, sources, self.folder.reporter),
-                dry=dry,
-            )
-        )
-        return _Part(replace(graph, graph=stored.graph), stored, sources.unused)
 
     def _made(self, checkpoint: Checkpoint, parts: Sequence[_Part]) -> ExportResult:
         """Write the archives, check them, and put everything in place."""

@@ -121,6 +121,11 @@ class GraphOptions:
         Panel.GRAPH,
         flags=("--frontend/--no-frontend",),
     )
+    towers: bool = option(
+        False,
+        "Write what reads texts, what reads images and what compares their vectors as three archives (zero-shot).",
+        Panel.GRAPH,
+    )
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

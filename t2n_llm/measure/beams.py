@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from generic_export.inference_target.tract.engines.engine import EngineSession
-from t2n_llm.measure.token_rules import TokenRules
+from t2n_llm.tasks.seq2seq.token_rules import TokenRules
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ pixels where the export has no front end.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,29 +19,23 @@ import numpy as np
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.measure import check_device
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from t2n_llm.check.answers import Answerer, WheelAnswerer
+from t2n_llm.check.answers import WheelAnswerer
 from t2n_llm.check.runner import WheelRunner
-from t2n_llm.export.folder import MANIFEST_NAME, read_manifest
+from t2n_llm.export.folder import read_manifest
 from t2n_llm.measure.beams import best_text
 from t2n_llm.measure.generate import Sampling, choose_token, text_pieces
-from t2n_llm.measure.sources.picture import read_image
-from t2n_llm.measure.sources.sound import read_waveform
-from t2n_llm.measure.token_rules import TokenRules, languages_of
 from t2n_llm.source.hub import load_tokenizer
-from t2n_llm.tasks.frontends.frontend import FRONTEND
+from t2n_llm.tasks.media.sensed import SensedInput
+from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT, recorded_task
 from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER
 from t2n_llm.tasks.seq2seq.running import EncoderArchive
+from t2n_llm.tasks.seq2seq.sources import LENGTH
+from t2n_llm.tasks.seq2seq.token_rules import TokenRules, generation_settings, languages_of
 
-TASKS_WITH_SOURCES = (TEXT_TO_TEXT, SPEECH_RECOGNITION, IMAGE_TO_TEXT)
-_SETTINGS = ("config.json", "generation_config.json")  # the second one has the last word
-_WAVEFORM = "waveform"
+_IDS = "input_ids"
+_WINDOW_SECONDS = 30  # where no front end says: Whisper's
 _LEAST_SECONDS = 0.1  # of a window's end: what is shorter is not heard again
-
-
-def makes_text_of_sources(folder: Path) -> bool:
-    """Say whether an export folder is an encoder-decoder's."""
-    return (folder / MANIFEST_NAME).is_file() and recorded_task(read_manifest(folder)) in TASKS_WITH_SOURCES
 
 
 @dataclass(frozen=True)
@@ -64,6 +57,11 @@ class Wishes:
     purpose: str | None = None
     timestamps: bool = False
 
+    @property
+    def about_speech(self) -> bool:
+        """Whether something is asked that only speech has."""
+        return self.language is not None or self.purpose is not None or self.timestamps
+
 
 @dataclass(frozen=True)
 class SourceModel:
@@ -76,8 +74,8 @@ class SourceModel:
         tokenizer: of the decoder; the encoder's too where that reads text.
         settings: of generation, by transformers' names.
         rules: which token may come next.
-        source: the encoder's first input, and its shape.
-        frontend: what `export.json` says of the front end; None where there is none.
+        sources: the encoder's inputs, and their shapes.
+        senses: how the one comes to be that is no text.
         gives_states: whether the decoder is given its cache; else the engine keeps it.
         device: what tract computes on.
     """
@@ -88,8 +86,8 @@ class SourceModel:
     tokenizer: Any
     settings: Mapping[str, Any]
     rules: TokenRules
-    source: tuple[str, Sequence[int | str]]
-    frontend: Mapping[str, Any] | None
+    sources: Mapping[str, Sequence[int | str]]
+    senses: SensedInput
     gives_states: bool = True
     device: str = "cpu"
 
@@ -98,7 +96,7 @@ class SourceModel:
         """Open an export folder.
 
         Args:
-            folder: made by `t2n-llm export`, for one of `TASKS_WITH_SOURCES`.
+            folder: made by `t2n-llm export`, for one of `tasks.names.WITH_SOURCES`.
             device: what tract computes on: "cpu", "cuda" or "metal".
 
         Raises:
@@ -109,11 +107,9 @@ class SourceModel:
         check_device(device)
         manifest = read_manifest(folder)
         connection = manifest["encoder_decoder"]
-        settings: dict[str, Any] = {}
-        for name in _SETTINGS:
-            if (folder / name).is_file():
-                settings |= json.loads((folder / name).read_text(encoding="utf-8"))
-        name, described = next(iter(connection["source"].items()))
+        settings = generation_settings(folder)
+        sources = {name: each["shape"] for name, each in connection["source"].items()}
+        sensed = next((name for name in sources if name != _IDS), _IDS)
         return SourceModel(
             folder=folder,
             task=recorded_task(manifest),
@@ -121,29 +117,11 @@ class SourceModel:
             tokenizer=load_tokenizer(folder),
             settings=settings,
             rules=TokenRules.of(settings, int(connection["decoder_start_token_id"])),
-            source=(name, described["shape"]),
-            frontend=manifest.get(FRONTEND),
+            sources=sources,
+            senses=SensedInput.of(folder, manifest, sensed),
             gives_states=bool(manifest["graph"]["states"]),
             device=device,
         )
-
-    @property
-    def sampling_rate(self) -> int:
-        """Samples a second of the sound that the model hears.
-
-        Raises:
-            OptionError: nothing says so.
-        """
-        if self.frontend is not None:
-            return int(self.frontend["sampling_rate"])
-        path = self.folder / "preprocessor_config.json"
-        rate = json.loads(path.read_text(encoding="utf-8")).get("sampling_rate") if path.is_file() else None
-        if rate is None:
-            raise OptionError(
-                f"{self.folder} does not say what sound its model hears.",
-                "Export a checkpoint with its preprocessor_config.json.",
-            )
-        return int(rate)
 
     def text_of(
         self, wishes: Wishes, *, text: str | None = None, audio: Path | None = None, image: Path | None = None
@@ -158,19 +136,29 @@ class SourceModel:
             OptionError: there is no such source, or the model reads another kind.
             EngineError: the engine failed.
         """
-        given = {TEXT_TO_TEXT: text, SPEECH_RECOGNITION: audio, IMAGE_TO_TEXT: image}
-        if given[self.task] is None or sum(each is not None for each in given.values()) != 1:
-            wanted = {TEXT_TO_TEXT: "a text", SPEECH_RECOGNITION: "--audio FILE.wav", IMAGE_TO_TEXT: "--image FILE"}
-            raise OptionError(
-                f"{self.folder} was exported for {self.task}.", f"Give {wanted[self.task]}, and nothing else."
-            )
+        self._refuse(wishes, {"a text": text, "--audio FILE.wav": audio, "--image FILE": image})
         with _Running(self) as running:
-            if text is not None:
-                yield from running.translated(text, wishes)
-            elif audio is not None:
-                yield from running.heard(read_waveform(audio, self.sampling_rate), wishes)
-            elif image is not None:
-                yield from running.seen(image, wishes)
+            if audio is not None:
+                yield from running.heard(read_waveform(audio, self.senses.sampling_rate), wishes)
+            else:
+                yield from running.answered(text, image, wishes)
+
+    def _refuse(self, wishes: Wishes, given: Mapping[str, object]) -> None:
+        """Refuse a source that the model does not read, one too few, and wishes that it has no meaning for."""
+        made = {TEXT_TO_TEXT: "a text", SPEECH_RECOGNITION: "--audio FILE.wav", IMAGE_TO_TEXT: "--image FILE"}
+        others = [name for name in self.sources if name not in (_IDS, self.senses.name)]
+        if others:
+            raise OptionError(
+                f"{self.folder}: its encoder reads {others[0]!r} too, which generate does not make.",
+                "Ask the archives in a program of your own; export.json says what each takes.",
+            )
+        wanted = [made[self.task], *(["a text"] if self.task != TEXT_TO_TEXT and _IDS in self.sources else [])]
+        if {kind for kind, value in given.items() if value is not None} != set(wanted):
+            raise OptionError(
+                f"{self.folder} was exported for {self.task}.", f"Give {' and '.join(wanted)}, and nothing else."
+            )
+        if self.task != SPEECH_RECOGNITION and wishes.about_speech:
+            raise OptionError(f"{self.folder} reads no speech.", "Leave --language, --translate and --timestamps out.")
 
 
 class _Running:
@@ -184,10 +172,7 @@ class _Running:
         model, engine = self._model, TractWheel(device=self._model.device)
         self._encoder = self._stack.enter_context(engine.load(model.archives[ENCODER]))
         self._decoder = self._stack.enter_context(WheelRunner(model.archives[DECODER], engine))
-        self._front: Answerer | None = None
-        if model.frontend is not None:
-            loaded = self._stack.enter_context(TractWheel().load(model.archives[FRONTEND]))
-            self._front = WheelAnswerer(TractWheel(), loaded)
+        self._senses = self._stack.enter_context(model.senses.opened())
         names = [tuple(fact.name for fact in facts) for facts in (self._encoder.inputs, self._encoder.outputs)]
         self._reader = EncoderArchive(WheelAnswerer(engine, self._encoder), *names)
         return self
@@ -199,18 +184,17 @@ class _Running:
 
     # --- sources ---
 
-    def translated(self, text: str, wishes: Wishes) -> Iterator[str]:
-        """Yield the text made of a text."""
-        ids = [int(token) for token in self._model.tokenizer(text)["input_ids"]]
-        if not ids:
-            raise OptionError("the text has no token.", "Give some text.")
-        told = self._reader.read({self._model.source[0]: np.array([ids], np.int64)})
-        yield from self._text(told, self._model.rules, wishes)
-
-    def seen(self, path: Path, wishes: Wishes) -> Iterator[str]:
-        """Yield the text made of a picture."""
-        told = self._reader.read({self._model.source[0]: self._pixels(path)})
-        yield from self._text(told, self._model.rules, wishes)
+    def answered(self, text: str | None, image: Path | None, wishes: Wishes) -> Iterator[str]:
+        """Yield the text made of a text, of a picture, or of both."""
+        given: dict[str, np.ndarray] = {}
+        if text is not None:
+            given[_IDS] = np.array([self._model.tokenizer(text)["input_ids"]], np.int64)
+            if not given[_IDS].size:
+                raise OptionError("the text has no token.", "Give some text.")
+        if image is not None:
+            given[self._model.senses.name] = self._senses.seen(image)
+        decode = partial(self._model.tokenizer.decode, skip_special_tokens=True)
+        yield from text_pieces(decode, self._tokens(self._reader.read(given), self._model.rules, wishes))
 
     def heard(self, waveform: np.ndarray, wishes: Wishes) -> Iterator[str]:
         """Yield the text of a recording, window after window where the model hears windows of one length."""
@@ -220,7 +204,7 @@ class _Running:
             piece = waveform[at:] if window is None else waveform[at : at + window]
             whole = window is None or at + window >= len(waveform)
             said: list[int] = []
-            told = self._reader.read({self._model.source[0]: self._features(piece)})
+            told = self._reader.read({self._model.senses.name: self._senses.heard(piece)})
             rules = self._rules(told, wishes, timestamps=wishes.timestamps or not whole)
             tokens = _noted(self._tokens(told, rules, wishes), said)
             yield from text_pieces(self._shown(rules, wishes, at), tokens)
@@ -235,36 +219,15 @@ class _Running:
         open_end = not said or said[-1] < times.begin  # the last sentence is cut off: heard again from where it began
         if len(told) < 2 or (open_end and len(told) < 3):
             return samples
-        until = int(times.seconds(told[-1]) * self._model.sampling_rate)
-        return until if until > _LEAST_SECONDS * self._model.sampling_rate else samples
+        until = int(times.seconds(told[-1]) * self._model.senses.sampling_rate)
+        return until if until > _LEAST_SECONDS * self._model.senses.sampling_rate else samples
 
     def _window(self) -> int | None:
         """Return how many samples the model hears at once; None for as many as there are."""
-        if "T" in self._model.source[1]:
+        senses = self._model.senses
+        if LENGTH in self._model.sources[senses.name]:
             return None
-        front = self._model.frontend
-        if front is not None and "samples" in front:
-            return int(front["samples"])
-        return 30 * self._model.sampling_rate
-
-    def _features(self, waveform: np.ndarray) -> np.ndarray:
-        if self._front is not None:
-            return self._front.answer([waveform[None].astype(np.float32)])[0]
-        from transformers import AutoFeatureExtractor
-
-        extractor = AutoFeatureExtractor.from_pretrained(self._model.folder)
-        made = extractor(waveform, sampling_rate=self._model.sampling_rate, return_tensors="np")
-        return np.asarray(made[self._model.source[0]], np.float32)
-
-    def _pixels(self, path: Path) -> np.ndarray:
-        front, described = self._front, self._model.frontend
-        if front is not None and described is not None:
-            size = described.get("size")
-            return front.answer([read_image(path, tuple(size) if size else None)[None]])[0]
-        from transformers import AutoImageProcessor
-
-        made = AutoImageProcessor.from_pretrained(self._model.folder)(read_image(path), return_tensors="np")
-        return np.asarray(made[self._model.source[0]], np.float32)
+        return senses.samples or _WINDOW_SECONDS * senses.sampling_rate
 
     # --- tokens ---
 
@@ -280,11 +243,7 @@ class _Running:
         return model.rules.told(model.settings, language, wishes.purpose, timestamps=wanted)
 
     def _shown(self, rules: TokenRules, wishes: Wishes, at: int) -> _Shown:
-        return _Shown(self._model.tokenizer, rules, wishes.timestamps, at / self._model.sampling_rate)
-
-    def _text(self, told: Mapping[str, np.ndarray], rules: TokenRules, wishes: Wishes) -> Iterator[str]:
-        tokenizer = self._model.tokenizer
-        yield from text_pieces(partial(tokenizer.decode, skip_special_tokens=True), self._tokens(told, rules, wishes))
+        return _Shown(self._model.tokenizer, rules, wishes.timestamps, at / self._model.senses.sampling_rate)
 
     def _tokens(self, told: Mapping[str, np.ndarray], rules: TokenRules, wishes: Wishes) -> Iterator[int]:
         own = rules.beams if self._model.gives_states else 1
@@ -346,4 +305,4 @@ def _noted(tokens: Iterator[int], said: list[int]) -> Iterator[int]:
         yield token
 
 
-__all__ = ["TASKS_WITH_SOURCES", "SourceModel", "Wishes", "makes_text_of_sources"]
+__all__ = ["SourceModel", "Wishes"]

@@ -77,8 +77,7 @@ class ExportedModel:
         check_device(device)
         if prefill_chunk is not None and prefill_chunk < 1:
             raise OptionError(f"prefill_chunk is {prefill_chunk}.", "Use 1 or more.")
-        is_archive = path.is_file() or (path / GRAPH_FILE).is_file()
-        folder = path.parent if is_archive else path
+        folder = export_folder(path)
         manifest = read_manifest(folder)
         require_language_model(folder, manifest, "generate")
         return ExportedModel(
@@ -132,6 +131,11 @@ class ExportedModel:
                 yield token
                 if produced + 1 < count:
                     logits = session.run([np.array([[token]], np.int64)])[0][0, -1]
+
+
+def export_folder(path: Path) -> Path:
+    """Return an export folder, or the one around an archive."""
+    return path.parent if path.is_file() or (path / GRAPH_FILE).is_file() else path
 
 
 def choose_token(logits: np.ndarray, sampling: Sampling, random: np.random.Generator) -> int:

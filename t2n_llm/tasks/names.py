@@ -81,7 +81,10 @@ TASKS: Mapping[str, str] = {
 OTHER_NAMES: Mapping[str, str] = {"summarization": TEXT_TO_TEXT, "translation": TEXT_TO_TEXT}
 """Names of the hub's for what another task makes."""
 
-KEEPING_CACHES = frozenset({TEXT_GENERATION, TEXT_TO_TEXT, SPEECH_RECOGNITION, IMAGE_TO_TEXT})
+WITH_SOURCES = frozenset({TEXT_TO_TEXT, SPEECH_RECOGNITION, IMAGE_TO_TEXT})
+"""Tasks of encoder-decoders."""
+
+KEEPING_CACHES = WITH_SOURCES | {TEXT_GENERATION}
 """Tasks whose decoder the engine can keep the cache of."""
 
 

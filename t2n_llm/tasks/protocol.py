@@ -20,6 +20,7 @@ from generic_export.nnef.graph import NnefGraph
 from kvcache.states import StateTensor
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.options import CheckingOptions
+from t2n_llm.compress.calibration import Calibration, TextCalibration
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest, Ranges
@@ -178,6 +179,15 @@ class Task(ABC):
     @abstractmethod
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
         """Return what `export.json` says of the archives as they are stored: `graph`, `model`, and what is the task's own."""
+
+    def calibration(self, source: ModelSource, data: str) -> Calibration:
+        """Return how the model is run for algorithms that look at what its layers read.
+
+        Args:
+            source: the model.
+            data: what a user calls the data, see `CompressionOptions`.
+        """
+        return TextCalibration(source, data)
 
     def explained(self, error: MissingTensorError, graph: TaskGraph) -> MissingTensorError:
         """Return an error about a checkpoint that lacks a tensor, in the task's words."""

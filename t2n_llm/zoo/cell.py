@@ -154,7 +154,8 @@ class _Trial:
                 return None
         except Exception:  # whatever PyTorch cannot do in float64
             return None
-        return second if second.passed and _worst(second) < _worst(first) else None
+        helps = not first.passed or _worst(second) < _worst(first)
+        return second if second.passed and helps else None
 
     def _right(self, report: ValidationReport | None, reference: str) -> CellVerdict:
         self.stage = "done"

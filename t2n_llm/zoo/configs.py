@@ -85,10 +85,20 @@ def _fields(config_class: type) -> list[_Field]:
     ]
 
 
-def _shrunk(config_class: type, overrides: Mapping[str, Any], rules: Rules) -> Any:
+def _shrunk(
+    config_class: type, overrides: Mapping[str, Any], rules: Rules, said: Mapping[str, bool] | None = None
+) -> Any:
+    """Return a config of a class made small.
+
+    Args:
+        config_class: of transformers.
+        overrides: values that stay as they are.
+        rules: how the others become small.
+        said: what a whole switches on or off in this part of it.
+    """
     fields = _fields(config_class)
     names = {field.name for field in fields}
-    values = {
+    values = dict(said or {}) | {
         field.name: small for field in fields if (small := rules.small(field.name, field.default)) is not UNCHANGED
     }
     if "kv_lora_rank" in names:  # latent attention: one key and value per query head, whose widths are sums of two
@@ -114,18 +124,30 @@ def _shrunk_parts(config_class: type, names: set[str], overrides: Mapping[str, A
     for name in sorted(names):
         part = getattr(whole, name, None)
         if isinstance(part, PretrainedConfig):
-            made = _shrunk(type(part), {**rules.overrides(part.model_type), **overrides.get(name, {})}, rules)
-            parts[name] = _with_stages_of(part, made)
+            special = {**rules.overrides(part.model_type), **overrides.get(name, {})}
+            parts[name] = _shrunk_part(part, special, rules, _said(config_class, name))
     return parts
 
 
-def _with_stages_of(whole: Any, made: Any) -> Any:
-    """Let a backbone give as many stages as the one that it was made after: the last ones where it has fewer."""
-    before, after = getattr(whole, "stage_names", None), getattr(made, "stage_names", None)
-    wanted = list(getattr(whole, "out_indices", None) or ())
-    if before and after and wanted and len(wanted) < len(after):
-        fits = max(wanted) < len(after)
-        made.out_indices = wanted if fits else list(range(len(after) - len(wanted), len(after)))
+def _said(config_class: Any, name: str) -> dict[str, bool]:
+    """Return what a config class switches on or off in a part of it, other than the part's own class does.
+
+    Sizes and lists of layers that it says are those of a large part. Releases before 5.23 say nothing.
+    """
+    spec = getattr(config_class, "sub_configs_defaults", {}).get(name)
+    said = getattr(spec, "init_kwargs", None) or {}
+    return {field: value for field, value in said.items() if isinstance(value, bool)}
+
+
+def _shrunk_part(part: Any, overrides: Mapping[str, Any], rules: Rules, said: Mapping[str, bool]) -> Any:
+    """Return a part made small that gives as many stages as before: the last ones where it has fewer."""
+    wanted = list(getattr(part, "out_indices", None) or ()) if getattr(part, "stage_names", None) else []
+    made = _shrunk(type(part), overrides, rules, said)
+    if 1 < len(wanted) >= len(made.stage_names) and hasattr(part, "num_hidden_layers"):  # one stage a layer
+        made = _shrunk(type(part), {**overrides, "num_hidden_layers": len(wanted)}, rules, said)
+    if wanted and "out_indices" not in overrides and len(wanted) < len(made.stage_names):
+        fits = max(wanted) < len(made.stage_names)
+        made.out_indices = wanted if fits else list(range(len(made.stage_names) - len(wanted), len(made.stage_names)))
     return made
 
 

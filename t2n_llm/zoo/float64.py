@@ -1,6 +1,7 @@
 """Where PyTorch's f32 and ours disagree, PyTorch's float64 decides: one pass over the whole text, without a cache between calls.
 
-In: a checkpoint that the zoo made, its export, and the tokens that the checks decoded. Out: the same checks against float64.
+In: a checkpoint that the zoo made, its export, and the tokens that the checks decoded. Out: the same checks against float64. Random
+weights can make sums that f32 does not hold to four digits: a single-pass export may then be as far off as PyTorch's own f32 is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from generic_export.compat import TorchDispatchMode
 from kvcache.forms import state_form
-from t2n_llm.check.agreement import ValidationReport
+from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.check.reference import ReferenceRun, plan_check, run_reference
 from t2n_llm.check.runner import open_runner
@@ -24,7 +25,7 @@ from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.graph.interface import recorded_states
 from t2n_llm.source.hub import open_source
 from t2n_llm.tasks.heads.cases import HeadCase, plan_cases
-from t2n_llm.tasks.heads.check import check_head
+from t2n_llm.tasks.heads.check import check_head, compared
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import BATCH, reading_of
 from t2n_llm.tasks.heads.kinds import kind_of
@@ -32,6 +33,9 @@ from t2n_llm.tasks.heads.model import answers_of
 from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
 from t2n_llm.tasks.heads.table import HEADS
 from t2n_llm.weights.f32_model import eager_model, load_f32
+
+_AS_FAR_OFF = 4.0  # of PyTorch's own f32: sums in another order are about as far off
+_NO_JUDGE = 1e-2  # where PyTorch's own f32 is further off than this, agreement says nothing
 
 
 def float64_report(checkpoint: Path, export: Path, decode_steps: int) -> ValidationReport:
@@ -58,6 +62,8 @@ def float64_report(checkpoint: Path, export: Path, decode_steps: int) -> Validat
 def head_float64_report(checkpoint: Path, export: Path, task: str) -> ValidationReport:
     """Run the check of a single-pass f32 export against PyTorch in float64.
 
+    The tolerance is that of f32, or four times what PyTorch's own f32 is off where that is more, and never over one percent.
+
     Args:
         checkpoint: folder of config and safetensors, small enough for memory.
         export: folder that `export_llm` made of it in f32, or kept because its validation failed.
@@ -71,18 +77,29 @@ def head_float64_report(checkpoint: Path, export: Path, task: str) -> Validation
     model, _ = eager_model(kind_of(head, source.config), checkpoint, trust_remote_code=False)
     reading = reading_of(head, model, image_size_of(source.config, checkpoint))
     cases = plan_cases(head, replace(reading, reads_batches=BATCH in manifest["graph"]["symbols"]), source.config, None)
-    model.double()
-    with torch.no_grad(), _Doubled():
-        expected = [_asked_in_float64(model, case, pooling_of(checkpoint) if head.pooled else None) for case in cases]
+    pooling, outputs = pooling_of(checkpoint) if head.pooled else None, manifest["graph"]["outputs"]
+    with torch.no_grad():
+        single = [_asked(model, case, pooling, torch.float32) for case in cases]
+        model.double()
+        with _Doubled():
+            expected = [_asked(model, case, pooling, torch.float64) for case in cases]
+    steps = [step for each in zip(cases, single, expected, strict=True) for step in compared(head, outputs, *each)]
+    tolerance = _no_stricter_than(max(step.max_abs_error / step.scale for step in steps))
     with open_answerer(archive_in(export, manifest)) as answerer:
-        return check_head(answerer, head, manifest["graph"]["outputs"], "f32", cases, expected)
+        return check_head(answerer, head, outputs, "f32", cases, expected, tolerance=tolerance)
 
 
-def _asked_in_float64(model: Any, case: HeadCase, pooling: Pooling | None) -> dict[str, np.ndarray]:
+def _asked(model: Any, case: HeadCase, pooling: Pooling | None, dtype: torch.dtype) -> dict[str, np.ndarray]:
     given = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
-    given = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
+    given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
     answers = answers_of(model(**given, return_dict=True), given, pooling)
     return {name: tensor.double().numpy() for name, tensor in answers.items()}
+
+
+def _no_stricter_than(own: float) -> Tolerance:
+    """Return the tolerance of f32 beside a reference that is itself `own` of the largest value off."""
+    usual = Tolerance.for_dtype("f32")
+    return replace(usual, max_abs_error=max(usual.max_abs_error, min(_AS_FAR_OFF * own, _NO_JUDGE)))
 
 
 def _in_float64(model: Any, reference: ReferenceRun) -> ReferenceRun:

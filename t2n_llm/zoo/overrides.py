@@ -31,17 +31,97 @@ FULL_SIZE_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
 }
 
+# Kernel, stride and padding of each convolution, as the checkpoints of PP-OCR's text detectors have them.
+_INTRACLASS = {
+    "reduce_channel": [1, 1, 0],
+    "return_channel": [1, 1, 0],
+    **{
+        f"{name}_{ratio}ratio": [kernel(size), [1, 1], [side // 2 for side in kernel(size)]]
+        for name, kernel in (
+            ("vertical_long_to_small_conv", lambda size: [size, 1]),
+            ("horizontal_small_to_long_conv", lambda size: [1, size]),
+            ("symmetric_conv_long", lambda size: [size, size]),
+        )
+        for ratio, size in (("long", 7), ("mid", 5), ("short", 3))
+    },
+}
+_TEXT_DETECTOR = {
+    "intraclass_block_config": _INTRACLASS,
+    "scale_factor_list": [1, 2, 4, 8],
+    "kernel_list": [3, 2, 2],
+}
+# Each of its stages has half the height and width of the one before; by default it reads lines of text, whose width stays.
+_TEXT_BACKBONE = {
+    "model_type": "pp_lcnet_v4",
+    "out_indices": [1, 2, 3, 4],
+    "stem_channels": [3, 16, 32],
+    "block_configs": [
+        [[3, 32, 32, 1, True]],
+        [[3, 32, 32, 2, False]],
+        [[3, 32, 64, 2, False], [3, 64, 64, 1, False]],
+        [[3, 64, 64, 2, True]],
+    ],
+}
+_SAM_2_BACKBONE = {
+    "model_type": "sam2_hiera_det_model",
+    "hidden_size": 16,
+    "image_size": [64, 64],
+    "blocks_per_stage": [1, 1, 2, 1],
+    "embed_dim_per_stage": [16, 32, 64, 128],
+    "num_attention_heads_per_stage": [1, 2, 2, 4],
+    "global_attention_blocks": [3],
+    "window_size_per_stage": [4, 4, 2, 2],
+}
+_SAM_2_VISION = {
+    "backbone_config": _SAM_2_BACKBONE,
+    "backbone_channel_list": [128, 64, 32, 16],
+    "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+}
+
 # What other tasks than text generation need beside `OVERRIDES`.
 TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     **{kind: {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]} for kind in ("beit", "data2vec-vision")},
-    **{kind: _backbone("resnet", [4]) for kind in ("conditional_detr", "dab-detr", "detr", "table-transformer")},
+    **{kind: _backbone("resnet", [4]) for kind in ("conditional_detr", "dab-detr", "table-transformer")},
+    "detr": {**_backbone("resnet", [1, 2, 3, 4]), "encoder_attention_heads": 8, "d_model": 128},  # also of its masks
     **{kind: {"window_size": 2} for kind in ("donut-swin", "swin")},
     **{kind: {"vocab_size": 32} for kind in ("wav2vec2-bert", "wav2vec2-conformer")},
+    "canine": {"local_transformer_stride": 16, "num_hash_buckets": 160},  # a molecule is within a block
     "deformable_detr": _backbone("resnet", [2, 3, 4]),
     "depth_anything": _backbone("dinov2", [1, 2, 3, 4], num_hidden_layers=4, reshape_hidden_states=False),
     "prompt_depth_anything": _backbone("dinov2", [1, 2, 3, 4], num_hidden_layers=4, reshape_hidden_states=False),
+    # The image is four times as high and wide as what its encoders see at once.
+    "depth_pro": {
+        "patch_size": 64,
+        "intermediate_hook_ids": [2, 1],
+        **{
+            f"{name}_model_config": {"model_type": "dinov2", "image_size": 64, "patch_size": 8}
+            for name in ("image", "patch", "fov")
+        },
+    },
+    "eomt": {"num_blocks": 2},
+    "eomt_dinov3": {"num_blocks": 2},
+    "videomt": {"num_blocks": 2},
+    "lw_detr": {"projector_scale_factors": [1.0]},
+    "pp_doclayout_v2": {
+        "reading_order_config": {"pad_token_id": 1},
+        "class_thresholds": [0.01, 0.01],  # far from what random weights say
+        "class_order": [1, 0],
+    },
+    "pp_ocrv5_server_det": _TEXT_DETECTOR,
+    "pp_ocrv6_medium_det": {**_TEXT_DETECTOR, "backbone_config": _TEXT_BACKBONE},
+    "pp_ocrv6_small_det": {"backbone_config": _TEXT_BACKBONE, "layer_list_out_channels": [32, 32, 64, 64]},
+    "sapiens2": {
+        "head_config": {"upsample_out_channels": [32, 32], "conv_out_channels": [32]},
+        "num_first_full_attention_layers": 1,
+        "num_last_full_attention_layers": 1,
+    },
+    "sam2_vision_model": _SAM_2_VISION,
+    "sam3_vision_model": {
+        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]
+    },  # of patches of an image of 64, four times each
     "zoedepth": _backbone("beit", [1, 2, 3, 4], num_hidden_layers=4, reshape_hidden_states=False),
     "upernet": _backbone("convnext", [1, 2, 3, 4]),
+    "esm": {"vocab_size": 160, "mask_token_id": 32},
     "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "encoder-decoder": {
         "encoder": {"model_type": "bert"},
@@ -124,6 +204,10 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "swa_head_dim": 24,
         "swa_qk_nope_head_dim": 16,
         "swa_v_head_dim": 16,
+    },
+    "emu3": {
+        "vq_config": {"base_channels": 32, "codebook_size": 64},
+        "vocabulary_map": {"<image>": 5, **{f"<|visual token {code:06}|>": 64 + code for code in range(64)}},
     },
     "falcon": {"new_decoder_architecture": True},
     "gemma3n_text": {

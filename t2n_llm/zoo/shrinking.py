@@ -6,7 +6,7 @@ In: the name and the default of a field. Out: a small value, or `UNCHANGED`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -38,6 +38,7 @@ _FIXED: Mapping[str, Any] = {
     "sliding_window_size": WINDOW,
     "window_size": WINDOW,
     "attention_window_size": WINDOW,
+    "attention_window": 2 * WINDOW,  # counted on both sides
     "attention_chunk_size": WINDOW,
     "use_sliding_window": True,
     "max_window_layers": 1,
@@ -83,9 +84,11 @@ _FEWER: tuple[tuple[str, int], ...] = (
 # Beside those, what models that see, hear or encode first have much of.
 _FEWER_ELSEWHERE: tuple[tuple[str, int], ...] = (
     ("image_size", _IMAGE),
+    ("crop_size", _IMAGE),
     ("num_mel_bins", 16),
     ("feature_size", 16),
     ("num_frames", 4),
+    ("frames_per_clip", 4),
     ("d_latents", 64),
     ("num_latents", 8),
     ("num_self_attends_per_block", 2),
@@ -104,6 +107,7 @@ _FEWER_ELSEWHERE: tuple[tuple[str, int], ...] = (
 
 _LARGEST_OF_A_LIST = 64
 _WIDTH_STEP = 16
+_CHANNELS_OF_AN_IMAGE = 4
 
 
 def _overrides(kind: str) -> Mapping[str, Any]:
@@ -132,7 +136,14 @@ def _smaller_list(name: str, sizes: Sequence[int]) -> list[int] | None:
     largest = max(sizes)
     if largest <= _LARGEST_OF_A_LIST or "kernel" in name or name == "patch_size":
         return None
-    return [max(1, round(_LARGEST_OF_A_LIST * size / largest / _WIDTH_STEP)) * _WIDTH_STEP for size in sizes]
+    return [_narrower(size, largest) for size in sizes]
+
+
+def _narrower(size: int, largest: int) -> int:
+    """Return a width made small; the few channels of an image, before a stem, stay."""
+    if size <= _CHANNELS_OF_AN_IMAGE:
+        return size
+    return max(1, round(_LARGEST_OF_A_LIST * size / largest / _WIDTH_STEP)) * _WIDTH_STEP
 
 
 @dataclass(frozen=True)
@@ -157,7 +168,7 @@ class Rules:
             return self.fixed[name]
         if self.lists is not None and _is_sizes(default):
             smaller = self.lists(name, default)
-            return UNCHANGED if smaller is None else type(default)(smaller)
+            return UNCHANGED if smaller is None else smaller  # a list, as a checkpoint's file has
         if isinstance(default, bool) or not isinstance(default, int):
             return UNCHANGED
         limit = next((most for pattern, most in self.fewer if fnmatchcase(name, pattern)), most_of(name))
@@ -177,13 +188,22 @@ _FIXED_ELSEWHERE = (
 )
 ELSEWHERE = Rules(_FIXED_ELSEWHERE, _FEWER_ELSEWHERE, _smaller_list, _overrides)
 
+# Of widths that stay as they are: larger ones grow from layer to layer, until nothing but rounding is seen.
+_WEIGHTS_OF_WIDE_LAYERS = {
+    "initializer_range": 0.02,
+    "init_std": 0.02,
+    "initializer_factor": 1.0,
+    "embed_init_std": 0.02,
+}
 _TYING = ("window", "head", "experts")  # what widths that stay may be multiples of
 GENTLE = Rules(
     {name: value for name, value in _FIXED_ELSEWHERE.items() if not any(word in name for word in _TYING)},
     (
         ("image_size", _IMAGE),
+        ("crop_size", _IMAGE),
         ("*vocab_size*", VOCABULARY),
         ("num_frames", 4),
+        ("frames_per_clip", 4),
         ("num_queries", 8),
         *_COUNTS,
         ("*", 1 << 62),
@@ -192,3 +212,5 @@ GENTLE = Rules(
     _overrides,
 )
 """Fewer layers, tokens and pixels, every width as it is: for families whose own sizes are tied to each other."""
+TEMPERED = replace(GENTLE, fixed={**GENTLE.fixed, **_WEIGHTS_OF_WIDE_LAYERS})
+"""The same with weights of the size that wide layers begin with: for families that larger ones leave with nothing but rounding."""

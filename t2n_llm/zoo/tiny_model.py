@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,15 @@ from t2n_llm.tasks.heads.kinds import kind_of
 from t2n_llm.tasks.heads.table import HEADS, Head
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.configs import tiny_config
-from t2n_llm.zoo.shrinking import ELSEWHERE, GENTLE
+from t2n_llm.zoo.shrinking import ELSEWHERE, GENTLE, TEMPERED, Rules
 from t2n_llm.zoo.tasks import Way, architectures, zoo_task
 from t2n_llm.zoo.tiny_inputs import source_inputs
 
 _SPREAD = 0.1
 _PROMPT = 12
 _FIRST_TOKEN = 3
+_OTHER_SEED = 1000
+_SURE = 3e-5  # of the largest value: what f32 may be off by in a model that is worth comparing
 
 
 def build_tiny_model(architecture: str, seed: int = 0, task: str = TEXT_GENERATION) -> Any:
@@ -47,18 +50,53 @@ def _first_that_runs(architecture: str, seed: int, task: str) -> Any:
     refusals: list[Exception] = []
     for rules in (ELSEWHERE, GENTLE):
         try:
-            config = tiny_config(architecture, task, rules)
-            config.architectures = [architectures(task)[architecture]]
-            model = _settled(config, kind_of(HEADS[task], config).auto_class, seed)
+            model = _made_by(rules, architecture, seed, task)
             run_in_transformers(model, task, 0)
-            return model
         except Exception as error:  # whatever the model's own code raises
             refusals.append(error)
+            continue
+        return model if rules is ELSEWHERE else _surest(model, architecture, seed, task)
     raise refusals[-1]
+
+
+def _surest(model: Any, architecture: str, seed: int, task: str) -> Any:
+    """Return a model, or the first of a few others of its sizes whose f32 is what float64 says.
+
+    Wide models with large weights lose digits, and a detector may take the best of scores that are as good as equal.
+    """
+    found = [(_rounding(model, task), model)]
+    for rules, other in ((TEMPERED, seed), (GENTLE, seed + _OTHER_SEED), (TEMPERED, seed + _OTHER_SEED)):
+        if found[-1][0] <= _SURE:
+            break
+        model = _made_by(rules, architecture, other, task)
+        found.append((_rounding(model, task), model))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _made_by(rules: Rules, architecture: str, seed: int, task: str) -> Any:
+    config = tiny_config(architecture, task, rules)
+    config.architectures = [architectures(task)[architecture]]
+    return _settled(config, kind_of(HEADS[task], config).auto_class, seed)
+
+
+def _rounding(model: Any, task: str) -> float:
+    """Return how far a model's f32 results are from its own in float64, of the largest value; 0 where it has no float64."""
+    reading = reading_of(HEADS[task], model, image_size_of(model.config, None))
+    given = {name: torch.from_numpy(array) for name, array in reading.random(reading.others[0]).items()}
+    exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
+    try:
+        with torch.no_grad():
+            rounded, wanted = model(**given), copy.deepcopy(model).double()(**exact)
+    except Exception:  # whatever PyTorch cannot do in float64, or for one alone
+        return 0.0
+    read = HEADS[task].read_of(wanted)
+    return max(float((rounded[name] - wanted[name]).abs().max() / wanted[name].abs().max()) for name in read)
 
 
 def _settled(config: Any, class_name: str, seed: int) -> Any:
     torch.manual_seed(seed)
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = _FIRST_TOKEN  # as every checkpoint has it, also where the class does not
     model = from_config(class_name, config, dtype=torch.float32, attn_implementation="eager")
     _unsettle(model)
     _choose_experts(model)

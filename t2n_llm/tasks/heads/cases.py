@@ -5,7 +5,7 @@ In: a `Head`, its `Reading`, a config, maybe a tokenizer. Out: `HeadCase`s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -72,7 +72,7 @@ def _of_texts(head: Head, reading: Reading, config: Any, tokenizer: Any | None) 
     long, half, short = len(ids), max(1, len(ids) // 2), max(1, len(ids) // 5)
 
     def case(name: str, lengths: Sequence[int], *, left: bool = False) -> HeadCase:
-        rows, mask = _padded(ids, lengths, padding, left=left)
+        rows, mask = _padded(ids, lengths, padding, reading.ids.ended, left=left)
         return HeadCase(name, _given(reading, rows, mask), mask, (mask.shape[0], mask.shape[1]))
 
     cases = [case("a long text", [long]), case("a short text", [short])]
@@ -93,7 +93,7 @@ _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-rober
 def _ids(reading: Reading, config: Any, tokenizer: Any | None, padding: int) -> list[int]:
     """Return the tokens of a text, none of which is padding: to models that look for it themselves it would hide there."""
     text = config.get_text_config(decoder=True)
-    below = next(each.below for each in reading.inputs if each.values is Values.IDS)
+    below = reading.ids.below
     if hasattr(text, "vocab_size"):
         ids = list(plan_check(config, tokenizer).text_ids)
     else:  # models of characters have no table of tokens
@@ -106,7 +106,12 @@ def _ids(reading: Reading, config: Any, tokenizer: Any | None, padding: int) -> 
 
 
 def _padded(
-    ids: Sequence[int], lengths: Sequence[int], padding: int, *, left: bool = False
+    ids: Sequence[int],
+    lengths: Sequence[int],
+    padding: int,
+    ended: Callable[[np.ndarray], np.ndarray],
+    *,
+    left: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a batch whose row i is a text of `lengths[i]` ids, each from another place, and its mask."""
     width = max(lengths)
@@ -114,14 +119,19 @@ def _padded(
     mask = np.zeros_like(rows)
     for row, length in enumerate(lengths):
         places = slice(width - length, width) if left else slice(0, length)
-        rows[row, places] = np.roll(ids, -row)[:length]
+        rows[row, places] = ended(np.roll(ids, -row)[:length])
         mask[row, places] = 1
     return rows, mask
 
 
 def _given(reading: Reading, rows: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
     second = np.cumsum(mask, axis=-1) * 2 > mask.sum(axis=-1, keepdims=True)
-    made = {Values.IDS: rows, Values.MASK: mask, Values.TYPES: (second & (mask == 1)).astype(np.int64)}
+    made = {
+        Values.IDS: rows,
+        Values.MASK: mask,
+        Values.MARKS: (~second & (mask == 1)).astype(np.int64),
+        Values.TYPES: (second & (mask == 1)).astype(np.int64),
+    }
     return {each.name: made[each.values] for each in reading.inputs}
 
 
@@ -139,7 +149,7 @@ def padding_id(config: Any) -> int:
 def _of_mixed(reading: Reading, config: Any, sizes: Mapping[str, int], seed: int) -> HeadCase:
     """Return random values, the last text padded on the right in all but the first case."""
     found = reading.random(sizes, seed)
-    ids = next(each for each in reading.inputs if each.values is Values.IDS)
+    ids = reading.ids
     shape = found[ids.name].shape
     lengths = np.full(prod(shape[:-1]), shape[-1])
     lengths[-1] -= 2 if seed and any(each.values is Values.MASK for each in reading.inputs) else 0

@@ -107,9 +107,22 @@ def check_head(
         if on_case is not None:
             on_case(case.name)
         got = dict(zip(outputs, answerer.answer(list(case.inputs.values())), strict=True))
-        steps = [_compared(place, head, case, got[name], wanted[name]) for place, name in enumerate(outputs)]
-        checks.append(CheckResult.judged(case.name, steps, tolerance, shape=case.shape))
+        checks.append(
+            CheckResult.judged(case.name, compared(head, outputs, case, got, wanted), tolerance, shape=case.shape)
+        )
     return ValidationReport(answerer.engine_name, answerer.engine_version, dtype, tolerance, tuple(checks))
+
+
+def compared(head: Head, outputs: Sequence[str], case: HeadCase, got: Answers, wanted: Answers) -> list[StepResult]:
+    """Compare the answers to one case, output by output, padding left out.
+
+    Args:
+        head: says what is not compared.
+        outputs: of the archive, in its order.
+        case: what was asked.
+        got, wanted: the outputs by name.
+    """
+    return [_compared(place, head, case, got[name], wanted[name]) for place, name in enumerate(outputs)]
 
 
 def _compared(place: int, head: Head, case: HeadCase, got: np.ndarray, wanted: np.ndarray) -> StepResult:
@@ -133,4 +146,4 @@ def write_head_bundles(
         write_bundle(folder / f"{name}.npz", [case.inputs], {output: wanted[output] for output in outputs})
 
 
-__all__ = ["Answers", "check_head", "run_head_reference", "write_head_bundles"]
+__all__ = ["Answers", "check_head", "compared", "run_head_reference", "write_head_bundles"]

@@ -24,6 +24,10 @@ def image_size_of(config: Any, folder: Path | None, wanted: int | None = None) -
     """
     if wanted is not None:
         return wanted, wanted
+    ratios = getattr(config, "scaled_images_ratios", None)
+    if ratios:  # Depth Pro: what its parts call an image is a patch; the smallest copy of the image is one of those
+        side = round(config.patch_size / min(ratios))
+        return side, side
     for part in parts_of(config):
         size = _pair(getattr(part, "image_size", None))
         if size is not None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,17 @@ from torch import nn
 
 from generic_export.errors import UnknownArchitectureError
 from t2n_llm.tasks.heads.table import Head, Reads
+from t2n_llm.tasks.names import AUDIO_XVECTOR, IMAGE_CLASSIFICATION
 
 BATCH, STEPS, TEXTS, LENGTH, POINTS = "B", "S", "N", "T", "K"
 
 IMAGE_SIDE = 224  # of models that take any size, where neither the user nor their processor says one
 
-_TRACED = {BATCH: 3, STEPS: 5, TEXTS: 2, POINTS: 2}
+_TRACED = {BATCH: 3, STEPS: 13, TEXTS: 2, POINTS: 2}
 _SAMPLES, _FRAMES = 4111, 43  # of sound, while it is captured
+
+
+_FRAMES_OF_A_VIDEO = 16
 
 
 class Values(Enum):
@@ -30,13 +35,14 @@ class Values(Enum):
 
     IDS = "ids of tokens"
     MASK = "1 for what is there, 0 for padding"
+    MARKS = "1 for tokens that all others look at"
     TYPES = "0 in the first text of a pair, 1 in the second"
     NUMBERS = "what the model's processor gives"
     POINTS = "positions in pixels, x before y"
     LABELS = "1 for a point inside, 0 for one outside"
 
 
-_INTEGERS = frozenset({Values.IDS, Values.MASK, Values.TYPES, Values.LABELS})
+_INTEGERS = frozenset({Values.IDS, Values.MASK, Values.MARKS, Values.TYPES, Values.LABELS})
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,14 @@ class Input:
         axes: sizes, or symbols of those that are free.
         values: what it holds.
         below: what ids and positions stay below.
+        ends: the id that every text ends with; None where it may end with any.
     """
 
     name: str
     axes: tuple[str | int, ...]
     values: Values
     below: int = 0
+    ends: int | None = None
 
     @property
     def is_integer(self) -> bool:
@@ -64,11 +72,21 @@ class Input:
         """Return its shape for sizes of the symbols."""
         return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self.axes)
 
+    def ended(self, ids: np.ndarray) -> np.ndarray:
+        """Return ids [..., S] of whole texts whose last one is `ends`, which stands nowhere else."""
+        if self.ends is None:
+            return ids
+        ids = np.where(ids == self.ends, (self.ends + 1) % self.below, ids)
+        ids[..., -1] = self.ends
+        return ids
+
     def random(self, sizes: Mapping[str, int], generator: np.random.Generator) -> np.ndarray:
         """Return int64 or f32 values; masks hide nothing."""
         shape = self.shape(sizes)
         if self.values is Values.IDS:
-            return generator.integers(min(9, self.below - 1), self.below, size=shape)
+            return self.ended(generator.integers(min(9, self.below - 1), self.below, size=shape))
+        if self.values is Values.MARKS:
+            return np.broadcast_to(np.arange(shape[-1]) < 2, shape).astype(np.int64)
         if self.values is Values.TYPES:
             return np.broadcast_to(np.arange(shape[-1]) * 2 >= shape[-1], shape).astype(np.int64)
         if self.is_integer:
@@ -96,6 +114,11 @@ class Reading:
     def names(self) -> tuple[str, ...]:
         """Of the inputs."""
         return tuple(each.name for each in self.inputs)
+
+    @property
+    def ids(self) -> Input:
+        """The one of token ids, of what reads texts."""
+        return next(each for each in self.inputs if each.values is Values.IDS)
 
     @property
     def traced(self) -> dict[str, int]:
@@ -153,7 +176,8 @@ _SOUND_LENGTHS = {_SAMPLES: (_SAMPLES, 6400, 5003), _FRAMES: (_FRAMES, 64, 37)}
 
 def _text(head: Head, network: Any, image_size: tuple[int, int], leading: tuple[str, ...] = (BATCH,)) -> _Made:
     del image_size
-    return list(_tokens(network, leading, types=head.token_types)), ()
+    ids, *others = _tokens(network, leading, types=head.token_types)
+    return [replace(ids, ends=_end(head, network)), *others, *_marks(head, network, leading)], ()
 
 
 def _choices(head: Head, network: Any, image_size: tuple[int, int]) -> _Made:
@@ -171,12 +195,43 @@ def _tokens(network: Any, leading: tuple[str, ...], *, types: bool) -> Iterator[
         yield Input("token_type_ids", axes, Values.TYPES)
 
 
+def _end(head: Head, network: Any) -> int | None:
+    """Encoder-decoders classify a text by what they say of its last end token: all of a batch must have as many of them."""
+    classifies = head.kind.auto_class == "AutoModelForSequenceClassification" and network.config.is_encoder_decoder
+    end = getattr(network.config, "eos_token_id", None)
+    return end if classifies and isinstance(end, int) else None
+
+
+def _marks(head: Head, network: Any, leading: tuple[str, ...]) -> Iterator[Input]:
+    """Which tokens are the question: left out, Longformer looks for separators by value, exactly three a text."""
+    if head.marks and _GLOBAL in _parameters(network):
+        yield Input(_GLOBAL, (*leading, STEPS), Values.MARKS)
+
+
+_GLOBAL = "global_attention_mask"
+
+
 def _image(head: Head, network: Any, image_size: tuple[int, int]) -> _Made:
-    del head
     if _main(network) == "input_ids":  # an image as a row of colours
         return list(_tokens(network, (BATCH,), types=False)), ()
+    # A classifier of images may share its config with one of videos (Perceiver).
+    frames = () if head.name == IMAGE_CLASSIFICATION else _frames(network)
+    return [*_task(network), _pixels(network, (BATCH, *frames), image_size)], ()
+
+
+def _frames(network: Any) -> tuple[int, ...]:
+    """Return how many frames a network reads at once, where it does."""
+    if _main(network) == "pixel_values_videos":
+        return (first_of(network.config, "num_frames", "frames_per_clip", otherwise=_FRAMES_OF_A_VIDEO),)
     frames = first_of(network.config, "num_frames", otherwise=0)
-    return [_pixels(network, (BATCH, frames) if frames else (BATCH,), image_size)], ()
+    return (frames,) if frames else ()
+
+
+def _task(network: Any) -> Iterator[Input]:
+    """Yield the words that say what is to be found in an image, where a network asks for them (OneFormer)."""
+    if "task_inputs" in _required(network):
+        config = network.config
+        yield Input("task_inputs", (BATCH, config.task_seq_len), Values.IDS, config.text_encoder_vocab_size)
 
 
 def _pixels(network: Any, leading: tuple[str | int, ...], image_size: tuple[int, int]) -> Input:
@@ -187,7 +242,7 @@ def _pixels(network: Any, leading: tuple[str | int, ...], image_size: tuple[int,
 
 def _image_and_texts(head: Head, network: Any, image_size: tuple[int, int]) -> _Made:
     del head
-    return [*_tokens(network, (TEXTS,), types=False), _pixels(network, (BATCH,), image_size)], ()
+    return [*_tokens(network, (TEXTS,), types=False), _pixels(network, (BATCH, *_frames(network)), image_size)], ()
 
 
 def _prompted_image(head: Head, network: Any, image_size: tuple[int, int]) -> _Made:
@@ -198,21 +253,35 @@ def _prompted_image(head: Head, network: Any, image_size: tuple[int, int]) -> _M
 
 def _video(head: Head, network: Any, image_size: tuple[int, int]) -> _Made:
     del head
-    frames = first_of(network.config, "num_frames", "frames_per_clip", otherwise=16)
+    frames = first_of(network.config, "num_frames", "frames_per_clip", otherwise=_FRAMES_OF_A_VIDEO)
     return [_pixels(network, (BATCH, frames), image_size)], ()
 
 
 def _sound(head: Head, network: Any, image_size: tuple[int, int]) -> _Made:
-    del head, image_size
+    del image_size
     config, name = network.config, _main(network)
     width = first_of(config, *_FEATURE_WIDTHS, otherwise=0)
     if name == "input_values" and not hasattr(config, "max_length"):
-        return [Input(name, (BATCH, LENGTH), Values.NUMBERS)], _SOUND_LENGTHS[_SAMPLES]
+        longer = _unheard_samples(config) if head.name == AUDIO_XVECTOR else 0
+        lengths = tuple(length + longer for length in _SOUND_LENGTHS[_SAMPLES])
+        return [Input(name, (BATCH, LENGTH), Values.NUMBERS)], lengths
     if name == "input_values":  # spectrograms of one length
         return [Input(name, (BATCH, config.max_length, width), Values.NUMBERS)], ()
     if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):  # the same, its channels first
         return [Input(name, (BATCH, width, 2 * config.max_source_positions), Values.NUMBERS)], ()
-    return [Input(name, (BATCH, LENGTH, width), Values.NUMBERS)], _SOUND_LENGTHS[_FRAMES]
+    return [Input(name, (BATCH, LENGTH, _stacked_width(network) or width), Values.NUMBERS)], _SOUND_LENGTHS[_FRAMES]
+
+
+def _stacked_width(network: nn.Module) -> int:
+    """Return the width of frames that stand several beside each other (Granite speech); 0 where one stands alone."""
+    layers = (module for name, module in network.named_modules() if name.endswith("input_linear"))
+    return next((int(layer.in_features) for layer in layers if isinstance(layer, nn.Linear)), 0)
+
+
+def _unheard_samples(config: Any) -> int:
+    """Return for how many samples no frame is left after the layers that look at several: one frame alone has no deviation."""
+    frames = sum((size - 1) * step for size, step in zip(config.tdnn_kernel, config.tdnn_dilation, strict=True))
+    return frames * prod(config.conv_stride)
 
 
 _FEATURE_WIDTHS = ("num_mel_bins", "feature_projection_input_dim", "feature_size", "input_dim")

@@ -21,6 +21,8 @@ from generic_export.errors import CaptureError, SpecializedAxisError, described
 from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
+from kvcache.forms.minimax import over_any_length
+from kvcache.forms.xmod import one_language
 from kvcache.recurrent import explicit_recurrences
 from t2n_llm.graph.capture import Document, document_of, weightless_network
 from t2n_llm.graph.mixed import as_stored
@@ -29,7 +31,13 @@ from t2n_llm.graph.ranges import RangeRequest, Ranges
 from t2n_llm.source.empty_model import take_buffers, tied_names
 from t2n_llm.tasks.heads.inputs import BATCH, LENGTH, STEPS, Reading, Values, reading_of
 from t2n_llm.tasks.heads.pooling import Pooling
-from t2n_llm.tasks.heads.shapes_alone import ConstantsInGraph, further_keywords, sizes_stay_symbols
+from t2n_llm.tasks.heads.shapes_alone import (
+    ConstantsInGraph,
+    further_keywords,
+    lengths_from_masks,
+    marked_by_place,
+    sizes_stay_symbols,
+)
 from t2n_llm.tasks.heads.table import Head
 from t2n_llm.tasks.names import SENTENCE_EMBEDDING
 
@@ -70,7 +78,15 @@ class HeadModule(nn.Module):
 def _answered(
     network: nn.Module, given: Mapping[str, torch.Tensor], pooling: Pooling | None
 ) -> dict[str, torch.Tensor]:
-    with explicit_recurrences(network, _no_past), sizes_stay_symbols(network), ConstantsInGraph():
+    with (
+        explicit_recurrences(network, _no_past, columns_before=False),
+        over_any_length(network),
+        one_language(network),
+        lengths_from_masks(network),
+        sizes_stay_symbols(network),
+        ConstantsInGraph(),
+        marked_by_place(network),
+    ):
         return answers_of(network(**given, **further_keywords(network, given)), given, pooling)
 
 
@@ -170,19 +186,18 @@ def build_head_graph(
     """
     with explicit_attention() as attention, explicit_experts() as experts:
 
-        def build(implementation: str) -> HeadSkeleton:
+        def build(implementation: str, *, batches: bool = True) -> HeadSkeleton:
             network = weightless_network(
                 head.kind, one_pass(config), options, implementation, experts, trust_remote_code
             )
             tied, buffers = tied_names(network), take_buffers(network)
-            reading, outputs = _tried(head, network, reading_of(head, network, image_size), options, pooling)
+            wanted = replace(reading_of(head, network, image_size), reads_batches=batches)
+            reading, outputs = _tried(head, network, wanted, options, pooling)
             module = HeadModule(network, reading.names, tuple(outputs), pooling).eval()
             return HeadSkeleton(module, head, reading, outputs, buffers, tied, options.torch_dtype)
 
-        skeleton = attention.first_that_runs(build)
-        reading = skeleton.reading
-
-        def document(axes: DynamicAxes) -> Document:
+        def document(skeleton: HeadSkeleton, axes: DynamicAxes) -> Document:
+            reading = skeleton.reading
             return document_of(
                 skeleton.module,
                 _meta_inputs(reading, reading.traced, options.torch_dtype),
@@ -194,7 +209,18 @@ def build_head_graph(
                 fit=partial(ranges.fit, skeleton, _typical_inputs(reading, ranges.tokens)) if ranges else None,
             )
 
-        made = _of_any_length(document, skeleton.dynamic_axes, _most_tokens(config))
+        def made_of(skeleton: HeadSkeleton) -> Document:
+            return _of_any_length(partial(document, skeleton), skeleton.dynamic_axes, _most_tokens(config))
+
+        skeleton = attention.first_that_runs(build)
+        try:
+            made = made_of(skeleton)
+        except SpecializedAxisError:
+            if not skeleton.reading.reads_batches:
+                raise
+            # Its code counts what it is given (PP-DocLayout sorts the boxes of each image): one at a time.
+            skeleton = attention.first_that_runs(partial(build, batches=False))
+            made = made_of(skeleton)
     graph, _ = as_stored(made.graph, skeleton.network, (), options)
     return replace(skeleton, buffers={**skeleton.buffers, **made.constants}, ranges=made.ranges), graph
 

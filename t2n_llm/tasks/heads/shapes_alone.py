@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -46,6 +46,24 @@ def further_keywords(network: nn.Module, given: Mapping[str, Any]) -> dict[str, 
     return {_LENGTHS: _Lengths(given[_MASK])} if _LENGTHS in known and _MASK in given else {}
 
 
+@contextmanager
+def lengths_from_masks(network: nn.Module) -> Iterator[None]:
+    """Let the model inside of a head have such lengths too, where the head leaves them out (multiple choice)."""
+    inner = getattr(network, "base_model", network)
+    if inner is network or _LENGTHS not in inspect.signature(inner.forward).parameters:
+        yield
+        return
+    forward = inner.forward
+
+    def informed(*args: Any, **keywords: Any) -> Any:
+        if keywords.get(_LENGTHS) is None and keywords.get(_MASK) is not None:
+            keywords[_LENGTHS] = _Lengths(keywords[_MASK])
+        return forward(*args, **keywords)
+
+    with mock.patch.object(inner, "forward", informed):
+        yield
+
+
 _CHECK = "torch_compilable_check"  # transformers' name for an assertion about values
 
 
@@ -71,20 +89,74 @@ def _length(sized: Any) -> int:
 
 
 class ConstantsInGraph(TorchFunctionMode):
-    """Makes an operator of a number that a model writes as a tensor on the device of its inputs: as a constant without values it
-    would be lost (TAPAS).
+    """Makes operators of numbers that a model writes as a tensor on the device of its inputs: as a constant without values they
+    would be lost (TAPAS; Deformable DETR's list of the sizes of its maps). One that it writes on the CPU is given as a number,
+    since shapes alone are on no device that a CPU's number may meet (SEW-D).
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in (torch.tensor, torch.as_tensor) and args and type(args[0]) in (bool, int, float):
+        if func in (torch.tensor, torch.as_tensor) and args and _are_numbers(args[0]):
             device = torch.device(kwargs.get("device") or "cpu")
             if device.type == "meta":
                 dtype = kwargs.get("dtype") or torch.tensor(args[0]).dtype
-                return torch.full((), args[0], dtype=dtype, device=device)
+                return _written(args[0], dtype, device)
+        if func is torch.Tensor.masked_fill and isinstance(args[2], torch.Tensor) and args[2].device != args[0].device:
+            return args[0].masked_fill(args[1], args[2].item())
         return func(*args, **kwargs)
 
 
-__all__ = ["ConstantsInGraph", "further_keywords", "sizes_stay_symbols"]
+def _are_numbers(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_are_numbers, value))
+    return type(value) in (bool, int, float)
+
+
+def _written(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return numbers, or rows of them, as an operator each."""
+    if isinstance(value, (list, tuple)):
+        return torch.stack([_written(each, dtype, device) for each in value])
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+class LastMarked(TorchFunctionMode):
+    """Picks the row of each text's last end token by its place, not the rows of all of them by value (BART's classifier).
+
+    transformers takes `hidden_states[eos_mask, :]`, as many rows a text, and then the last of each text.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.unique_consecutive:  # how many end tokens the texts have: as many, or transformers refuses
+            return args[0][:1]
+        if func is torch.Tensor.__getitem__ and _picks_rows(*args):
+            states, (marked, _) = args
+            places = torch.arange(marked.shape[1], device=marked.device)
+            last = torch.where(marked, places, 0).amax(dim=1)
+            return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+        return func(*args, **(kwargs or {}))
+
+
+def _picks_rows(states: torch.Tensor, index: Any) -> bool:
+    mask = index[0] if isinstance(index, tuple) and len(index) == 2 and index[1] == slice(None) else None
+    return isinstance(mask, torch.Tensor) and mask.dtype is torch.bool and mask.ndim == 2 and states.ndim == 3
+
+
+def marked_by_place(network: nn.Module) -> AbstractContextManager[Any]:
+    """Return `LastMarked` for the classifiers that end tokens mark a row for, and a block that does nothing for others."""
+    config = getattr(network, "config", None)
+    classifies = type(network).__name__.endswith("ForSequenceClassification")
+    return LastMarked() if classifies and getattr(config, "is_encoder_decoder", False) else nullcontext()
+
+
+__all__ = [
+    "ConstantsInGraph",
+    "LastMarked",
+    "further_keywords",
+    "lengths_from_masks",
+    "marked_by_place",
+    "sizes_stay_symbols",
+]

@@ -39,6 +39,7 @@ class Head:
         otherwise: the same for models that have none of those.
         per_token: the outputs have one row for each token: what a model says of padding is not compared.
         token_types: texts come in pairs, which models with token types are told.
+        marks: a part of the text, a question, is what all tokens look at in models with global attention.
         labelled: the config says what each class is called.
         pooled: rows of tokens become one of the text, in the graph.
     """
@@ -51,6 +52,7 @@ class Head:
     otherwise: tuple[str, ...] = ()
     per_token: bool = False
     token_types: bool = False
+    marks: bool = False
     labelled: bool = False
     pooled: bool = False
 
@@ -107,6 +109,7 @@ _TEXT_ROWS = (
         ("start_logits", "end_logits"),
         per_token=True,
         token_types=True,
+        marks=True,
     ),
     Head(
         names.MULTIPLE_CHOICE,
@@ -115,6 +118,7 @@ _TEXT_ROWS = (
         Reads.CHOICES,
         ("logits",),
         token_types=True,
+        marks=True,
     ),
 )
 _IMAGE_ROWS = (

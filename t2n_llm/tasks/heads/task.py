@@ -30,6 +30,7 @@ from t2n_llm.tasks.heads.kinds import kind_of
 from t2n_llm.tasks.heads.model import HeadSkeleton, build_head_graph
 from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
 from t2n_llm.tasks.heads.table import Head, Reads
+from t2n_llm.tasks.heads.towers import SCORES, cut_into_towers, open_towers
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 
 _SENSED = ("pixel_values", "input_values", "input_features")  # what a front end can make
@@ -54,6 +55,8 @@ class HeadTask(Task):
         """See `Task.refuse`."""
         if options.image_size is not None and self.head.reads in (*_TEXTS_ALONE, Reads.SOUND, Reads.SERIES):
             raise OptionError(f"--task {self.name} reads no images.", "Leave --image-size out.")
+        if options.towers and self.head.reads is not Reads.IMAGE_AND_TEXTS:
+            raise OptionError(f"--task {self.name} does not compare images with texts.", "Leave --towers out.")
         if adapter is not None:
             raise OptionError(
                 f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
@@ -86,7 +89,10 @@ class HeadTask(Task):
         )
         sensed = () if self.head.reads in _TEXTS_ALONE else (name for name in graph.inputs if name in _SENSED)
         fronts = (each for name in sensed for each in frontend_graphs(source, options, name))
-        return (*fronts, TaskGraph(skeleton, graph, ranges=skeleton.ranges))
+        if not options.towers:
+            return (*fronts, TaskGraph(skeleton, graph, ranges=skeleton.ranges))
+        towers = cut_into_towers(graph, skeleton.outputs, options.computes_in)
+        return (*fronts, *(TaskGraph(skeleton, part, role, ranges=skeleton.ranges) for role, part in towers.items()))
 
     def network(self, source: ModelSource) -> nn.Module:
         """See `Task.network`."""
@@ -126,7 +132,13 @@ class HeadTask(Task):
         if subject.bundles is not None:
             subject.bundles.mkdir()
             write_head_bundles(subject.bundles, cases, outputs, expected)
-        with open_answerer(subject.archive, subject.checking) as answerer:
+        towers = SCORES in subject.archives
+        opened = (
+            open_towers(subject.archives, reading.names, outputs, subject.checking)
+            if towers
+            else open_answerer(subject.archive, subject.checking)
+        )
+        with opened as answerer:
             return check_head(
                 answerer,
                 self.head,
@@ -140,18 +152,17 @@ class HeadTask(Task):
 
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""
-        (part,) = graphs
-        skeleton = _skeleton(part)
+        skeleton = _skeleton(graphs[-1])
+        stored = [variable for part in graphs for variable in part.graph.variables]
         return {
-            "graph": interface(part.graph, (), options.dtype)
+            "graph": interface(graphs[-1].graph, (), options.dtype)
             | {"tensors": described_tensors(skeleton.reading, skeleton.outputs, options.computes_in)},
-            "model": described_model(self.head, skeleton, part.graph.variables),
+            "model": described_model(self.head, skeleton, stored),
         }
 
     def bundle_bytes(self, graphs: Sequence[TaskGraph], options: GraphOptions, checking: CheckingOptions) -> int:
         """See `Task.bundle_bytes`."""
-        (part,) = graphs
-        skeleton = _skeleton(part)
+        skeleton = _skeleton(graphs[-1])
         reading = skeleton.reading
         cases = plan_cases(self.head, reading, skeleton.config, None)
         traced = sum(prod(each.shape(reading.traced)) for each in reading.inputs)

@@ -25,6 +25,7 @@ from t2n_llm.check.turns import validate_archive
 from t2n_llm.source.empty_model import ModelKind
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.seq2seq.adapters import read_source, run_decoder
+from t2n_llm.tasks.seq2seq.listener import Listener
 from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER, first_token
 from t2n_llm.tasks.seq2seq.running import open_encoder, open_source_runner
 from t2n_llm.tasks.seq2seq.sources import ENCODER_MASK, LENGTH, SourceForm, SourceInput
@@ -193,7 +194,7 @@ def run_seq2seq_reference(
 def _answered(model: Any, case: SourceCase) -> ReferenceRun:
     plan = case.plan
     text_logits = _read_at_once(model, case)
-    listener = _Listener(model, case.inputs)
+    listener = Listener(model, case.inputs)
     for token in plan.text_ids[: plan.prompt_length - 1]:  # as generate() goes on, one at a time
         listener.answer([token])
     pending: Sequence[int] = plan.text_ids[plan.prompt_length - 1 : plan.prompt_length]
@@ -214,25 +215,6 @@ def _read_at_once(model: Any, case: SourceCase) -> np.ndarray:
     result = run_decoder(model, read, tokens, use_cache=False, **given)
     logits: np.ndarray = result.logits[0].float().numpy()
     return logits
-
-
-class _Listener:
-    """transformers' model with its own caches, which has read a source."""
-
-    def __init__(self, model: Any, inputs: Mapping[str, np.ndarray]) -> None:
-        from transformers import DynamicCache, EncoderDecoderCache
-
-        config = model.config.get_text_config(decoder=True)
-        self._model = model
-        self._caches = EncoderDecoderCache(DynamicCache(config=config), DynamicCache())
-        self._read = read_source(model, {name: torch.from_numpy(array) for name, array in inputs.items()})
-
-    def answer(self, ids: Sequence[int]) -> np.ndarray:
-        """Return the logits [S, vocab] of new tokens."""
-        tokens = torch.tensor([list(ids)])
-        result = run_decoder(self._model, self._read, tokens, past_key_values=self._caches, use_cache=True)
-        logits: np.ndarray = result.logits[0].float().numpy()
-        return logits
 
 
 def _answered_padded(model: Any, case: PaddedCase) -> np.ndarray:

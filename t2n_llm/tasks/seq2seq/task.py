@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from generic_export.errors import OptionError
 from t2n_llm.check.agreement import ValidationReport
+from t2n_llm.compress.calibration import Calibration, PassCalibration
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
@@ -20,6 +22,7 @@ from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.frontend import frontend_graphs
 from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
+from t2n_llm.tasks.seq2seq.calibration import TaughtPass, examples, prepared
 from t2n_llm.tasks.seq2seq.check import check_seq2seq, plan_padded, plan_sources, run_seq2seq_reference
 from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, build_parts, first_token
 from t2n_llm.tasks.seq2seq.sources import BATCH, SourceForm, source_form
@@ -50,10 +53,7 @@ class Seq2SeqTask(Task):
                 "Give the original bf16, f16 or f32 checkpoint, a folder or a hub id.",
             )
         if compression.calibrates():
-            raise OptionError(
-                f"calibrated algorithms run a language model on text; --task {self.name} has a source too.",
-                "Use an algorithm without calibration, such as --compress q4_0.",
-            )
+            examples(self.name, compression.calibration)  # refuses what is no data of this task
 
     def graphs(
         self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
@@ -81,6 +81,14 @@ class Seq2SeqTask(Task):
             self.kind, source.config, torch.float32, "eager", "eager", source.trust_remote_code
         )
         return network
+
+    def calibration(self, source: ModelSource, data: str) -> Calibration:
+        """See `Task.calibration`; the whole model is in memory, as its check wants it too."""
+        return PassCalibration(partial(self._prepared, source, data))
+
+    def _prepared(self, source: ModelSource, data: str) -> tuple[Any, list[TaughtPass]]:
+        network = self.network(source)
+        return prepared(self.name, self.kind, source, self._form(network), network, data)
 
     def check(self, subject: CheckSubject) -> ValidationReport:
         """Run the four checks for two sources; see `seq2seq.check`."""

@@ -11,9 +11,10 @@ from generic_export.weights.values import read_tensor
 from quant.imatrix import ImatrixQuantizer
 from quant.packing import unpack_q4_0
 from t2n_llm.compress.algorithms import CALIBRATED
-from t2n_llm.compress.calibrate import FEWEST_TOKENS, calibrate, observe
+from t2n_llm.compress.calibrate import FEWEST_TOKENS, calibrate
 from t2n_llm.compress.experts import ExpertWatch, expert_parameters, one_expert_at_a_time
-from t2n_llm.compress.walk import first_inputs, open_walkable
+from t2n_llm.compress.observe import observe
+from t2n_llm.compress.walk import first_inputs, layer_runs, open_walkable
 from tests.t2n_llm.compress.test_calibrate import _mixtral, load
 
 STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
@@ -39,7 +40,7 @@ def test_each_expert_sees_the_tokens_routed_to_it(mixtral: Path) -> None:
         hook = experts.register_forward_pre_hook(lambda _, args: routed.append((args[0], args[1])))
         before = model.causal_lm.config._experts_implementation
         with one_expert_at_a_time(model.causal_lm.config), watch:
-            observe(layer, hidden, calls[0], {})
+            observe(layer, layer_runs(layer, hidden, calls[0]), {})
         hook.remove()
     assert model.causal_lm.config._experts_implementation == before
     seen = watch.statistics()

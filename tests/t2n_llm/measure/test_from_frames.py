@@ -14,8 +14,8 @@ from transformers import Wav2Vec2Config, Wav2Vec2CTCTokenizer, Wav2Vec2FeatureEx
 
 from generic_export.errors import OptionError
 from t2n_llm import export_llm
-from t2n_llm.measure.from_frames import hears_letters, spoken, text_of_frames
-from t2n_llm.measure.sources.sound import read_waveform
+from t2n_llm.measure.from_frames import spoken, text_of_frames
+from t2n_llm.tasks.media.sound import read_waveform
 
 _LETTERS = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABCDEFGHIJ"]
 
@@ -50,7 +50,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_text_of_a_recording(source: Path, tmp_path: Path) -> None:
     folder = export_llm(str(source), tmp_path / "out", dtype="f32").output_dir
-    assert hears_letters(folder)
     samples = np.random.default_rng(0).standard_normal(9_000) * np.sin(np.arange(9_000) / 700)
     with wave.open(str(tmp_path / "noise.wav"), "wb") as file:
         file.setnchannels(1)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from t2n_llm.source.small_sizes import WINDOW
+from t2n_llm.tasks.names import DEPTH_ESTIMATION, MASK_GENERATION
 from t2n_llm.zoo.configs import TinyConfigError, tiny_config
 from t2n_llm.zoo.overrides import OVERRIDES, TASK_OVERRIDES
 from t2n_llm.zoo.tasks import architectures
+from t2n_llm.zoo.tiny_model import build_tiny_model
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -135,6 +137,13 @@ def test_an_architecture_of_tomorrow_is_shrunk_by_its_field_names() -> None:
     assert config.image_token_id == 399_999
 
 
+def test_a_backbone_has_the_stages_that_its_whole_reads() -> None:
+    config = tiny_config("chmv2", DEPTH_ESTIMATION)
+    assert len(config.backbone_config.out_indices) == len(config.reassemble_factors) == 4
+    assert config.backbone_config.num_hidden_layers == 4
+    assert config.backbone_config.key_bias  # what the whole says of it, its own class does not
+
+
 def test_overrides_belong_to_architectures() -> None:
     from transformers import CONFIG_MAPPING
 
@@ -164,3 +173,10 @@ def test_weights_are_worth_comparing(name: str) -> None:
     assert decode_in_transformers(model, 3) == "DynamicCache"
     again = build_tiny_model(name)
     assert all(torch.equal(left, right) for left, right in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_wide_models_are_not_left_with_rounding_alone() -> None:
+    """SAM's widths are tied to each other; with weights for narrow layers its masks in f32 are not those of float64."""
+    model = build_tiny_model("sam", 0, MASK_GENERATION)
+    assert model.config.vision_config.hidden_size > 64
+    assert model.config.vision_config.initializer_range == 0.02

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from transformers import ViTForImageClassification
 
+from generic_export import TractNNEF
+from generic_export.capture import capture
 from generic_export.errors import OptionError, SourceError
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.export.pipeline import ExportResult, export_llm
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks import names
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import reading_of
+from t2n_llm.tasks.heads.model import build_head_graph
 from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
+from t2n_llm.tasks.heads.shapes_alone import ConstantsInGraph
 from t2n_llm.tasks.heads.table import HEADS
+from t2n_llm.zoo.configs import tiny_config
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 
 
@@ -175,7 +184,61 @@ def test_the_processor_says_how_large_images_are(settings: Any, size: tuple[int,
     assert image_size_of(ViTConfig(image_size=[16, 24]), tmp_path) == (16, 24)
 
 
+def test_an_image_read_at_several_scales_is_larger_than_a_patch() -> None:
+    config = tiny_config("depth_pro", names.DEPTH_ESTIMATION)
+    assert config.image_model_config.image_size == 64
+    assert image_size_of(config, None) == (256, 256)
+
+
 def test_text_has_no_image_size(tmp_path: Path) -> None:
     model = build_tiny_model("bert", 0, names.FILL_MASK)
     with pytest.raises(OptionError, match="reads no images"):
         exported(model, names.FILL_MASK, tmp_path, image_size=64)
+
+
+@pytest.mark.parametrize("numbers", [2.5, [1, 2], [(4, 3), (2, 1)]])
+def test_numbers_that_a_model_writes_are_no_constants(numbers: Any) -> None:
+    """They would have no values: the model is captured on shapes alone."""
+
+    class Written(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with ConstantsInGraph():
+                return x + torch.as_tensor(numbers, dtype=torch.float32, device=x.device).sum()
+
+    graph = capture(Written(), (torch.ones(2, 2, device="meta"),), TractNNEF())
+    assert not graph.constants
+    assert float(Written()(torch.zeros(()))) == torch.tensor(numbers).sum()
+
+
+def test_a_model_that_counts_its_images_reads_them_one_at_a_time(tmp_path: Path) -> None:
+    """Its code asks for the number of images as a number, which freezes the batch."""
+    config = tiny_config("vit", names.IMAGE_CLASSIFICATION)
+    counted = mock.patch("transformers.ViTForImageClassification.forward", _counting(ViTForImageClassification.forward))
+    with counted:
+        skeleton, _ = build_head_graph(
+            config, HEADS[names.IMAGE_CLASSIFICATION], GraphOptions(), image_size=(64, 64), name="counting"
+        )
+    assert not skeleton.reading.reads_batches
+    assert skeleton.outputs == {"logits": (1, 2)}
+
+
+def _counting(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def counted(self: Any, pixel_values: torch.Tensor, **options: Any) -> Any:
+        return forward(
+            self, torch.stack([pixel_values[image] for image in range(int(pixel_values.shape[0]))]), **options
+        )
+
+    return counted
+
+
+@pytest.mark.parametrize("family", ["mpt", "minimax", "bigbird_pegasus"])
+def test_what_spells_its_attention_out_sees_no_padding(family: str, tmp_path: Path) -> None:
+    """The mask of padding must reach attention that is spelled in a way of its own."""
+    save_tiny_model(build_tiny_model(family, task="question-answering"), tmp_path / "model", "question-answering")
+    made = export_llm(
+        str(tmp_path / "model"), tmp_path / "out", task="question-answering", dtype="f32", require_tokenizer=False
+    )
+    assert made.validation is not None
+    assert made.validation.passed
+    assert any("padded" in check.name for check in made.validation.checks)

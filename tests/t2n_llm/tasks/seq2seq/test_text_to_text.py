@@ -8,11 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from generic_export.errors import OptionError
 from generic_export.read.reading import read_graph_text, signature_of
@@ -21,18 +16,9 @@ from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.measure.from_source import SourceModel, Wishes
 from t2n_llm.tasks.names import TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
+from tests.word_tokenizers import save_word_tokenizer
 
 TEXT = "w7 w12 w90 w33 w5 w61"
-
-
-def _with_words(folder: Path, size: int) -> None:
-    """Give a model a tokenizer of words `w3`, `w4`, ..., whose texts end as the encoder expects."""
-    words = {"<s>": 0, "<pad>": 1, "</s>": 2} | {f"w{index}": index for index in range(3, size)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
-    fast.save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +27,7 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bart") / "model"
     model = build_tiny_model("bart", task=TEXT_TO_TEXT)
     save_tiny_model(model, folder)
-    _with_words(folder, model.config.vocab_size)
+    save_word_tokenizer(folder, model.config.vocab_size)
     return folder
 
 
@@ -109,7 +95,7 @@ def test_a_folder_is_validated_again(bart: Path, tmp_path: Path) -> None:
 def test_another_model_is_noticed(bart: Path, exported: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     save_tiny_model(build_tiny_model("bart", seed=1, task=TEXT_TO_TEXT), other)
-    _with_words(other, 160)
+    save_word_tokenizer(other, 160)
     assert not validate_folder(exported, str(other)).passed
 
 
@@ -169,7 +155,6 @@ def test_beams_need_a_cache_that_is_given(bart: Path, tmp_path: Path) -> None:
     ("options", "told"),
     [
         ({"window_cache": True}, "window-cache"),
-        ({"compress": "q4_0:gptq"}, "calibrated algorithms"),
         ({"adapter": "somewhere"}, "does not merge adapters"),
     ],
 )

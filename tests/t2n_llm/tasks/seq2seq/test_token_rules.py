@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor, WhisperTimeStampLogitsProcessor
 
 from generic_export.errors import OptionError
-from t2n_llm.measure.token_rules import Timestamps, TokenRules
+from t2n_llm.tasks.seq2seq.token_rules import Timestamps, TokenRules
 
 _VOCABULARY, _END, _WITHOUT, _BEGIN = 30, 9, 19, 20
 _SAID = st.lists(st.integers(0, _VOCABULARY - 1), max_size=8)

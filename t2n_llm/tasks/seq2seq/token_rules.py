@@ -6,14 +6,17 @@ transformers' `generate()`; of timestamps, those of Radford et al. 2022 (Whisper
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from generic_export.errors import OptionError
 
+_SETTINGS = ("config.json", "generation_config.json")  # the second one has the last word
 _NEVER = -np.inf
 _SECONDS_A_STEP = 0.02
 
@@ -169,6 +172,15 @@ class TokenRules:
         return replace(self, start=start, timestamps=times)
 
 
+def generation_settings(folder: Path) -> dict[str, Any]:
+    """Return what a model's folder says of generation, by transformers' names; nothing of what it does not say."""
+    settings: dict[str, Any] = {}
+    for name in _SETTINGS:
+        if (folder / name).is_file():
+            settings |= json.loads((folder / name).read_text(encoding="utf-8"))
+    return settings
+
+
 def languages_of(settings: Mapping[str, Any]) -> dict[str, int]:
     """Return the tokens of the languages that a speech model knows, by code; none where it knows one only."""
     tokens = settings.get("lang_to_id") or {} if settings.get("is_multilingual", True) else {}
@@ -191,4 +203,4 @@ def _ending(known: Sequence[int], size: int) -> list[int]:
     return [known[at + size - 1] for at in range(len(known) - size + 1) if tuple(known[at : at + size - 1]) == before]
 
 
-__all__ = ["Timestamps", "TokenRules", "languages_of"]
+__all__ = ["Timestamps", "TokenRules", "generation_settings", "languages_of"]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from generic_export.errors import OptionError
-from t2n_llm.measure.sources.sound import read_waveform, resampled
+from t2n_llm.tasks.media.sound import read_waveform, resampled
 
 
 def _wav(encoding: int, bits: int, channels: int, rate: int, data: bytes, *, extensible: bool = False) -> bytes:

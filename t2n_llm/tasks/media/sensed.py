@@ -1,0 +1,137 @@
+"""What a model reads of a recording or a picture: its front end makes it in tract, or transformers' own processor does.
+
+In: an export folder, and a waveform or a file. Out: one row of the model's input. The processor is asked where the export has no
+front end, or one whose pictures are of sizes that follow from the picture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from generic_export.errors import OptionError
+from t2n_llm.check.answers import Answerer, open_answerer
+from t2n_llm.tasks.frontends.frontend import FRONTEND
+from t2n_llm.tasks.frontends.waveforms import LENGTHS
+from t2n_llm.tasks.media.picture import read_image
+
+_CONFIG = "preprocessor_config.json"
+_MASK = "attention_mask"
+
+
+@dataclass(frozen=True)
+class SensedInput:
+    """How a model's input comes to be.
+
+    Attributes:
+        folder: of the export.
+        name: of the model's input.
+        record: what `export.json` says of the front end; None where there is none that makes this input.
+        archive: the front end's; None likewise.
+    """
+
+    folder: Path
+    name: str
+    record: Mapping[str, Any] | None = None
+    archive: Path | None = None
+
+    @staticmethod
+    def of(folder: Path, manifest: Mapping[str, Any], name: str) -> SensedInput:
+        """Read them of a folder's manifest."""
+        record = manifest.get(FRONTEND)
+        if record is None or name not in record["outputs"]:
+            return SensedInput(folder, name)
+        return SensedInput(folder, name, record, folder / manifest["parts"][FRONTEND]["archive"])
+
+    @property
+    def sampling_rate(self) -> int:
+        """Samples a second of the sound that the model hears.
+
+        Raises:
+            OptionError: nothing says so.
+        """
+        stated = self._stated
+        if stated.get("sampling_rate") is None:
+            raise OptionError(
+                f"{self.folder} does not say what sound its model hears.", f"Export a checkpoint with its {_CONFIG}."
+            )
+        return int(stated["sampling_rate"])
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples the model hears at once; None where nothing says so."""
+        stated = self._stated
+        samples = stated.get("samples", stated.get("n_samples"))
+        return int(samples) if samples is not None else None
+
+    @property
+    def _stated(self) -> Mapping[str, Any]:
+        """What the front end's record says, or the processor's own file where there is none."""
+        path = self.folder / _CONFIG
+        if self.record is not None or not path.is_file():
+            return self.record or {}
+        stated: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return stated
+
+    @contextmanager
+    def opened(self) -> Iterator[Sensing]:
+        """Yield them ready for use, and stop the front end's engine after the block."""
+        with open_answerer(self.archive) if self.archive is not None else nullcontext() as front:
+            yield Sensing(self, front)
+
+
+@dataclass(frozen=True)
+class Sensing:
+    """SensedInput in use.
+
+    Attributes:
+        senses: of the model.
+        front: the front end in the engine; None where there is none.
+    """
+
+    senses: SensedInput
+    front: Answerer | None
+
+    def heard(self, waveform: np.ndarray) -> np.ndarray:
+        """Return what the model reads of a waveform f32 [samples], as a batch of one."""
+        record = self.senses.record
+        if self.front is None or record is None:
+            return self._processed("AutoFeatureExtractor", waveform, sampling_rate=self.senses.sampling_rate)
+        lengths = [np.array([len(waveform)], np.int64)] if LENGTHS in record["inputs"] else []
+        return self._made(record["outputs"], self.front.answer([waveform[None].astype(np.float32), *lengths]))
+
+    def seen(self, path: Path) -> np.ndarray:
+        """Return what the model reads of a picture, as a batch of one."""
+        record = self.senses.record
+        if self.front is None or record is None or not _is_of_one_size(record["resize"]):
+            return self._processed("AutoImageProcessor", read_image(path))
+        rule = record["resize"]
+        pixels = read_image(path, (rule["height"], rule["width"]), rule["filter"])
+        return self._made(record["outputs"], self.front.answer([pixels[None]]))
+
+    def _processed(self, auto_class: str, given: Any, **told: Any) -> np.ndarray:
+        import transformers
+
+        processor = getattr(transformers, auto_class).from_pretrained(self.senses.folder)
+        made = processor(given, return_tensors="np", **told)
+        return self._made(list(made), list(made.values()))
+
+    def _made(self, names: Sequence[str], values: Sequence[Any]) -> np.ndarray:
+        """Return the model's input, without the rows that are padding."""
+        made = dict(zip(names, values, strict=True))
+        row, mask = np.asarray(made[self.senses.name], np.float32), made.get(_MASK)
+        return row if mask is None or mask.shape != row.shape[:2] else row[:, : int(np.asarray(mask).sum())]
+
+
+def _is_of_one_size(rule: Mapping[str, Any]) -> bool:
+    """Say whether all pictures are resized alike; else their size follows from the picture's own."""
+    return all(isinstance(rule.get(edge), int) for edge in ("height", "width")) and rule.get("filter") is not None
+
+
+__all__ = ["SensedInput", "Sensing"]

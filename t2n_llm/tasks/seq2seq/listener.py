@@ -1,0 +1,37 @@
+"""transformers' own encoder-decoder asked about a source as `generate()` asks it: with its own caches, some tokens at a time.
+
+In: a model with values, a source, tokens. Out: logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from t2n_llm.tasks.seq2seq.adapters import read_source, run_decoder
+
+
+class Listener:
+    """transformers' model with its own caches, which has read a source."""
+
+    def __init__(self, model: Any, inputs: Mapping[str, np.ndarray]) -> None:
+        """Let a model read a source: its encoder's inputs by name, a batch of one."""
+        from transformers import DynamicCache, EncoderDecoderCache
+
+        config = model.config.get_text_config(decoder=True)
+        self._model = model
+        self._caches = EncoderDecoderCache(DynamicCache(config=config), DynamicCache())
+        self._read = read_source(model, {name: torch.from_numpy(array) for name, array in inputs.items()})
+
+    def answer(self, ids: Sequence[int]) -> np.ndarray:
+        """Return the logits [S, vocab] of new tokens."""
+        tokens = torch.tensor([list(ids)])
+        result = run_decoder(self._model, self._read, tokens, past_key_values=self._caches, use_cache=True)
+        logits: np.ndarray = result.logits[0].float().numpy()
+        return logits
+
+
+__all__ = ["Listener"]
