@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""usage: scripts/bench_seq2seq.py [--model DIR] [--tokens N] [--json]
+"""usage: scripts/bench_seq2seq.py [--model DIR] [--tokens N] [--onnx] [--json]
 
 What a token of an encoder-decoder costs in tract, by the length of its source, and Whisper beside PyTorch.
 
@@ -7,7 +7,9 @@ What a token of an encoder-decoder costs in tract, by the length of its source, 
    engine. The archive holds no projection of the source: what grows is attention over it.
 2. Whisper (--model, by default the folder that scripts/fetch_whisper.py makes; without it random weights of that shape): thirty
    seconds of features to N tokens (default 64, greedy, the end of the text is ignored), as seconds a second of sound (real-time
-   factor), in tract and in PyTorch's eager model with its own cache, one thread each, in turn, the median of three.
+   factor), in tract and in PyTorch's eager model with its own cache, one thread each, in turn, the median of three. With --onnx
+   in ONNX Runtime too (packages onnx, onnxscript and onnxruntime): the encoder with the keys and values of the source, and the
+   decoder with its cache, exported by torch.onnx in f32.
 
 Needs the project's environment (scripts/test makes it): .venv/bin/python scripts/bench_seq2seq.py
 """
@@ -51,7 +53,9 @@ def main() -> int:
         made = _exported(Path(source), Path(work) / "speech", SPEECH_RECOGNITION)
         figures = {
             "ms_a_token": _by_length(text.archives["decoder"], arguments.tokens),
-            "real_time_factor": _real_time(Path(source), made.archives, arguments.tokens),
+            "real_time_factor": _real_time(
+                Path(source), made.archives, arguments.tokens, Path(work) if arguments.onnx else None
+            ),
         }
     if arguments.json:
         print(json.dumps(figures, indent=1))
@@ -61,7 +65,8 @@ def main() -> int:
         "positions of the source, ms a token: " + ", ".join(f"{length}: {cost:.2f}" for length, cost in costs.items())
     )
     print(", ".join(f"{name} {factor:.3f}" for name, factor in factors.items()) + " seconds a second of sound")
-    print(f"PyTorch takes {factors['pytorch'] / factors['tract']:.2f} times as long")
+    for name in [name for name in factors if name != "tract"]:
+        print(f"{name} takes {factors[name] / factors['tract']:.2f} times as long as tract")
     return 0
 
 
@@ -69,6 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(usage=(__doc__ or "").partition("\n")[0].removeprefix("usage: "))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--onnx", action="store_true")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -118,8 +124,8 @@ def _by_length(decoder: Path, tokens: int) -> dict[int, float]:
     return {length: statistics.median(each) for length, each in costs.items()}
 
 
-def _real_time(source: Path, archives: Any, tokens: int) -> dict[str, float]:
-    """Return the seconds that a second of sound takes, encoder and decoder, without loading."""
+def _real_time(source: Path, archives: Any, tokens: int, onnx: Path | None) -> dict[str, float]:
+    """Return the seconds that a second of sound takes, encoder and decoder, without loading; `onnx` is where such files may lie."""
     import torch
     from transformers import WhisperForConditionalGeneration
     from transformers.modeling_outputs import BaseModelOutput
@@ -148,7 +154,9 @@ def _real_time(source: Path, archives: Any, tokens: int) -> dict[str, float]:
                     given = {"encoder_outputs": BaseModelOutput(last_hidden_state=result.encoder_last_hidden_state)}
                     cache, pending = result.past_key_values, result.logits[:, -1:].argmax(-1)
 
-        ways: dict[str, Callable[[], None]] = {"tract": in_tract, "pytorch": in_pytorch}
+        ways: dict[str, Callable[[], None]] = {"tract": in_tract, "PyTorch": in_pytorch}
+        if onnx is not None:
+            ways["ONNX Runtime"] = _in_onnx_runtime(model, features, prompt, tokens, onnx)
         for way in ways.values():
             way()
         taken: dict[str, list[float]] = {name: [] for name in ways}
@@ -158,6 +166,84 @@ def _real_time(source: Path, archives: Any, tokens: int) -> dict[str, float]:
                 way()
                 taken[name].append(time.perf_counter() - start)
     return {name: statistics.median(each) / _SECONDS for name, each in taken.items()}
+
+
+def _in_onnx_runtime(
+    model: Any, features: np.ndarray, prompt: list[int], tokens: int, folder: Path
+) -> Callable[[], None]:
+    """Export encoder and decoder by torch.onnx, and return what decodes with them, one thread."""
+    import onnxruntime
+    import torch
+    from torch.export import Dim
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
+    width = model.config.d_model // heads
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_features: torch.Tensor) -> list[torch.Tensor]:
+            hidden = self.model.model.encoder(input_features).last_hidden_state
+            shape = (hidden.shape[0], hidden.shape[1], heads, width)
+            attention = [layer.encoder_attn for layer in self.model.model.decoder.layers]
+            pairs = [(each.k_proj(hidden), each.v_proj(hidden)) for each in attention]
+            return [projected.view(shape).transpose(1, 2) for pair in pairs for projected in pair]
+
+    class Decoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: torch.Tensor, past: list[torch.Tensor], cross: list[torch.Tensor]) -> Any:
+            own, told = DynamicCache(), DynamicCache()
+            for layer in range(layers):
+                own.update(past[2 * layer], past[2 * layer + 1], layer)
+                told.update(cross[2 * layer], cross[2 * layer + 1], layer)
+            cache = EncoderDecoderCache(own, told)
+            cache.is_updated = dict.fromkeys(range(layers), True)
+            states = cross[0].transpose(1, 2).flatten(2)  # of the right length; its values are not read
+            result = self.model.model.decoder(input_ids, encoder_hidden_states=states, past_key_values=cache)
+            kept = [part for layer in own.layers for part in (layer.keys, layer.values)]
+            return self.model.proj_out(result.last_hidden_state[:, -1:]), kept
+
+    empty = [torch.zeros(1, heads, 3, width) for _ in range(2 * layers)]
+    cross = [torch.zeros(1, heads, model.config.max_source_positions, width) for _ in range(2 * layers)]
+    symbols = ({1: Dim("S", min=2, max=64)}, [{2: Dim("P", max=400)}] * (2 * layers), [{}] * (2 * layers))
+    named = {
+        "input_names": [
+            "input_ids",
+            *(f"past_{at}" for at in range(2 * layers)),
+            *(f"cross_{at}" for at in range(2 * layers)),
+        ]
+    }
+    with torch.no_grad():
+        torch.onnx.export(Encoder().eval(), (torch.from_numpy(features),), folder / "encoder.onnx", dynamo=True)
+        given = (torch.tensor([prompt + prompt]), empty, cross)
+        torch.onnx.export(
+            Decoder().eval(), given, folder / "decoder.onnx", dynamo=True, dynamic_shapes=symbols, **named
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    encoder, decoder = (
+        onnxruntime.InferenceSession(folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"])
+        for name in ("encoder", "decoder")
+    )
+    names = named["input_names"]
+    heard = encoder.get_inputs()[0].name
+
+    def decode() -> None:
+        told = encoder.run(None, {heard: features})
+        past = [np.zeros((1, heads, 0, width), np.float32)] * (2 * layers)
+        pending = prompt
+        for _ in range(tokens):
+            ids = np.array([pending], np.int64)
+            logits, *past = decoder.run(None, dict(zip(names, [ids, *past, *told], strict=True)))
+            pending = [int(logits[0, -1].argmax())]
+
+    return decode
 
 
 if __name__ == "__main__":
