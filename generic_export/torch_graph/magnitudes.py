@@ -1,13 +1,13 @@
 """How large the tensors of a captured graph become: what an f16 graph computes, computed in f32, where nothing overflows.
 
-In: a captured graph, inputs and stored tensors. Out: the largest magnitude of each float result, by name.
+In: a captured graph, inputs and stored tensors. Out: the largest magnitude of each float result, by name, and what the graph gives.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,16 +18,29 @@ from generic_export.torch_graph.replay import Stored, replay
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-def largest_magnitudes(graph: TorchModuleIRGraph, inputs: Sequence[torch.Tensor], stored: Stored) -> dict[str, float]:
-    """Run a graph in f32 and return the largest absolute value of each float input and result.
+@dataclass(frozen=True)
+class Measured:
+    """What one run of a graph in f32 showed; what PyTorch cannot compute from captured operators alone is missing.
+
+    Attributes:
+        largest: absolute value of each float input and result, by name.
+        values: of the tensors that were asked for, by name.
+    """
+
+    largest: Mapping[str, float]
+    values: Mapping[str, torch.Tensor]
+
+
+def measured(
+    graph: TorchModuleIRGraph, inputs: Sequence[torch.Tensor], stored: Stored, wanted: Collection[str] = ()
+) -> Measured:
+    """Run a graph in f32 and look at each float input and result.
 
     Args:
         graph: what was captured, in any float element type.
         inputs: one tensor per input of the graph, of any size that its symbols allow.
         stored: the parameters, buffers and constants.
-
-    Returns:
-        By name; a tensor that PyTorch cannot compute from captured operators alone is missing.
+        wanted: names of the tensors whose values are kept.
     """
     found: dict[str, float] = {}
 
@@ -42,8 +55,8 @@ def largest_magnitudes(graph: TorchModuleIRGraph, inputs: Sequence[torch.Tensor]
     wide = [_wide(tensor) for tensor in inputs]
     for variable, tensor in zip(graph.inputs, wide, strict=True):
         watch(variable.name, tensor)
-    replay(_in_f32(graph), wide, widened, (), watch)
-    return found
+    values = replay(_in_f32(graph), wide, widened, wanted, watch)
+    return Measured(found, values)
 
 
 def _largest(tensor: torch.Tensor) -> float:
@@ -78,4 +91,4 @@ def _argument_in_f32(argument: Any) -> Any:
     return torch.float32 if isinstance(argument, torch.dtype) and argument in _NARROW else argument
 
 
-__all__ = ["largest_magnitudes"]
+__all__ = ["Measured", "measured"]

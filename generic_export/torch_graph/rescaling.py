@@ -7,6 +7,7 @@ by s and their epsilon by s^2; products take the factor into a weight; what can 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,9 +16,11 @@ import sympy
 import torch
 
 from generic_export.torch_graph.fusion import GraphView, apply_fusions
-from generic_export.torch_graph.ir import FixedTensorList, TensorKind, TensorVariable, TorchModuleIRGraph, TorchOp
+from generic_export.torch_graph.ir import TensorKind, TensorVariable, TorchModuleIRGraph, TorchOp
+from generic_export.torch_graph.scale_boundaries import cut_off, name_inside, with_tensors
 from generic_export.torch_graph.scale_groups import (
     F16_LIMIT,
+    HEADROOM,
     ScaleGroup,
     fixed_tensors,
     float_results,
@@ -90,8 +93,9 @@ def rescaled(graph: TorchModuleIRGraph, largest: Mapping[str, float]) -> Rescali
 
     Args:
         graph: captured in f16.
-        largest: magnitude of each tensor on typical inputs, by name (see `magnitudes.largest_magnitudes`).
+        largest: magnitude of each tensor on typical inputs, by name (see `magnitudes.measured`).
     """
+    graph, largest = _cut_where_handed_over(graph, largest)
     fixed = fixed_tensors(graph)
     groups = scale_groups(graph, largest, fixed)
     while True:
@@ -106,6 +110,22 @@ def rescaled(graph: TorchModuleIRGraph, largest: Mapping[str, float]) -> Rescali
             groups = tuple(obstacle.noted(group) for group in groups)
         else:
             return Rescaling(replace(graph, ops=tuple(walk.ops)), walk.factors, groups)
+
+
+def _cut_where_handed_over(
+    graph: TorchModuleIRGraph, largest: Mapping[str, float]
+) -> tuple[TorchModuleIRGraph, Mapping[str, float]]:
+    """Return the graph with a place for a factor where a stream that is to be kept smaller enters or leaves it as it is."""
+    interface = {each.name for each in graph.inputs} ^ {each.name for each in graph.outputs}
+    cut = {
+        name
+        for group in scale_groups(graph, largest, fixed_tensors(graph))
+        for name in group.tensors & interface
+        if largest.get(name, math.inf) * (1 if group.overflows else HEADROOM) <= F16_LIMIT
+    }
+    if not cut:
+        return graph, largest
+    return cut_off(graph, cut), {**largest, **{name_inside(name): largest[name] for name in cut}}
 
 
 def without_overflow_guards(graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
@@ -185,7 +205,7 @@ class _Walk:
         exponent = next(self._exponent(result) for result in float_results(op))
         fixed = [tensor for tensor in scaled_operands(op) if tensor.name in self.fixed]
         swapped = {tensor.name: self._times(tensor, exponent, op) for tensor in fixed}
-        op = _with_tensors(op, swapped)
+        op = with_tensors(op, swapped)
         if name in _ADDS:
             numbers = {key: value for key, value in op.arguments().items() if key in _NUMBERS and _is_number(value)}
             op = op.with_arguments({key: float(value) * 2.0**exponent for key, value in numbers.items()})
@@ -276,7 +296,7 @@ class _Walk:
             if exponent:
                 self._require_range(tensor, f"{op.target} reads it at {op.module_path or 'the root'}")
                 swapped[tensor.name] = self._multiplied(tensor, -exponent, op)
-        return _with_tensors(op, swapped)
+        return with_tensors(op, swapped)
 
     def _write(self, op: TorchOp, exponent: int) -> None:
         """Write an operator of one result, and a multiplication of that result."""
@@ -364,20 +384,6 @@ def _is_view(op: TorchOp) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _with_tensors(op: TorchOp, swapped: Mapping[str, TensorVariable]) -> TorchOp:
-    """Return the operator reading other tensors in the place of some."""
-
-    def swap(argument: Any) -> Any:
-        if isinstance(argument, TensorVariable):
-            return swapped.get(argument.name, argument)
-        if isinstance(argument, FixedTensorList):
-            return FixedTensorList(tuple(map(swap, argument.elements)))
-        return tuple(map(swap, argument)) if isinstance(argument, tuple) else argument
-
-    kwargs = {name: swap(argument) for name, argument in op.kwargs.items()}
-    return replace(op, args=tuple(map(swap, op.args)), kwargs=kwargs)
 
 
 __all__ = ["Rescaling", "rescaled", "without_overflow_guards"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -54,11 +54,13 @@ class Document:
         graph: the document.
         constants: the values that the capture computed itself, by name.
         ranges: what was measured of its f16 tensors; None where nobody looked.
+        gave: its outputs then, where another graph takes them.
     """
 
     graph: NnefGraph
     constants: Mapping[str, torch.Tensor]
     ranges: Ranges | None = None
+    gave: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def document_of(
@@ -104,4 +106,4 @@ def document_of(
         return Document(translate_graph(captured, target, options, module), captured.constants)
     fitted = fit(captured)
     graph = with_factors(translate_graph(fitted.graph, target, options, module), fitted.factors)
-    return Document(graph, captured.constants, fitted.ranges)
+    return Document(graph, captured.constants, fitted.ranges, fitted.gave)

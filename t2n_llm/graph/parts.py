@@ -1,12 +1,13 @@
-"""One of several graphs that are made of the same weightless network: captured, translated, its states whole.
+"""Several graphs that are made of the same weightless network: captured, translated, their states whole.
 
-In: a `NetworkPart`. Out: a `BuiltPart`, the part with everything that a checkpoint does not hold, and its document.
+In: `NetworkPart`s. Out: a `BuiltPart` each, the part with everything that a checkpoint does not hold, and its document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from kvcache.states import StateTensor
 from t2n_llm.graph.capture import document_of
 from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.ranges import Ranges
+from t2n_llm.graph.ranges import Fit, RangeRequest, Ranges
 
 WRAPPER_ATTRIBUTE = "network"
 """Where the module of a part has the transformers model: parameters bear the model's own names in the graph."""
@@ -67,17 +68,47 @@ class BuiltPart:
     graph: NnefGraph
 
 
-def build_part(part: NetworkPart, options: GraphOptions, name: str, revision: str | None) -> BuiltPart:
-    """Capture and translate a part.
+Typical = Callable[[NetworkPart, Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+"""Gives the inputs of a part by name, of what the parts before it gave: typical ones, with values."""
+
+
+def build_parts(
+    parts: Sequence[NetworkPart],
+    options: GraphOptions,
+    name: str,
+    revision: str | None,
+    ranges: RangeRequest | None,
+    typical: Typical,
+) -> dict[str, BuiltPart]:
+    """Capture and translate parts in the order in which they run, by role.
 
     Args:
-        part: which.
+        parts: of one model.
         options: element type and numerics.
-        name, revision: source model, recorded in the document.
+        name, revision: source model, recorded in the documents.
+        ranges: has f16 activations measured on the weights, and made to fit; None leaves them as they are.
+        typical: what each part is measured on; one that lacks an input then is not measured.
 
     Raises:
-        CaptureError, TranslationError: the part cannot be expressed; the message says where.
+        CaptureError, TranslationError: a part cannot be expressed; the message says where.
+        NumericRangeError: f16 does not hold its activations.
     """
+    built: dict[str, BuiltPart] = {}
+    given: dict[str, torch.Tensor] = {}
+    for part in parts:
+        fit = None
+        inputs = typical(part, given) if ranges is not None else {}
+        if ranges is not None and set(part.inputs) <= set(inputs):
+            fit = partial(ranges.fit, part, [inputs[name] for name in part.inputs], hands_on=part is not parts[-1])
+        built[part.role], gave = _built(part, options, name, revision, fit)
+        given |= gave
+    return built
+
+
+def _built(
+    part: NetworkPart, options: GraphOptions, name: str, revision: str | None, fit: Fit | None
+) -> tuple[BuiltPart, Mapping[str, torch.Tensor]]:
+    """Capture and translate a part; return what it gave when it was measured, too."""
     document = document_of(
         part.module,
         part.inputs,
@@ -86,13 +117,15 @@ def build_part(part: NetworkPart, options: GraphOptions, name: str, revision: st
         prefix=f"{WRAPPER_ATTRIBUTE}.",
         graph_name=part.role,
         source_name=name,
+        fit=fit,
     )
     stored, states = as_stored(document.graph, part.network, part.states, options)
     if options.half_cache and part.handed:
         given = [name for name in part.output_names if name in part.handed]
         stored = give_and_take_half(stored, [name for name in part.inputs if name in part.handed], given)
     graph = keep_states_whole(stored)
-    part = replace(part, buffers={**part.buffers, **document.constants}, states=states)
-    if not (states and options.engine_keeps_cache):
-        return BuiltPart(part, graph)
-    return BuiltPart(replace(part, states=(), engine_states=states), engine_held(graph, states, options.kv_bits))
+    buffers = {**part.buffers, **document.constants}
+    part = replace(part, buffers=buffers, states=states, ranges=document.ranges)
+    if states and options.engine_keeps_cache:
+        part, graph = replace(part, states=(), engine_states=states), engine_held(graph, states, options.kv_bits)
+    return BuiltPart(part, graph), document.gave

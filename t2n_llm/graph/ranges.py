@@ -15,7 +15,7 @@ import torch
 from generic_export.errors import NumericRangeError
 from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.magnitudes import largest_magnitudes
+from generic_export.torch_graph.magnitudes import measured
 from generic_export.torch_graph.rescaling import rescaled, without_overflow_guards
 from generic_export.torch_graph.scale_groups import F16_LIMIT, HEADROOM, ScaleGroup, float_results
 from generic_export.weights.checkpoint import Checkpoint
@@ -70,11 +70,13 @@ class Fitted:
         graph: computes the same.
         factors: what the values of a parameter are to be multiplied with, by name.
         ranges: what was measured.
+        gave: the outputs in f32, by name, where another graph takes them.
     """
 
     graph: TorchModuleIRGraph
     factors: Mapping[str, float]
     ranges: Ranges
+    gave: Mapping[str, torch.Tensor]
 
 
 Fit = Callable[[TorchModuleIRGraph], Fitted]
@@ -108,6 +110,8 @@ class RangeRequest:
         skeleton: Weightless,
         inputs: Sequence[torch.Tensor],
         captured: TorchModuleIRGraph,
+        *,
+        hands_on: bool = False,
     ) -> Fitted:
         """Measure a captured graph, and keep what overflows times a power of two.
 
@@ -115,6 +119,7 @@ class RangeRequest:
             skeleton: the model it is captured from.
             inputs: real ones.
             captured: the model in f16.
+            hands_on: whether another graph takes what this one gives, so that its outputs are kept.
 
         Raises:
             NumericRangeError: a tensor overflows and cannot be kept smaller; the message names its module.
@@ -124,17 +129,25 @@ class RangeRequest:
         captured = without_overflow_guards(captured)
         updates = self.adapter.updates(skeleton.network) if self.adapter is not None else None
         parameters = ParameterSources.of(skeleton, self.checkpoint, updates)
+        types = {variable.name: variable.dtype for variable in captured.parameters}
 
         def stored(name: str) -> torch.Tensor:
             constant = captured.constants.get(name)
-            return constant if constant is not None else read_tensor(parameters.find(name), torch.float32)
+            if constant is None:
+                kept = torch.float32 if types[name].is_floating_point else types[name]
+                return read_tensor(parameters.find(name), kept)
+            # What an empty cache begins with is made where the network is: on shapes alone.
+            return torch.empty_like(constant, device="cpu") if constant.is_meta and not constant.numel() else constant
 
-        largest = largest_magnitudes(captured, inputs, stored)
+        outputs = dict(zip(captured.output_names, captured.outputs, strict=True)) if hands_on else {}
+        run = measured(captured, inputs, stored, [variable.name for variable in outputs.values()])
+        largest = run.largest
         self._tell_of_unknown(captured, largest)
         rescaling = rescaled(captured, largest)
         self._tell(rescaling.groups)
         ranges = Ranges(len(self.tokens), _by_module(captured, largest), rescaling.groups)
-        return Fitted(rescaling.graph, rescaling.factors, ranges)
+        gave = {name: run.values[made.name] for name, made in outputs.items() if made.name in run.values}
+        return Fitted(rescaling.graph, rescaling.factors, ranges, gave)
 
     def _tell_of_unknown(self, captured: TorchModuleIRGraph, largest: Mapping[str, float]) -> None:
         """Tell of what was not measured: operators that PyTorch cannot run alone, and what depends on them."""

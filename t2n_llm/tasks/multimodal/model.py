@@ -5,9 +5,10 @@ In: a transformers config. Out: a `NetworkPart` and a document for each, which s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from kvcache.forms import state_form
 from kvcache.states import Slot
 from t2n_llm.graph.capture import weightless_network
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_part
+from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_parts
+from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.graph.skeleton import probe_states
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, take_buffers, tied_names
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, Sight
@@ -131,7 +133,7 @@ def _added_to_first_layers(network: Any, rows: tuple[torch.Tensor, ...]) -> Iter
             hook.remove()
 
 
-def build_parts(
+def build_multimodal(
     config: Any,
     family: Family,
     options: GraphOptions,
@@ -139,6 +141,7 @@ def build_parts(
     name: str,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    ranges: RangeRequest | None = None,
 ) -> dict[str, BuiltPart]:
     """Capture and translate the three graphs of a config, by role, in the order in which a prompt passes them.
 
@@ -148,10 +151,12 @@ def build_parts(
         options: element type and numerics; the batch is 1 and one position's logits are kept.
         name, revision: source model, recorded in the documents.
         trust_remote_code: allow code that comes with the model.
+        ranges: has f16 activations measured on the weights, and made to fit; None leaves them as they are.
 
     Raises:
         UnknownArchitectureError: transformers has no such model for the config.
         CaptureError, TranslationError: the model cannot be expressed; the message says where.
+        NumericRangeError: f16 does not hold its activations.
     """
     with explicit_attention() as attention, explicit_experts() as experts:
 
@@ -160,7 +165,50 @@ def build_parts(
             return _parts(network, family, options.torch_dtype)
 
         parts = attention.first_that_runs(build)
-        return {part.role: build_part(part, options, name, revision) for part in parts}
+        typical = partial(_typical, family, ranges.tokens if ranges is not None else ())
+        return build_parts(parts, options, name, revision, ranges, typical)
+
+
+def _typical(
+    family: Family, tokens: Sequence[int], part: NetworkPart, given: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return what a part is measured on: a text, random pixels or sound, and the rows of those before the text.
+
+    Args:
+        family: of the model.
+        tokens: of the text.
+        part: which of the three.
+        given: what those before it gave.
+
+    Returns:
+        Inputs by name, some of which not every part reads; nothing where one before it could not be run.
+    """
+    if part.role == EMBED:
+        return {"input_ids": torch.tensor([tokens], dtype=torch.int64)}
+    if part.role == family.medium.role:
+        generator = torch.Generator().manual_seed(0)
+        return {
+            name: torch.ones(meta.shape, dtype=meta.dtype)
+            if name == FRAME_MASK
+            else torch.randn(meta.shape, generator=generator)
+            for name, meta in part.inputs.items()
+        }
+    if not {family.medium.output_name, "inputs_embeds"} <= set(given):
+        return {}
+    seen, text = given[family.medium.output_name].flatten(0, -2)[None], given["inputs_embeds"]
+    rows = {
+        name: torch.cat((added.flatten(0, -2)[None], torch.zeros_like(text)), dim=1)
+        for name, added in given.items()
+        if name in part.inputs and name != "inputs_embeds"
+    }
+    counts = seen.shape[1], text.shape[1]
+    return {
+        "inputs_embeds": torch.cat((seen, text), dim=1),
+        **rows,
+        TOKEN_TYPES: torch.tensor([[1] * counts[0] + [0] * counts[1]]),
+        POSITIONS: torch.arange(sum(counts)).expand(3, 1, -1),
+        **{state.input_name: torch.from_numpy(state.at_start(1)) for state in part.states},
+    }
 
 
 _STEPS, _PAST = 5, 7  # hints, which never reach the graph

@@ -20,7 +20,7 @@ from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.frontend import frontend_graphs
 from t2n_llm.tasks.multimodal.check import check_multimodal, plan_prompts, run_multimodal_reference
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, family_of
-from t2n_llm.tasks.multimodal.model import DECODER, EMBED, build_parts
+from t2n_llm.tasks.multimodal.model import DECODER, EMBED, build_multimodal
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 
@@ -69,17 +69,20 @@ class MultimodalTask(Task):
     def graphs(
         self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
     ) -> tuple[TaskGraph, ...]:
-        """See `Task.graphs`; ranges are not measured: what the parts hand each other is not known before they run."""
-        del ranges
-        built = build_parts(
+        """See `Task.graphs`."""
+        built = build_multimodal(
             source.config,
             self._family(source, options),
             options,
             name=source.public_name,
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
+            ranges=ranges,
         )
-        parts = tuple(TaskGraph(each.part, each.graph, role, each.part.states) for role, each in built.items())
+        parts = tuple(
+            TaskGraph(each.part, each.graph, role, each.part.states, ranges=each.part.ranges)
+            for role, each in built.items()
+        )
         return (*frontend_graphs(source, options, self._family(source, options).medium.input_name), *parts)
 
     def network(self, source: ModelSource) -> nn.Module:

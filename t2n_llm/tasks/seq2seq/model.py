@@ -8,9 +8,10 @@ of the decoder computes them again. Its graph takes them, its own cache, and tok
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -23,7 +24,8 @@ from kvcache import explicit_attention, explicit_experts
 from kvcache.states import Probe, Slot, States, StateTensor, describe_states
 from t2n_llm.graph.capture import weightless_network
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_part
+from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_parts
+from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.source.empty_model import ModelKind, computed_parameters, take_buffers, tied_names
 from t2n_llm.tasks.seq2seq.adapters import as_read, read_source, run_decoder
 from t2n_llm.tasks.seq2seq.sources import BATCH, ENCODER_MASK, LENGTH, SourceForm, source_form
@@ -263,7 +265,7 @@ def _nothing_overflows() -> Iterator[None]:
 # --- parts ------------------------------------------------------------------------------------------
 
 
-def build_parts(
+def build_seq2seq(
     config: Any,
     kind: ModelKind,
     options: GraphOptions,
@@ -271,6 +273,7 @@ def build_parts(
     name: str,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    ranges: RangeRequest | None = None,
 ) -> dict[str, BuiltPart]:
     """Capture and translate the two graphs of a config, by role, in the order in which they run.
 
@@ -280,10 +283,12 @@ def build_parts(
         options: element type, numerics, kept logits, batch, who keeps the cache.
         name, revision: source model, recorded in the documents.
         trust_remote_code: allow code that comes with the model.
+        ranges: has f16 activations measured on the weights, and made to fit; None leaves them as they are.
 
     Raises:
         UnknownArchitectureError: transformers has no such model for the config, or its source is not known.
         CaptureError, TranslationError: the model cannot be expressed; the message says where.
+        NumericRangeError: f16 does not hold its activations.
     """
     with explicit_attention() as attention, explicit_experts() as experts, _nothing_overflows():
 
@@ -292,7 +297,24 @@ def build_parts(
             return network_parts(network, options)
 
         parts = attention.first_that_runs(build)
-        return {part.role: build_part(part, options, name, revision) for part in parts}
+        network: Any = parts[0].network
+        form = source_form(network.config, main_input=network.main_input_name)
+        tokens = (first_token(config), *ranges.tokens[1:]) if ranges is not None else ()
+        return build_parts(parts, options, name, revision, ranges, partial(_typical, form, tokens))
+
+
+def _typical(
+    form: SourceForm, tokens: Sequence[int], part: NetworkPart, given: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return what a part is measured on: a source, or what the encoder gave of it and a text; masks too, which not all read."""
+    if part.role == ENCODER:
+        source = {name: torch.from_numpy(array) for name, array in form.typical(tokens).items()}
+        length = next(iter(source.values())).shape[1]
+        return source | {ENCODER_MASK: torch.ones((1, length), dtype=torch.int64)}
+    states = {each.input_name: torch.from_numpy(each.at_start(1)) for each in part.states}
+    said = next(iter(given.values()), None)
+    mask = {} if said is None else {DECODER_MASK: torch.ones((1, said.shape[2]), dtype=torch.int64)}
+    return {"input_ids": torch.tensor([tokens], dtype=torch.int64), **given, **mask, **states}
 
 
 def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, NetworkPart]:

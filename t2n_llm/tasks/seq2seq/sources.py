@@ -104,6 +104,16 @@ class SourceForm:
         hint = max(_HINT * self.unit, self.least + 1)
         return hint if self.most is None else min(hint, self.most - 1)
 
+    def typical(self, tokens: Sequence[int]) -> dict[str, np.ndarray]:
+        """Return one source of usual values, by name: the tokens where texts are read, else random features or pixels."""
+        generator = np.random.default_rng(0)
+        given = {each.name: each.random(generator, 1, self.lengths[-1]) for each in self.inputs}
+        for each in self.inputs:
+            if each.vocabulary is not None and each.shape == (BATCH, LENGTH):
+                # The decoder's vocabulary may be the larger one.
+                given[each.name] = np.array([tokens[: self.most]], np.int64) % each.vocabulary
+        return given
+
     def axes(self, shape: tuple[int | str, ...], *, batched: bool) -> dict[int, str | Dim]:
         """Return the symbolic axes of an input of the encoder; the batch is one of them when `batched`."""
         bounded = self.least or self.most is not None

@@ -24,7 +24,7 @@ from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.seq2seq.calibration import TaughtPass, examples, prepared
 from t2n_llm.tasks.seq2seq.check import check_seq2seq, plan_padded, plan_sources, run_seq2seq_reference
-from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, build_parts, first_token
+from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, build_seq2seq, first_token
 from t2n_llm.tasks.seq2seq.sources import BATCH, SourceForm, source_form
 
 _CROSS = (
@@ -58,18 +58,18 @@ class Seq2SeqTask(Task):
     def graphs(
         self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
     ) -> tuple[TaskGraph, ...]:
-        """See `Task.graphs`; ranges are not measured: what the encoder hands the decoder is not known before it runs."""
-        del ranges
-        built = build_parts(
+        """See `Task.graphs`."""
+        built = build_seq2seq(
             source.config,
             self.kind,
             options,
             name=source.public_name,
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
+            ranges=ranges,
         )
         parts = (
-            TaskGraph(each.part, each.graph, role, each.part.states, each.part.engine_states)
+            TaskGraph(each.part, each.graph, role, each.part.states, each.part.engine_states, ranges=each.part.ranges)
             for role, each in built.items()
         )
         network = built[DECODER].part.network

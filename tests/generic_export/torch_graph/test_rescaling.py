@@ -17,7 +17,7 @@ from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.capture import Prepared, prepare
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.magnitudes import largest_magnitudes
+from generic_export.torch_graph.magnitudes import measured
 from generic_export.torch_graph.replay import replay
 from generic_export.torch_graph.rescaling import Rescaling, rescaled, without_overflow_guards
 
@@ -57,6 +57,21 @@ class Read(nn.Module):
         return self.leave(self.reader(self.enter(x)))  # type: ignore[no-any-return]
 
 
+class HandedOver(nn.Module):
+    """A stream whose input is given by another graph, and one column of which is handed on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 8, bias=False), nn.Linear(8, 4)
+        with torch.no_grad():
+            self.enter.weight.mul_(_LARGE * 8)
+            self.enter.weight[0] = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        stream = x + self.enter(x)
+        return (stream + torch.relu(self.leave(_own_norm(stream))).sum(-1, keepdim=True))[..., :1]
+
+
 def _own_norm(x: torch.Tensor) -> torch.Tensor:
     wide = x.float()
     return (x * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
@@ -75,6 +90,7 @@ FITTING: Mapping[str, Callable[[], nn.Module]] = {
     "multiplied with a mask of integers": lambda: Read(lambda x: _own_norm(x * (torch.arange(8) < 6).long())),
     "multiplied with a size": lambda: Read(lambda x: _own_norm(x * x.shape[0])),
     "divided by a size": lambda: Read(lambda x: _own_norm(x / x.shape[0])),
+    "handed over": HandedOver,
     "read by a projection": lambda: Read(lambda x: torch.relu(x) * 2.0**-18),
 }
 
@@ -92,7 +108,7 @@ class RescaledTract(TractNNEF):
 
     def post_capture(self, graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
         graph = without_overflow_guards(graph)
-        return rescaled(graph, largest_magnitudes(graph, self.inputs, self.before.stored)).graph
+        return rescaled(graph, measured(graph, self.inputs, self.before.stored).largest).graph
 
 
 def _in_engine(before: Prepared, factors: Mapping[str, float], name: str, example: torch.Tensor) -> torch.Tensor:
@@ -136,7 +152,7 @@ def test_a_rescaled_graph_computes_the_same_in_f16(name: str) -> None:
     x = (3 * torch.randn(5, 8)).half()
     prepared = _captured(module)
     assert not _result(prepared.graph, x, prepared.stored).isfinite().all(), "the case does not overflow"
-    largest = largest_magnitudes(prepared.graph, [x], prepared.stored)
+    largest = measured(prepared.graph, [x], prepared.stored).largest
     rescaling = rescaled(prepared.graph, largest)
     assert max(largest.values()) > 65504 and any(group.exponent for group in rescaling.groups)
     found = _result(rescaling.graph, x, _with_factors(prepared, rescaling))
@@ -154,7 +170,7 @@ def test_a_norm_that_takes_the_type_of_its_input_has_a_scale_of_its_own() -> Non
 
     torch.manual_seed(0)
     prepared = _captured(Stream(Norm()))
-    rescaling = rescaled(prepared.graph, largest_magnitudes(prepared.graph, [torch.randn(5, 8)], prepared.stored))
+    rescaling = rescaled(prepared.graph, measured(prepared.graph, [torch.randn(5, 8)], prepared.stored).largest)
     # The block is read twice; what reads the norm is as it was.
     assert set(rescaling.factors) == {"enter.weight", "enter.bias"}
 
@@ -162,7 +178,7 @@ def test_a_norm_that_takes_the_type_of_its_input_has_a_scale_of_its_own() -> Non
 def test_what_fits_is_left_alone() -> None:
     torch.manual_seed(0)
     prepared = _captured(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
-    rescaling = rescaled(prepared.graph, largest_magnitudes(prepared.graph, [torch.randn(5, 8)], prepared.stored))
+    rescaling = rescaled(prepared.graph, measured(prepared.graph, [torch.randn(5, 8)], prepared.stored).largest)
     assert rescaling.graph is prepared.graph and not rescaling.factors and not rescaling.groups
 
 
@@ -180,7 +196,7 @@ def test_what_reads_values_as_they_are_is_named(reader: Callable[[torch.Tensor],
     torch.manual_seed(0)
     prepared = _captured(Read(reader))
     x = (3 * torch.randn(5, 8)).half()
-    rescaling = rescaled(prepared.graph, largest_magnitudes(prepared.graph, [x], prepared.stored))
+    rescaling = rescaled(prepared.graph, measured(prepared.graph, [x], prepared.stored).largest)
     unfit = [group for group in rescaling.groups if not group.exponent and group.overflows]
     assert [group.where for group in unfit][:1] == ["enter"] and unfit[0].obstacle.startswith(obstacle)
 
@@ -191,7 +207,7 @@ def test_a_result_of_the_graph_stays_as_it_is() -> None:
     with torch.no_grad():
         module.weight.mul_(_LARGE * 8)
     prepared = _captured(module)
-    rescaling = rescaled(prepared.graph, largest_magnitudes(prepared.graph, [3 * torch.randn(5, 8)], prepared.stored))
+    rescaling = rescaled(prepared.graph, measured(prepared.graph, [3 * torch.randn(5, 8)], prepared.stored).largest)
     (group,) = rescaling.groups
     assert rescaling.graph is prepared.graph and group.exponent == 0 and "output of the graph" in group.obstacle
 
@@ -220,7 +236,7 @@ def test_a_t5_encoder_whose_stream_overflows() -> None:
     target = TractNNEF(check_io=False, dynamic_axes={"ids": {1: "S"}})
     prepared = prepare(Encoder().eval(), (ids[:, :5],), target, ["ids"])
     graph = without_overflow_guards(prepared.graph)
-    largest = largest_magnitudes(graph, [ids], prepared.stored)
+    largest = measured(graph, [ids], prepared.stored).largest
     rescaling = rescaled(graph, largest)
     assert max(largest.values()) > 65504 and any(group.exponent for group in rescaling.groups)
     assert not [group for group in rescaling.groups if group.obstacle]
