@@ -156,7 +156,9 @@ def _real_time(source: Path, archives: Any, tokens: int, onnx: Path | None) -> d
 
         ways: dict[str, Callable[[], None]] = {"tract": in_tract, "PyTorch": in_pytorch}
         if onnx is not None:
-            ways["ONNX Runtime"] = _in_onnx_runtime(model, features, prompt, tokens, onnx)
+            from whisper_in_onnx import in_onnx_runtime
+
+            ways["ONNX Runtime"] = in_onnx_runtime(model, features, prompt, tokens, onnx)
         for way in ways.values():
             way()
         taken: dict[str, list[float]] = {name: [] for name in ways}
@@ -166,84 +168,6 @@ def _real_time(source: Path, archives: Any, tokens: int, onnx: Path | None) -> d
                 way()
                 taken[name].append(time.perf_counter() - start)
     return {name: statistics.median(each) / _SECONDS for name, each in taken.items()}
-
-
-def _in_onnx_runtime(
-    model: Any, features: np.ndarray, prompt: list[int], tokens: int, folder: Path
-) -> Callable[[], None]:
-    """Export encoder and decoder by torch.onnx, and return what decodes with them, one thread."""
-    import onnxruntime
-    import torch
-    from torch.export import Dim
-    from transformers import DynamicCache, EncoderDecoderCache
-
-    layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
-    width = model.config.d_model // heads
-
-    class Encoder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, input_features: torch.Tensor) -> list[torch.Tensor]:
-            hidden = self.model.model.encoder(input_features).last_hidden_state
-            shape = (hidden.shape[0], hidden.shape[1], heads, width)
-            attention = [layer.encoder_attn for layer in self.model.model.decoder.layers]
-            pairs = [(each.k_proj(hidden), each.v_proj(hidden)) for each in attention]
-            return [projected.view(shape).transpose(1, 2) for pair in pairs for projected in pair]
-
-    class Decoder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, input_ids: torch.Tensor, past: list[torch.Tensor], cross: list[torch.Tensor]) -> Any:
-            own, told = DynamicCache(), DynamicCache()
-            for layer in range(layers):
-                own.update(past[2 * layer], past[2 * layer + 1], layer)
-                told.update(cross[2 * layer], cross[2 * layer + 1], layer)
-            cache = EncoderDecoderCache(own, told)
-            cache.is_updated = dict.fromkeys(range(layers), True)
-            states = cross[0].transpose(1, 2).flatten(2)  # of the right length; its values are not read
-            result = self.model.model.decoder(input_ids, encoder_hidden_states=states, past_key_values=cache)
-            kept = [part for layer in own.layers for part in (layer.keys, layer.values)]
-            return self.model.proj_out(result.last_hidden_state[:, -1:]), kept
-
-    empty = [torch.zeros(1, heads, 3, width) for _ in range(2 * layers)]
-    cross = [torch.zeros(1, heads, model.config.max_source_positions, width) for _ in range(2 * layers)]
-    symbols = ({1: Dim("S", min=2, max=64)}, [{2: Dim("P", max=400)}] * (2 * layers), [{}] * (2 * layers))
-    named = {
-        "input_names": [
-            "input_ids",
-            *(f"past_{at}" for at in range(2 * layers)),
-            *(f"cross_{at}" for at in range(2 * layers)),
-        ]
-    }
-    with torch.no_grad():
-        torch.onnx.export(Encoder().eval(), (torch.from_numpy(features),), folder / "encoder.onnx", dynamo=True)
-        given = (torch.tensor([prompt + prompt]), empty, cross)
-        torch.onnx.export(
-            Decoder().eval(), given, folder / "decoder.onnx", dynamo=True, dynamic_shapes=symbols, **named
-        )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    encoder, decoder = (
-        onnxruntime.InferenceSession(folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"])
-        for name in ("encoder", "decoder")
-    )
-    names = named["input_names"]
-    heard = encoder.get_inputs()[0].name
-
-    def decode() -> None:
-        told = encoder.run(None, {heard: features})
-        past = [np.zeros((1, heads, 0, width), np.float32)] * (2 * layers)
-        pending = prompt
-        for _ in range(tokens):
-            ids = np.array([pending], np.int64)
-            logits, *past = decoder.run(None, dict(zip(names, [ids, *past, *told], strict=True)))
-            pending = [int(logits[0, -1].argmax())]
-
-    return decode
 
 
 if __name__ == "__main__":
