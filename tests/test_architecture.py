@@ -100,7 +100,7 @@ ORDER = {
         compress
         weights
         source
-        reporter
+        reporter sampling
         compat option
     """,
 }

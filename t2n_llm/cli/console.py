@@ -358,8 +358,11 @@ class Sink:
         self._out.print(f"export.json   SHA-256 {report.manifest_sha256}")
 
     def text(self, piece: str) -> None:
-        """Print generated text as it comes, without a line end."""
-        self._out.file.write(piece)
+        """Print generated text as it comes, without a line end; in JSON a line a piece."""
+        if self.mode is OutputMode.JSON:
+            self._json({"piece": piece})
+        else:
+            self._out.file.write(piece)
         self._out.file.flush()
 
     def generated(self, record: Mapping[str, Any]) -> None:

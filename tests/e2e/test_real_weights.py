@@ -20,7 +20,10 @@ import pytest
 
 from t2n_llm import export_llm
 from t2n_llm.export.pipeline import ExportResult
-from t2n_llm.measure.generate import ExportedModel, Sampling, text_pieces
+from t2n_llm.measure.generate import ExportedModel
+from t2n_llm.sampling.choice import Sampling
+from t2n_llm.sampling.rules import Said
+from t2n_llm.sampling.text import text_pieces
 from t2n_llm.source.hub import load_tokenizer
 from tests.load_script import load_script
 
@@ -98,7 +101,7 @@ def test_streamed_text_is_the_decoded_tokens(exported: ExportResult, prompt: str
     text = decoded_tokens(exported.output_dir, prompt)
     model = ExportedModel.open(exported.output_dir)
     assert text.strip()
-    assert "".join(model.generate(prompt, max_new_tokens=NEW_TOKENS, sampling=Sampling())) == text
+    assert "".join(model.generate(prompt, max_new_tokens=NEW_TOKENS)) == text
 
 
 def _pieces(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
@@ -130,7 +133,15 @@ def test_pieces_come_as_soon_as_they_are_final(tokenizer: Any) -> None:
 def decoded_tokens(folder: Path, prompt: str) -> str:
     """Return the greedy answer, its tokens decoded all at once."""
     model = ExportedModel.open(folder)
-    tokens = list(model._tokens(model.encode(prompt, chat=True), NEW_TOKENS, Sampling()))
+    choice, tokens, pending = Sampling().choice(model.settings), list[int](), model.encode(prompt, chat=True)
+    with model.opened() as held:
+        while len(tokens) < NEW_TOKENS:
+            logits = held.read(pending)
+            assert logits is not None
+            pending = [choice.next_token(logits, Said(held.tokens, 0), choice.random())]
+            if pending[0] in choice.ends:
+                break
+            tokens += pending
     return str(model.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
