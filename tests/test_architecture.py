@@ -92,6 +92,7 @@ ORDER = {
         cli
         zoo
         explain
+        chat
         measure
         export
         tasks

@@ -63,6 +63,11 @@ class Account:
     ending: AnswerEnding
 
     @property
+    def ended(self) -> bool:
+        """Whether it came to its end; else it was stopped."""
+        return self.ending is not AnswerEnding.STOPPED
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Speed of the answer; None where it took no time that can be measured."""
         return self.tokens / self.seconds if self.tokens and self.seconds > 0 else None
