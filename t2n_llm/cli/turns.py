@@ -62,8 +62,8 @@ class PipedTurns:
 class TypedTurns:
     """Lines typed in a terminal, edited with Python's readline where there is one.
 
-    Ctrl-C stops an answer; on a line that holds something it drops the line; on an empty line, after another one, it leaves. The end
-    of input (Ctrl-D) leaves.
+    Ctrl-C stops an answer; on a line that holds something it drops the line; on an empty line, after another one, it leaves. So
+    does the end of input (Ctrl-D).
     """
 
     interactive = True
