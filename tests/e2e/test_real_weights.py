@@ -17,8 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from t2n_llm import export_llm
+from t2n_llm.chat.conversation import Conversation
+from t2n_llm.chat.template import Message
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.measure.generate import ExportedModel
 from t2n_llm.sampling.choice import Sampling
@@ -102,6 +106,28 @@ def test_streamed_text_is_the_decoded_tokens(exported: ExportResult, prompt: str
     model = ExportedModel.open(exported.output_dir)
     assert text.strip()
     assert "".join(model.generate(prompt, max_new_tokens=NEW_TOKENS)) == text
+
+
+def test_two_turns_are_those_of_transformers(exported: ExportResult, model_folder: Path) -> None:
+    model = ExportedModel.open(exported.output_dir)
+    own = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    messages: list[Message] = []
+    with model.opened() as held:
+        conversation = Conversation(model, held, Sampling().choice(model.settings), max_new_tokens=NEW_TOKENS)
+        for text in ("What is the capital of France?", "And of Italy?"):
+            messages.append({"role": "user", "content": text})
+            ids = model.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )["input_ids"]
+            said = own.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)[0, ids.shape[1] :]
+            before = len(held.tokens)
+            answer = "".join(conversation.ask(text))
+            assert answer == model.tokenizer.decode(said, skip_special_tokens=True)
+            assert conversation.account is not None
+            assert conversation.account.held_tokens == before
+            assert before + conversation.account.read_tokens == ids.shape[1]
+            messages.append({"role": "assistant", "content": answer})
+    assert "Rome" in answer and 0 < conversation.account.read_tokens < before
 
 
 def _pieces(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
