@@ -91,7 +91,7 @@ ORDER = {
         .
         cli
         zoo
-        explain
+        explain serve
         chat
         measure
         export
