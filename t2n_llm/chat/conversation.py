@@ -14,7 +14,7 @@ MOST_NEW_TOKENS = 2048
 """Of an answer, where neither a user nor the model's settings say it."""
 
 
-class Conversation:
+class HeldConversation:
     """Messages, and the engine that answers them."""
 
     def __init__(
@@ -106,4 +106,4 @@ class Conversation:
         return written.ids if left is None else left
 
 
-__all__ = ["MOST_NEW_TOKENS", "Conversation"]
+__all__ = ["MOST_NEW_TOKENS", "HeldConversation"]

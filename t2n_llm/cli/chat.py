@@ -15,10 +15,10 @@ from t2n_llm.cli.generate import tell_not_followed
 from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, takes_options
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.cli.turns import PipedTurns, TypedTurns
-from t2n_llm.sampling.choice import Sampling
+from t2n_llm.sampling.wishes import Sampling
 
 if TYPE_CHECKING:
-    from t2n_llm.chat.conversation import Conversation
+    from t2n_llm.chat.conversation import HeldConversation
     from t2n_llm.measure.answering import Account
 
 _HELP = """\
@@ -58,7 +58,7 @@ def chat(
     """Chat with a language model in tract. Lines of a pipe are turns; /help lists what can be typed."""
     sink = open_sink(as_json)
     quiet_libraries(sink)
-    from t2n_llm.chat.conversation import Conversation
+    from t2n_llm.chat.conversation import HeldConversation
     from t2n_llm.chat.template import ChatTemplate
     from t2n_llm.measure.generate import ExportedModel
 
@@ -68,7 +68,7 @@ def chat(
     tell_not_followed(sink, model.settings, sampled=choice.samples, beams=False)
     turns = TypedTurns(sink.aside) if sink.is_typed_into else PipedTurns()
     with model.opened() as held, turns:
-        conversation = Conversation(model, held, choice, system=system, max_new_tokens=max_new_tokens)
+        conversation = HeldConversation(model, held, choice, system=system, max_new_tokens=max_new_tokens)
         if turns.interactive:
             context = "" if model.max_positions is None else f", up to {model.max_positions} tokens"
             sink.aside(f"{model.folder.resolve().name}{context}; /help lists the commands.")
@@ -80,7 +80,7 @@ class _Chat:
     """A conversation, and where it is typed and shown."""
 
     sink: Sink
-    conversation: Conversation
+    conversation: HeldConversation
     turns: PipedTurns | TypedTurns
 
     def run(self) -> None:

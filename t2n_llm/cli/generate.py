@@ -15,7 +15,7 @@ from t2n_llm.cli.console import Sink
 from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, takes_options
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.option import Panel
-from t2n_llm.sampling.choice import Sampling
+from t2n_llm.sampling.wishes import Sampling
 
 if TYPE_CHECKING:
     from t2n_llm.measure.answering import StreamedAnswer

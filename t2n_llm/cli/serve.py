@@ -49,7 +49,7 @@ def serve(
     except ImportError as error:
         raise OptionError(f"serve needs {error.name}.", "Install it: pip install 't2n-llm[serve]'.") from error
     from t2n_llm.measure.generate import ExportedModel
-    from t2n_llm.sampling.choice import Sampling
+    from t2n_llm.sampling.wishes import Sampling
     from t2n_llm.serve.desk import Desk, ServerLimits
 
     model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)

@@ -23,10 +23,11 @@ from t2n_llm.check.answers import WheelAnswerer
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.measure.beams import best_text
-from t2n_llm.sampling.choice import Sampling, TokenChoice
+from t2n_llm.sampling.choice import TokenChoice
 from t2n_llm.sampling.rules import Said
 from t2n_llm.sampling.settings import generation_settings
 from t2n_llm.sampling.text import text_pieces, until_stop
+from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.media.sensed import SensedInput
 from t2n_llm.tasks.media.sound import read_waveform

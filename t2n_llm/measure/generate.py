@@ -19,8 +19,9 @@ from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.graph.prefill import Chunks, chunks_of
 from t2n_llm.measure.answering import AnswerEnding, HeldTokens, Limit, StreamedAnswer
-from t2n_llm.sampling.choice import Sampling, TokenChoice
+from t2n_llm.sampling.choice import TokenChoice
 from t2n_llm.sampling.settings import generation_settings
+from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.names import require_language_model
 

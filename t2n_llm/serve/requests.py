@@ -12,7 +12,7 @@ from typing import Any
 
 from generic_export.errors import OptionError
 from t2n_llm.chat.template import Message
-from t2n_llm.sampling.choice import Sampling
+from t2n_llm.sampling.wishes import Sampling
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _SAMPLING: Mapping[str, type] = {

@@ -21,13 +21,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from t2n_llm import export_llm
-from t2n_llm.chat.conversation import Conversation
+from t2n_llm.chat.conversation import HeldConversation
 from t2n_llm.chat.template import Message
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.measure.generate import ExportedModel
-from t2n_llm.sampling.choice import Sampling
 from t2n_llm.sampling.rules import Said
 from t2n_llm.sampling.text import text_pieces
+from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from tests.load_script import load_script
 
@@ -113,7 +113,7 @@ def test_two_turns_are_those_of_transformers(exported: ExportResult, model_folde
     own = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     messages: list[Message] = []
     with model.opened() as held:
-        conversation = Conversation(model, held, Sampling().choice(model.settings), max_new_tokens=NEW_TOKENS)
+        conversation = HeldConversation(model, held, Sampling().choice(model.settings), max_new_tokens=NEW_TOKENS)
         for text in ("What is the capital of France?", "And of Italy?"):
             messages.append({"role": "user", "content": text})
             ids = model.tokenizer.apply_chat_template(

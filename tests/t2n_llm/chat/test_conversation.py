@@ -12,19 +12,19 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from generic_export.errors import OptionError
-from t2n_llm.chat.conversation import Conversation
+from t2n_llm.chat.conversation import HeldConversation
 from t2n_llm.chat.template import Message
 from t2n_llm.measure.generate import ExportedModel
-from t2n_llm.sampling.choice import Sampling
+from t2n_llm.sampling.wishes import Sampling
 
 _TOKENS = 7
 
 
 @contextmanager
-def _conversation(folder: Path, **further: Any) -> Iterator[Conversation]:
+def _conversation(folder: Path, **further: Any) -> Iterator[HeldConversation]:
     model = ExportedModel.open(folder)
     with model.opened() as held:
-        yield Conversation(model, held, Sampling().choice(model.settings), **further)
+        yield HeldConversation(model, held, Sampling().choice(model.settings), **further)
 
 
 class _Theirs:
@@ -91,7 +91,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_was_said(talking_export: Path, ta
 def test_a_turn_that_is_stopped_while_it_is_read_is_forgotten(talking_export: Path, talking_model: Path) -> None:
     model = ExportedModel.open(talking_export, prefill_chunk=2)
     with model.opened() as held:
-        conversation = Conversation(model, held, Sampling().choice(model.settings), max_new_tokens=_TOKENS)
+        conversation = HeldConversation(model, held, Sampling().choice(model.settings), max_new_tokens=_TOKENS)
         assert list(conversation.ask("w10 w11 w12 w13", lambda: True)) == []
         assert conversation.messages == () and len(held.tokens) == 2
         asked: list[Message] = [{"role": "user", "content": "w14"}]

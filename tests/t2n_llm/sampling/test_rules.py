@@ -22,9 +22,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from t2n_llm.sampling.choice import Sampling
 from t2n_llm.sampling.rules import NoRepeatNGram, RepetitionPenalty, Said
 from t2n_llm.sampling.warpers import MinP, Temperature, TopK, TopP
+from t2n_llm.sampling.wishes import Sampling
 
 _VOCABULARY = 24
 _TOKENS = st.lists(st.integers(0, _VOCABULARY - 1), min_size=1, max_size=12)

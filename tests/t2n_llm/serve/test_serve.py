@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI, RateLimitError
 
-from t2n_llm.chat.conversation import Conversation
+from t2n_llm.chat.conversation import HeldConversation
 from t2n_llm.measure.generate import ExportedModel
-from t2n_llm.sampling.choice import Sampling
+from t2n_llm.sampling.wishes import Sampling
 
 _HELLO: Any = [{"role": "user", "content": "Hello"}]
 _MOST_BYTES = 100_000
@@ -80,7 +80,7 @@ def own(endless: Path) -> list[str]:
     """The answers of a chat of two turns without any server."""
     model = ExportedModel.open(endless)
     with model.opened() as held:
-        chat = Conversation(model, held, Sampling().choice(model.settings), max_new_tokens=8)
+        chat = HeldConversation(model, held, Sampling().choice(model.settings), max_new_tokens=8)
         return ["".join(chat.ask(text)) for text in ("Hello", "And then?")]
 
 
