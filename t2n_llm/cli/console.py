@@ -369,7 +369,7 @@ class Sink:
     @property
     def is_typed_into(self) -> bool:
         """Whether somebody types at a terminal and reads there."""
-        return self.mode is OutputMode.HUMAN and sys.stdin.isatty() and self._out.is_terminal
+        return self.mode is OutputMode.HUMAN and sys.stdin.isatty() and sys.stdout.isatty()
 
     def aside(self, text: str) -> None:
         """Tell people something beside the text, on stderr."""

@@ -52,12 +52,14 @@ class TopP:
 
     def warped(self, scores: np.ndarray) -> np.ndarray:
         """See `Warper`."""
-        kept = np.flatnonzero(scores > NEVER)
-        rising = kept[np.argsort(scores[kept], kind="stable")]
-        left_out = np.cumsum(probabilities(scores[rising])) <= 1 - self.probability
-        left_out[-1] = False
-        warped = scores.copy()
-        warped[rising[left_out]] = NEVER
+        likely = probabilities(scores)
+        # All that is less likely than this is less likely together than what is left out: it need not be sorted.
+        few = np.flatnonzero(likely >= (1 - self.probability) / len(scores))
+        rising = few[np.argsort(scores[few], kind="stable")]
+        below = max(0.0, 1 - likely[few].sum())
+        left_out = rising[:-1][below + np.cumsum(likely[rising[:-1]]) <= 1 - self.probability]
+        warped = np.where(likely < (1 - self.probability) / len(scores), NEVER, scores)
+        warped[left_out] = NEVER
         return warped
 
 
