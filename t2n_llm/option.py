@@ -26,6 +26,8 @@ class Panel(Enum):
     """Where `--help` shows an option; the first holds what most users need."""
 
     FIRST = "Options"
+    SAMPLING = "Sampling"
+    ENCODER_DECODER = "Encoder-decoders"
     SOURCE = "Source"
     GRAPH = "Graph and numerics"
     COMPRESSION = "Compression"

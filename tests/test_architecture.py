@@ -91,7 +91,8 @@ ORDER = {
         .
         cli
         zoo
-        explain
+        explain serve
+        chat
         measure
         export
         tasks
@@ -100,7 +101,7 @@ ORDER = {
         compress
         weights
         source
-        reporter
+        reporter sampling
         compat option
     """,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import shlex
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -358,9 +359,22 @@ class Sink:
         self._out.print(f"export.json   SHA-256 {report.manifest_sha256}")
 
     def text(self, piece: str) -> None:
-        """Print generated text as it comes, without a line end."""
-        self._out.file.write(piece)
+        """Print generated text as it comes, without a line end; in JSON a line a piece."""
+        if self.mode is OutputMode.JSON:
+            self._json({"piece": piece})
+        else:
+            self._out.file.write(piece)
         self._out.file.flush()
+
+    @property
+    def is_typed_into(self) -> bool:
+        """Whether somebody types at a terminal and reads there."""
+        return self.mode is OutputMode.HUMAN and sys.stdin.isatty() and sys.stdout.isatty()
+
+    def aside(self, text: str) -> None:
+        """Tell people something beside the text, on stderr."""
+        if self.mode is OutputMode.HUMAN:
+            self._err.print(f"[dim]{escape(text)}[/dim]" if text else "")
 
     def generated(self, record: Mapping[str, Any]) -> None:
         """End a generation."""
@@ -368,6 +382,7 @@ class Sink:
             self._json(record)
         else:
             self._out.file.write("\n")
+        self._out.file.flush()
 
     def show(self, *parts: Any) -> None:
         """Print tables and lines for people; their text is markup."""

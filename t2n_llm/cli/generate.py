@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from generic_export.errors import OptionError
-from t2n_llm.cli.parameters import DeviceOption, JsonOption
+from t2n_llm.cli.console import Sink
+from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, takes_options
 from t2n_llm.cli.session import open_sink, quiet_libraries
+from t2n_llm.option import Panel
+from t2n_llm.sampling.wishes import Sampling
 
-_SOURCES = "Encoder-decoders"
+if TYPE_CHECKING:
+    from t2n_llm.measure.answering import StreamedAnswer
+
+_SOURCES = Panel.ENCODER_DECODER.value
+_MOST_NEW_TOKENS = 128  # of a text that is made of a source
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What stood on the command line beside the archive and the sampling.
+
+    Attributes:
+        prompt, audio, image: what the text is made of.
+        language, translate, timestamps, beams: about encoder-decoders only.
+        max_new_tokens, chat, prefill_chunk, device: see the options.
+    """
+
+    prompt: str | None
+    audio: Path | None
+    image: Path | None
+    language: str | None
+    translate: bool
+    timestamps: bool
+    beams: int | None
+    max_new_tokens: int | None
+    chat: bool
+    prefill_chunk: int | None
+    device: str
+
+
+@takes_options
 def generate(
     archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    sampling: Sampling,
     prompt: Annotated[
         str | None, typer.Argument(help="What to continue, to answer, or to make another text of.", show_default=False)
     ] = None,
@@ -47,11 +81,16 @@ def generate(
         ),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.")
-    ] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: the most likely token; higher: more varied.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this total probability.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            min=1,
+            metavar="N",
+            help="Most tokens to generate; by default what the model's settings say, or 128.",
+            show_default=False,
+        ),
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
     ] = True,
@@ -60,48 +99,90 @@ def generate(
         typer.Option(min=1, metavar="N", help="Tokens of the prompt fed at once; by default what export.json says."),
     ] = None,
     device: DeviceOption = "cpu",
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Generate text in tract, streamed, with the cache kept by the engine."""
     if prompt is None and audio is None and image is None:
         raise typer.BadParameter(
             "there is nothing to start from; give a text, --audio or --image.", param_hint="prompt"
         )
-    with open_sink(as_json) as sink:
+    asked = _Asked(
+        prompt, audio, image, language, translate, timestamps, beams, max_new_tokens, chat, prefill_chunk, device
+    )
+    with open_sink(as_json) as sink, ExitStack() as stack:
         quiet_libraries(sink)
-        from t2n_llm.export.folder import read_manifest
-        from t2n_llm.measure.generate import ExportedModel, Sampling, export_folder
-        from t2n_llm.tasks.names import CTC, WITH_SOURCES, recorded_task
-
-        folder, sampling = export_folder(archive), Sampling(temperature, top_p, seed)
-        task = recorded_task(read_manifest(folder))
-        answer: Iterable[str]
-        if task in WITH_SOURCES:
-            from t2n_llm.measure.from_source import SourceModel, Wishes
-
-            purpose = "translate" if translate else None
-            wishes = Wishes(max_new_tokens, sampling, beams, language, purpose, timestamps)
-            source = SourceModel.open(folder, device=device)
-            answer = source.text_of(wishes, text=prompt, audio=audio, image=image)
-        elif beams is not None or language is not None or translate or timestamps:
-            raise OptionError(
-                f"{archive} was exported for {task}.", "Leave --beams, --language, --translate and --timestamps out."
-            )
-        elif task == CTC:
-            from t2n_llm.measure.from_frames import text_of_frames
-
-            if audio is None or prompt is not None or image is not None:
-                raise OptionError(f"{archive} was exported for ctc.", "Give --audio FILE.wav, and nothing else.")
-            answer = [text_of_frames(folder, audio, device=device)]
-        else:
-            model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
-            if prompt is None or audio is not None or image is not None:
-                raise OptionError(f"{archive} holds a language model.", "Give it a prompt, and nothing else.")
-            answer = model.generate(prompt, max_new_tokens=max_new_tokens, sampling=sampling, chat=chat)
         pieces: list[str] = []
-        for piece in answer:
+        made = _text_of(archive, sampling, asked, sink, stack)
+        for piece in made:
             pieces.append(piece)
-            if not as_json:
-                sink.text(piece)
-    given = prompt if prompt is not None else str(audio or image)
-    sink.generated({"prompt": given, "text": "".join(pieces)})
+            sink.text(piece)
+        given = prompt if prompt is not None else str(audio or image)
+        sink.generated({"prompt": given, "text": "".join(pieces), **_account(made)})
+
+
+def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> Iterable[str]:
+    """Return the text that an export makes; the stack keeps its engine."""
+    from t2n_llm.export.folder import read_manifest
+    from t2n_llm.measure.generate import export_folder
+    from t2n_llm.tasks.names import CTC, WITH_SOURCES, recorded_task
+
+    task = recorded_task(read_manifest(export_folder(archive)))
+    if task in WITH_SOURCES:
+        return _of_source(archive, sampling, asked, sink)
+    if asked.beams is not None or asked.language is not None or asked.translate or asked.timestamps:
+        raise OptionError(
+            f"{archive} was exported for {task}.", "Leave --beams, --language, --translate and --timestamps out."
+        )
+    return _of_frames(archive, asked) if task == CTC else _of_prompt(archive, sampling, asked, sink, stack)
+
+
+def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> StreamedAnswer:
+    from t2n_llm.measure.generate import ExportedModel
+
+    model = ExportedModel.open(archive, device=asked.device, prefill_chunk=asked.prefill_chunk)
+    if asked.prompt is None or asked.audio is not None or asked.image is not None:
+        raise OptionError(f"{archive} holds a language model.", "Give it a prompt, and nothing else.")
+    ids = model.encode(asked.prompt, chat=asked.chat)
+    model.limit(len(ids), asked.max_new_tokens)  # refused before the engine starts
+    choice = sampling.choice(model.settings)
+    tell_not_followed(sink, model.settings, sampled=choice.samples, beams=False)
+    held = stack.enter_context(model.opened())
+    return model.answer(held, ids, choice, max_new_tokens=asked.max_new_tokens)
+
+
+def _of_source(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> Iterable[str]:
+    from t2n_llm.measure.from_source import SourceModel, Wishes
+    from t2n_llm.measure.generate import export_folder
+
+    source = SourceModel.open(export_folder(archive), device=asked.device)
+    tell_not_followed(sink, source.settings, sampled=sampling.choice(source.settings).samples, beams=True)
+    purpose = "translate" if asked.translate else None
+    most = asked.max_new_tokens or _MOST_NEW_TOKENS
+    wishes = Wishes(most, sampling, asked.beams, asked.language, purpose, asked.timestamps)
+    return source.text_of(wishes, text=asked.prompt, audio=asked.audio, image=asked.image)
+
+
+def _of_frames(archive: Path, asked: _Asked) -> Iterable[str]:
+    from t2n_llm.measure.from_frames import text_of_frames
+    from t2n_llm.measure.generate import export_folder
+
+    if asked.audio is None or asked.prompt is not None or asked.image is not None:
+        raise OptionError(f"{archive} was exported for ctc.", "Give --audio FILE.wav, and nothing else.")
+    return [text_of_frames(export_folder(archive), asked.audio, device=asked.device)]
+
+
+def tell_not_followed(sink: Sink, settings: Mapping[str, Any], *, sampled: bool, beams: bool) -> None:
+    """Warn of what the model's settings ask for and is not done; see `sampling.settings.not_followed`."""
+    from t2n_llm.export.folder import json_text
+    from t2n_llm.sampling.settings import SETTINGS_FILE, not_followed
+
+    left = not_followed(settings, sampled=sampled, beams=beams)
+    if left:
+        sink.warn(f"{SETTINGS_FILE} asks for what is not done here: {json_text(left)[1:-1]}.")
+
+
+def _account(made: Iterable[str]) -> dict[str, Any]:
+    """Return what an answer of a language model took."""
+    from t2n_llm.measure.answering import StreamedAnswer
+
+    return made.account.asdict() if isinstance(made, StreamedAnswer) else {}

@@ -47,6 +47,15 @@ JsonOption = Annotated[
         rich_help_panel=Panel.OUTPUT.value,
     ),
 ]
+JsonLinesOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=_speaks_json,
+        help="Print a JSON object a line: the pieces as they come, and last the text with its counts.",
+        rich_help_panel=Panel.OUTPUT.value,
+    ),
+]
 QuietOption = Annotated[
     bool,
     typer.Option(

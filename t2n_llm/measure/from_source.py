@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,11 @@ from t2n_llm.check.answers import WheelAnswerer
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.measure.beams import best_text
-from t2n_llm.measure.generate import Sampling, choose_token, text_pieces
+from t2n_llm.sampling.choice import TokenChoice
+from t2n_llm.sampling.rules import Said
+from t2n_llm.sampling.settings import generation_settings
+from t2n_llm.sampling.text import text_pieces, until_stop
+from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.media.sensed import SensedInput
 from t2n_llm.tasks.media.sound import read_waveform
@@ -31,7 +35,7 @@ from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT,
 from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER
 from t2n_llm.tasks.seq2seq.running import EncoderArchive
 from t2n_llm.tasks.seq2seq.sources import LENGTH
-from t2n_llm.tasks.seq2seq.token_rules import TokenRules, generation_settings, languages_of
+from t2n_llm.tasks.seq2seq.token_rules import TokenRules, languages_of
 
 _IDS = "input_ids"
 _WINDOW_SECONDS = 30  # where no front end says: Whisper's
@@ -137,11 +141,14 @@ class SourceModel:
             EngineError: the engine failed.
         """
         self._refuse(wishes, {"a text": text, "--audio FILE.wav": audio, "--image FILE": image})
-        with _Running(self) as running:
+        choice = wishes.sampling.choice(self.settings)
+        model = replace(self, rules=replace(self.rules, rules=choice.rules))
+        with _Running(model, replace(choice, rules=())) as running:
             if audio is not None:
-                yield from running.heard(read_waveform(audio, self.senses.sampling_rate), wishes)
+                pieces = running.heard(read_waveform(audio, self.senses.sampling_rate), wishes)
             else:
-                yield from running.answered(text, image, wishes)
+                pieces = running.answered(text, image, wishes)
+            yield from until_stop(pieces, choice.stops, lambda stop: None)
 
     def _refuse(self, wishes: Wishes, given: Mapping[str, object]) -> None:
         """Refuse a source that the model does not read, one too few, and wishes that it has no meaning for."""
@@ -162,10 +169,10 @@ class SourceModel:
 
 
 class _Running:
-    """The archives in the engine."""
+    """The archives in the engine, and how a token is chosen of what the model's rules leave."""
 
-    def __init__(self, model: SourceModel) -> None:
-        self._model = model
+    def __init__(self, model: SourceModel, choice: TokenChoice) -> None:
+        self._model, self._choice = model, choice
         self._stack = ExitStack()
 
     def __enter__(self) -> _Running:
@@ -248,17 +255,18 @@ class _Running:
     def _tokens(self, told: Mapping[str, np.ndarray], rules: TokenRules, wishes: Wishes) -> Iterator[int]:
         own = rules.beams if self._model.gives_states else 1
         beams = own if wishes.beams is None else wishes.beams
-        if beams > 1 and wishes.sampling.temperature == 0:
+        if beams > 1 and not self._choice.samples:
             session, states = self._decoder.about(told).open_explicit()
             yield from best_text(session, states, rules, beams, wishes.max_new_tokens)
             return
         session = self._decoder.about(told).open_session()
-        random = np.random.default_rng(wishes.sampling.seed)
+        random = self._choice.random()
         said: list[int] = []
         pending: Sequence[int] = rules.start
         for _ in range(wishes.max_new_tokens):
             logits = session.run([np.array([pending], np.int64)])[0][0, -1]
-            token = choose_token(rules.applied(logits, said), wishes.sampling, random)
+            whole = Said((*rules.start, *said), len(rules.start))
+            token = self._choice.next_token(rules.applied(logits, said), whole, random)
             if token in rules.ends:
                 return
             yield token

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,45 +17,35 @@ from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.write.archive import GRAPH_FILE
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.folder import archive_in, read_manifest
-from t2n_llm.graph.prefill import Chunks, chunks_of, split_prompt
+from t2n_llm.graph.prefill import Chunks, chunks_of
+from t2n_llm.measure.answering import AnswerEnding, HeldTokens, Limit, StreamedAnswer
+from t2n_llm.sampling.choice import TokenChoice
+from t2n_llm.sampling.settings import generation_settings
+from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.names import require_language_model
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen.
-
-    Attributes:
-        temperature: 0 takes the most likely token; higher is more varied.
-        top_p: sample among the fewest tokens that together have this probability.
-        seed: of the random choice; None differs from run to run.
-
-    Raises:
-        OptionError: a value is out of range.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise OptionError(f"temperature is {self.temperature}.", "Use 0 (greedy) or more.")
-        if not 0 < self.top_p <= 1:
-            raise OptionError(f"top_p is {self.top_p}.", "Use a probability above 0, at most 1.")
+MOST_NEW_TOKENS = 128
+"""Of an answer, where neither a user nor the model's settings say it."""
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An export folder opened for generation."""
+    """An export folder of a language model, ready to be opened in the engine.
+
+    Attributes:
+        folder, archive: where it is.
+        tokenizer: of the folder.
+        settings: what the folder says of generation, by transformers' names.
+        max_positions: its longest context; None for any.
+        prefill: how many tokens of a prompt are fed at once.
+        device: what tract computes on.
+    """
 
     folder: Path
     archive: Path
     tokenizer: Any
-    eos_token_ids: frozenset[int]
+    settings: Mapping[str, Any]
     max_positions: int | None
     prefill: Chunks
     device: str = "cpu"
@@ -84,53 +74,119 @@ class ExportedModel:
             folder=folder,
             archive=archive_in(folder, manifest),
             tokenizer=load_tokenizer(folder),
-            eos_token_ids=_eos_token_ids(folder),
+            settings=generation_settings(folder),
             max_positions=manifest["model"]["max_position_embeddings"],
             prefill=chunks_of(manifest) if prefill_chunk is None else [(0, prefill_chunk)],
             device=device,
         )
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the tokenizer says how turns of a chat are written."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
     def encode(self, prompt: str, *, chat: bool) -> list[int]:
         """Return the ids of a prompt, put into the chat template when `chat` is set and the model has one."""
-        if chat and getattr(self.tokenizer, "chat_template", None):
+        if chat and self.has_chat_template:
             text = self.tokenizer.apply_chat_template(
                 [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
             )
             return [int(i) for i in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
         return [int(i) for i in self.tokenizer(prompt)["input_ids"]]
 
-    def generate(self, prompt: str, *, max_new_tokens: int, sampling: Sampling, chat: bool = True) -> Iterator[str]:
+    def generate(
+        self, prompt: str, *, max_new_tokens: int | None = None, sampling: Sampling | None = None, chat: bool = True
+    ) -> Iterator[str]:
         """Yield pieces of text as they are decided.
+
+        Args:
+            prompt: what to answer, or to continue.
+            max_new_tokens: most tokens; None for what the model's settings say, or `MOST_NEW_TOKENS`.
+            sampling: how a token is chosen; None for what the model's settings say.
+            chat: whether the prompt is put into the chat template.
 
         Raises:
             OptionError: the prompt is empty or leaves no position free.
             EngineError: the engine failed.
         """
         ids = self.encode(prompt, chat=chat)
-        if not ids:
+        self.limit(len(ids), max_new_tokens)
+        with self.opened() as held:
+            choice = (sampling or Sampling()).choice(self.settings)
+            yield from self.answer(held, ids, choice, max_new_tokens=max_new_tokens)
+
+    @contextmanager
+    def opened(self) -> Iterator[HeldTokens]:
+        """Yield a session of the engine; it ends with the block.
+
+        Raises:
+            EngineError: the engine refuses the archive.
+        """
+        with WheelRunner(self.archive, TractWheel(device=self.device)) as runner:
+            yield HeldTokens(runner.open_session, self.prefill)
+
+    def answer(
+        self,
+        held: HeldTokens,
+        ids: Sequence[int],
+        choice: TokenChoice,
+        *,
+        max_new_tokens: int | None = None,
+        random: np.random.Generator | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> StreamedAnswer:
+        """Return the text that comes after tokens; see `StreamedAnswer`.
+
+        Args:
+            held: of `opened`.
+            ids: what is read after the tokens that are held.
+            choice: how a token is chosen.
+            max_new_tokens: as of `generate`.
+            random: where draws come from; None for a fresh one of the choice's seed.
+            stopped: asked now and then whether to end.
+
+        Raises:
+            OptionError: there is no token, or no position is left.
+        """
+        return StreamedAnswer(
+            held,
+            ids,
+            choice,
+            self.limit(len(held.tokens) + len(ids), max_new_tokens),
+            decode=self.decode,
+            random=random or choice.random(),
+            stopped=stopped,
+        )
+
+    @property
+    def decode(self) -> Callable[[Sequence[int]], str]:
+        """Makes tokens text, without special tokens."""
+        return partial(self.tokenizer.decode, skip_special_tokens=True)
+
+    def limit(self, tokens: int, max_new_tokens: int | None) -> Limit:
+        """Return how many tokens may come after so many.
+
+        Raises:
+            OptionError: there is none before, or no position is left.
+        """
+        if not tokens:
             raise OptionError("the prompt has no token.", "Give some text.")
-        room = max_new_tokens if self.max_positions is None else min(max_new_tokens, self.max_positions - len(ids))
+        wanted = self._most_new(tokens) if max_new_tokens is None else max_new_tokens
+        if self.max_positions is None:
+            return Limit(wanted)
+        room = self.max_positions - tokens
         if room <= 0:
             raise OptionError(
-                f"the prompt has {len(ids)} tokens, the model {self.max_positions} positions.", "Give a shorter prompt."
+                f"the prompt has {tokens} tokens, the model {self.max_positions} positions.", "Give a shorter prompt."
             )
-        decode = partial(self.tokenizer.decode, skip_special_tokens=True)
-        yield from text_pieces(decode, self._tokens(ids, room, sampling))
+        return Limit(wanted) if wanted <= room else Limit(room, AnswerEnding.CONTEXT)
 
-    def _tokens(self, ids: Sequence[int], count: int, sampling: Sampling) -> Iterator[int]:
-        random = np.random.default_rng(sampling.seed)
-        with WheelRunner(self.archive, TractWheel(device=self.device)) as runner:
-            session = runner.open_session()
-            logits = np.zeros(0)
-            for piece in split_prompt(ids, self.prefill):
-                logits = session.run([np.array([piece], np.int64)])[0][0, -1]
-            for produced in range(count):
-                token = choose_token(logits, sampling, random)
-                if token in self.eos_token_ids:
-                    return
-                yield token
-                if produced + 1 < count:
-                    logits = session.run([np.array([[token]], np.int64)])[0][0, -1]
+    def _most_new(self, tokens: int) -> int:
+        """Return how many tokens the model's settings allow after so many."""
+        if self.settings.get("max_new_tokens"):
+            return int(self.settings["max_new_tokens"])
+        left = int(self.settings.get("max_length") or 0) - tokens
+        return min(MOST_NEW_TOKENS, left) if left > 0 else MOST_NEW_TOKENS
 
 
 def export_folder(path: Path) -> Path:
@@ -138,46 +194,4 @@ def export_folder(path: Path) -> Path:
     return path.parent if path.is_file() or (path / GRAPH_FILE).is_file() else path
 
 
-def choose_token(logits: np.ndarray, sampling: Sampling, random: np.random.Generator) -> int:
-    """Choose the next token from logits [vocab]; top-p as in Holtzman et al. 2020, §3.1."""
-    if sampling.temperature == 0:
-        return int(logits.argmax())
-    scaled = logits.astype(np.float64) / sampling.temperature
-    weights = np.exp(scaled - scaled.max())
-    weights /= weights.sum()
-    order = np.argsort(-weights, kind="stable")
-    cumulated = np.cumsum(weights[order])
-    kept = order[: int(np.searchsorted(cumulated, sampling.top_p)) + 1]
-    return int(random.choice(kept, p=weights[kept] / weights[kept].sum()))
-
-
-def text_pieces(decode: Callable[[Sequence[int]], str], tokens: Iterator[int]) -> Iterator[str]:
-    """Yield text as soon as it is final: a character may need several tokens.
-
-    Args:
-        decode: makes tokens text.
-        tokens: as they are decided.
-    """
-    pending: list[int] = []
-    context: list[int] = []
-    for token in tokens:
-        pending.append(token)
-        before = decode(context)
-        text = decode(context + pending)
-        if text.endswith(_REPLACEMENT) or len(text) <= len(before):
-            continue
-        yield text[len(before) :]
-        # The last tokens stay as context: a decoder may treat the first token of a text in a special way.
-        context, pending = pending[-4:], []
-    if pending:
-        yield decode(context + pending)[len(decode(context)) :]
-
-
-def _eos_token_ids(folder: Path) -> frozenset[int]:
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if path.is_file():
-            eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            if eos is not None:
-                return frozenset(eos if isinstance(eos, list) else [eos])
-    return frozenset()
+__all__ = ["MOST_NEW_TOKENS", "ExportedModel", "export_folder"]

@@ -17,10 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from t2n_llm import export_llm
+from t2n_llm.chat.conversation import HeldConversation
+from t2n_llm.chat.template import Message
 from t2n_llm.export.pipeline import ExportResult
-from t2n_llm.measure.generate import ExportedModel, Sampling, text_pieces
+from t2n_llm.measure.generate import ExportedModel
+from t2n_llm.sampling.rules import Said
+from t2n_llm.sampling.text import text_pieces
+from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from tests.load_script import load_script
 
@@ -98,7 +105,29 @@ def test_streamed_text_is_the_decoded_tokens(exported: ExportResult, prompt: str
     text = decoded_tokens(exported.output_dir, prompt)
     model = ExportedModel.open(exported.output_dir)
     assert text.strip()
-    assert "".join(model.generate(prompt, max_new_tokens=NEW_TOKENS, sampling=Sampling())) == text
+    assert "".join(model.generate(prompt, max_new_tokens=NEW_TOKENS)) == text
+
+
+def test_two_turns_are_those_of_transformers(exported: ExportResult, model_folder: Path) -> None:
+    model = ExportedModel.open(exported.output_dir)
+    own = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    messages: list[Message] = []
+    with model.opened() as held:
+        conversation = HeldConversation(model, held, Sampling().choice(model.settings), max_new_tokens=NEW_TOKENS)
+        for text in ("What is the capital of France?", "And of Italy?"):
+            messages.append({"role": "user", "content": text})
+            ids = model.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )["input_ids"]
+            said = own.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)[0, ids.shape[1] :]
+            before = len(held.tokens)
+            answer = "".join(conversation.ask(text))
+            assert answer == model.tokenizer.decode(said, skip_special_tokens=True)
+            assert conversation.account is not None
+            assert conversation.account.held_tokens == before
+            assert before + conversation.account.read_tokens == ids.shape[1]
+            messages.append({"role": "assistant", "content": answer})
+    assert "Rome" in answer and 0 < conversation.account.read_tokens < before
 
 
 def _pieces(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
@@ -130,7 +159,15 @@ def test_pieces_come_as_soon_as_they_are_final(tokenizer: Any) -> None:
 def decoded_tokens(folder: Path, prompt: str) -> str:
     """Return the greedy answer, its tokens decoded all at once."""
     model = ExportedModel.open(folder)
-    tokens = list(model._tokens(model.encode(prompt, chat=True), NEW_TOKENS, Sampling()))
+    choice, tokens, pending = Sampling().choice(model.settings), list[int](), model.encode(prompt, chat=True)
+    with model.opened() as held:
+        while len(tokens) < NEW_TOKENS:
+            logits = held.read(pending)
+            assert logits is not None
+            pending = [choice.next_token(logits, Said(held.tokens, 0), choice.random())]
+            if pending[0] in choice.ends:
+                break
+            tokens += pending
     return str(model.tokenizer.decode(tokens, skip_special_tokens=True))
 
 

@@ -18,6 +18,7 @@ import torch
 from generic_export.errors import OptionError
 from generic_export.interrupts import asking
 from t2n_llm.compress.text import AUTO, BUILTIN, builtin_text, read_text
+from t2n_llm.sampling.settings import generation_settings
 from t2n_llm.source.empty_model import ModelKind
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.media.sensed import SensedInput, Sensing
@@ -27,7 +28,7 @@ from t2n_llm.tasks.seq2seq.adapters import read_source, run_decoder
 from t2n_llm.tasks.seq2seq.listener import Listener
 from t2n_llm.tasks.seq2seq.model import first_token
 from t2n_llm.tasks.seq2seq.sources import SourceForm
-from t2n_llm.tasks.seq2seq.token_rules import TokenRules, generation_settings, languages_of
+from t2n_llm.tasks.seq2seq.token_rules import TokenRules, languages_of
 from t2n_llm.weights.f32_model import eager_model
 from t2n_llm.weights.placement import require_memory
 

@@ -1,22 +1,22 @@
 """Which token may come next, as `generation_config.json` has it: what is never said, what is forced, what Whisper does with time.
 
 In: logits and what has been said. Out: logits with minus infinity where a token may not be. The rules are those of
-transformers' `generate()`; of timestamps, those of Radford et al. 2022 (Whisper), section 4.5 and its published decoder.
+transformers' `generate()` (`t2n_llm/sampling`); of timestamps, those of Radford et al. 2022 (Whisper), section 4.5 and its
+published decoder.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from generic_export.errors import OptionError
+from t2n_llm.sampling.rules import Said, ScoreRule, rules_of
+from t2n_llm.sampling.settings import end_tokens
 
-_SETTINGS = ("config.json", "generation_config.json")  # the second one has the last word
 _NEVER = -np.inf
 _SECONDS_A_STEP = 0.02
 
@@ -71,10 +71,7 @@ class TokenRules:
     Attributes:
         start: what the decoder reads first.
         ends: tokens that end a text.
-        never, not_first: tokens that are not said, or not as the first one.
-        first: the token that a text begins with; None for any.
-        ngram: no sequence of so many tokens occurs twice; 0 for no such rule.
-        repetition: what the logits of tokens that occur already are divided by, or multiplied with where they are negative.
+        rules: what changes the logits, in order.
         timestamps: None where time is not told.
         beams: how many texts `generate()` follows at a time.
         length_penalty: of a text's score, which is divided by its length to that power.
@@ -83,11 +80,7 @@ class TokenRules:
 
     start: tuple[int, ...]
     ends: frozenset[int]
-    never: frozenset[int] = frozenset()
-    not_first: frozenset[int] = frozenset()
-    first: int | None = None
-    ngram: int = 0
-    repetition: float = 1.0
+    rules: tuple[ScoreRule, ...] = ()
     timestamps: Timestamps | None = None
     beams: int = 1
     length_penalty: float = 1.0
@@ -96,18 +89,9 @@ class TokenRules:
     def applied(self, logits: np.ndarray, said: Sequence[int]) -> np.ndarray:
         """Return logits [vocab], minus infinity where a token may not come after those that were said."""
         allowed = logits.astype(np.float64)
-        known = [*self.start, *said]
-        if self.repetition != 1.0:
-            seen = sorted(set(known))
-            allowed[seen] = np.where(
-                allowed[seen] < 0, allowed[seen] * self.repetition, allowed[seen] / self.repetition
-            )
-        allowed[_ending(known, self.ngram)] = _NEVER
-        allowed[[token for token in self.never if token < len(allowed)]] = _NEVER
-        if not said:
-            allowed[[token for token in self.not_first if token < len(allowed)]] = _NEVER
-            if self.first is not None:
-                allowed[np.arange(len(allowed)) != self.first] = _NEVER
+        whole = Said((*self.start, *said), len(self.start))
+        for rule in self.rules:
+            allowed = rule.applied(allowed, whole)
         return self.timestamps.applied(allowed, said) if self.timestamps is not None else allowed
 
     @staticmethod
@@ -118,18 +102,12 @@ class TokenRules:
             settings: by transformers' names.
             start: what the decoder starts with where they do not say.
         """
-        bad = settings.get("bad_words_ids") or ()
-        ends = settings.get("eos_token_id")
+        ends = end_tokens(settings)
         begin = settings.get("decoder_start_token_id")
-        forced = settings.get("forced_bos_token_id")
         return TokenRules(
             start=(start if begin is None else _first(begin),),
-            ends=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
-            never=frozenset(settings.get("suppress_tokens") or ()) | {each[0] for each in bad if len(each) == 1},
-            not_first=frozenset(settings.get("begin_suppress_tokens") or ()),
-            first=None if forced is None else int(forced),
-            ngram=int(settings.get("no_repeat_ngram_size") or 0),
-            repetition=float(settings.get("repetition_penalty") or 1.0),
+            ends=frozenset(ends),
+            rules=rules_of(settings, ends),
             beams=int(settings.get("num_beams") or 1),
             length_penalty=float(1.0 if settings.get("length_penalty") is None else settings["length_penalty"]),
             early_stopping=settings.get("early_stopping") is True,
@@ -172,15 +150,6 @@ class TokenRules:
         return replace(self, start=start, timestamps=times)
 
 
-def generation_settings(folder: Path) -> dict[str, Any]:
-    """Return what a model's folder says of generation, by transformers' names; nothing of what it does not say."""
-    settings: dict[str, Any] = {}
-    for name in _SETTINGS:
-        if (folder / name).is_file():
-            settings |= json.loads((folder / name).read_text(encoding="utf-8"))
-    return settings
-
-
 def languages_of(settings: Mapping[str, Any]) -> dict[str, int]:
     """Return the tokens of the languages that a speech model knows, by code; none where it knows one only."""
     tokens = settings.get("lang_to_id") or {} if settings.get("is_multilingual", True) else {}
@@ -195,12 +164,4 @@ def _known(names: Mapping[str, int]) -> str:
     return f"It knows {', '.join(sorted(names))}." if names else "Leave the option out."
 
 
-def _ending(known: Sequence[int], size: int) -> list[int]:
-    """Return the tokens that would end a sequence of `size` tokens which occurs already."""
-    if size < 1 or len(known) < size:
-        return []
-    before = tuple(known[len(known) - size + 1 :])
-    return [known[at + size - 1] for at in range(len(known) - size + 1) if tuple(known[at : at + size - 1]) == before]
-
-
-__all__ = ["Timestamps", "TokenRules", "generation_settings", "languages_of"]
+__all__ = ["Timestamps", "TokenRules", "languages_of"]

@@ -440,8 +440,11 @@ def test_generate(real_export: Path) -> None:
     outcome = call(*arguments)
     assert (outcome.code, outcome.err) == (0, ""), outcome
     assert len(outcome.out.split()) > 3
-    in_json = strict_json(call(*arguments, "--json").out)
-    assert in_json == {"prompt": "The old man", "text": outcome.out.removesuffix("\n")}
+    *pieces, last = map(strict_json, call(*arguments, "--json").out.splitlines())
+    assert (last["prompt"], last["text"]) == ("The old man", outcome.out.removesuffix("\n"))
+    assert "".join(each["piece"] for each in pieces) == last["text"] and len(pieces) > 3
+    assert (last["tokens"], last["ending"], last["held_tokens"]) == (12, "most tokens", 0)
+    assert last["prompt_tokens"] == last["read_tokens"] and last["tokens_per_second"] > 0
     of_archive = call("generate", real_export / "model.nnef.tar", "The old man", "-n", 12, "--raw")
     assert of_archive.out == outcome.out
 
@@ -503,9 +506,41 @@ def test_generate_from_a_seed(real_export: Path) -> None:
     assert first == again != other
 
 
+def test_generate_samples_as_its_folder_says(real_export: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(real_export, tmp_path / "export"))
+    settings = {"do_sample": True, "temperature": 1.5, "eos_token_id": [2, 6], "typical_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    arguments = ("The old man", "-n", 8, "--raw")
+    sampled = call("generate", folder, *arguments, "--seed", 1)
+    assert "typical_p" in sampled.line("warning")
+    assert sampled.out == call("generate", real_export, *arguments, "--seed", 1, "--temperature", 1.5).out
+    greedy = call("generate", real_export, *arguments)
+    assert call("generate", folder, *arguments, "--greedy").out == greedy.out != sampled.out
+    assert call("generate", folder, *arguments, "--greedy").err == ""
+
+
+def test_generate_stops(real_export: Path) -> None:
+    arguments = ("generate", real_export, "The old man", "-n", 12, "--raw")
+    whole = call(*arguments).out
+    stop = whole.split()[2]
+    assert call(*arguments, "--stop", "nowhere", "--stop", stop).out == whole[: whole.index(stop)] + "\n"
+    last = strict_json(call(*arguments, "--stop", stop, "--json").out.splitlines()[-1])
+    assert last["ending"] == "stop text" and last["tokens"] < 12
+
+
+def test_generate_takes_the_length_of_its_folder(real_export: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(real_export, tmp_path / "export"))
+    (folder / "generation_config.json").write_text(json.dumps({"max_new_tokens": 3}))
+    last = strict_json(call("generate", folder, "The old man", "--raw", "--json").out.splitlines()[-1])
+    assert last["tokens"] == 3
+    last = strict_json(call("generate", folder, "The old man", "--raw", "--json", "-n", 5).out.splitlines()[-1])
+    assert last["tokens"] == 5
+
+
 def test_generate_refusals(real_export: Path, tiny_export: Path, tmp_path: Path) -> None:
     refused(call("generate", tiny_export, "hi"), str(tiny_export), "tokenizer")
     refused(call("generate", real_export, "word " * 2000, "--raw"), "1024")
     refused(call("generate", real_export, "hi", "--top-p", "0"), "top_p")
+    refused(call("generate", real_export, "hi", "--greedy", "--min-p", "0.1"), "greedy")
     refused(call("generate", tmp_path, "hi"), "export.json")
     refused(call("generate", tmp_path / "nowhere", "hi"), "export.json", str(tmp_path / "nowhere"))

@@ -44,14 +44,14 @@ def test_timestamps(said: list[int], seed: int, latest: int | None) -> None:
 @settings(max_examples=100, deadline=None)
 @given(said=_SAID, seed=_SEEDS, size=st.integers(1, 3), penalty=st.sampled_from([0.7, 1.0, 1.5]))
 def test_repetition(said: list[int], seed: int, size: int, penalty: float) -> None:
-    rules = TokenRules(start=(5,), ends=frozenset(), ngram=size, repetition=penalty)
+    rules = TokenRules.of({"no_repeat_ngram_size": size, "repetition_penalty": penalty}, start=5)
     logits, ids = _logits(seed), torch.tensor([[5, *said]])
     expected = RepetitionPenaltyLogitsProcessor(penalty)(ids, torch.from_numpy(logits)[None])
     _same(rules.applied(logits, said), NoRepeatNGramLogitsProcessor(size)(ids, expected))
 
 
 def test_first_and_never() -> None:
-    rules = TokenRules((0,), frozenset(), never=frozenset({3, 99}), not_first=frozenset({4}), first=None)
+    rules = TokenRules.of({"suppress_tokens": [3, 99], "begin_suppress_tokens": [4]}, start=0)
     assert np.isneginf(rules.applied(np.zeros(6), [])).tolist() == [False, False, False, True, True, False]
     assert np.isneginf(rules.applied(np.zeros(6), [1])).tolist() == [False, False, False, True, False, False]
 

@@ -1,0 +1,82 @@
+"""`t2n-llm serve`: a language model behind OpenAI's HTTP interface, for trying it and for tests."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from generic_export.errors import OptionError
+from generic_export.interrupts import Interrupted
+from t2n_llm.cli.generate import tell_not_followed
+from t2n_llm.cli.parameters import DeviceOption
+from t2n_llm.cli.session import open_sink, quiet_libraries
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+_GRACE_SECONDS = 2  # that answers have to end in, when the server is told to
+
+
+def serve(
+    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own are open to all.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="What clients call the model; by default its folder's name.", show_default=False)
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, metavar="N", help="Most tokens of an answer.")
+    ] = 2048,
+    max_seconds: Annotated[float, typer.Option(min=0.1, metavar="S", help="Most seconds of an answer.")] = 300.0,
+    max_request_bytes: Annotated[int, typer.Option(min=1, metavar="N", help="Most bytes of a request.")] = 1 << 20,
+    max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Most requests that wait for their turn.")] = 32,
+    prefill_chunk: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens of a prompt fed at once; by default what export.json says."),
+    ] = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Serve a language model as OpenAI does (chat, completions, models), one answer at a time: for trying, and for tests."""
+    sink = open_sink(False)
+    quiet_libraries(sink)
+    try:
+        import uvicorn
+
+        from t2n_llm.serve.app import application
+    except ImportError as error:
+        raise OptionError(f"serve needs {error.name}.", "Install it: pip install 't2n-llm[serve]'.") from error
+    from t2n_llm.measure.generate import ExportedModel
+    from t2n_llm.sampling.wishes import Sampling
+    from t2n_llm.serve.desk import Desk, ServerLimits
+
+    model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
+    tell_not_followed(sink, model.settings, sampled=Sampling().choice(model.settings).samples, beams=False)
+    limits = ServerLimits(max_request_bytes, max_new_tokens, max_seconds, max_waiting)
+    listening = _listen(host, port)
+    with listening, model.opened() as held:
+        desk = Desk(model, held, name or model.folder.resolve().name, limits)
+        hosts = _LOOPBACK if host in _LOOPBACK else ("*",)
+        config = uvicorn.Config(
+            application(desk, hosts),
+            log_level="warning",
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            lifespan="off",
+        )
+        at = f"[{host}]" if ":" in host else host
+        sink.aside(
+            f"{desk.name} at http://{at}:{listening.getsockname()[1]}/v1, for trying and for tests; Ctrl-C ends it."
+        )
+        try:
+            uvicorn.Server(config).run(sockets=[listening])
+        except Interrupted:  # uvicorn ends what is under way, and passes the signal on
+            sink.aside("Ended.")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise OptionError(f"{host}:{port}: {error.strerror}.", "Give another --port, or --port 0.") from error

@@ -1,0 +1,95 @@
+"""The command in a terminal of its own: what is typed goes in as keys, Ctrl-C included, and what it shows is read."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+_PATIENCE_SECONDS = 120.0
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
+
+
+class TypedCommand:
+    """`t2n-llm` on a pseudo-terminal; a context manager."""
+
+    def __init__(self, *arguments: object) -> None:
+        command = [sys.executable, "-m", "t2n_llm.cli.app", *map(str, arguments)]
+        self._pid, self._terminal = pty.fork()
+        if not self._pid:
+            # A test run that a shell put in the background ignores SIGINT, and its children with it.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.execvpe(command[0], command, {**os.environ, "TERM": "xterm", "COLUMNS": "200", "OMP_NUM_THREADS": "1"})
+        self._shown = ""
+        self._read_until = 0
+        self._status: int | None = None
+
+    def __enter__(self) -> TypedCommand:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is None:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        os.close(self._terminal)
+
+    @property
+    def shown(self) -> str:
+        """Everything it has shown, without colours."""
+        return self._shown
+
+    def type(self, text: str) -> None:
+        """Type a line."""
+        self.press(text + "\n")
+
+    def press(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._terminal, keys.encode())
+
+    def press_ctrl_c(self) -> None:
+        """Press Ctrl-C: the terminal sends SIGINT to the command and its children."""
+        self.press("\x03")
+
+    def wait_for(self, text: str) -> str:
+        """Wait until a text is shown after what was waited for before; return what stands between."""
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while text not in self._shown[self._read_until :]:
+            assert time.monotonic() < end and self._more(), f"{text!r} was never shown:\n{self._shown}"
+        place = self._shown.index(text, self._read_until)
+        between, self._read_until = self._shown[self._read_until : place], place + len(text)
+        return between
+
+    def end(self) -> int:
+        """Wait for the end; return the exit code."""
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while self._more():
+            assert time.monotonic() < end, self._shown
+        self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return self._status
+
+    def _more(self) -> bool:
+        """Read what is shown; say whether there may be more."""
+        if not select.select([self._terminal], [], [], 1.0)[0]:
+            return True
+        try:
+            data = os.read(self._terminal, 1 << 16)
+        except OSError:  # how Linux says that nobody has the terminal open any more
+            return False
+        self._shown += _CONTROL.sub("", data.decode(errors="replace"))
+        return bool(data)
+
+
+def typed_chat(folder: Path, *arguments: object) -> TypedCommand:
+    """Return a chat, ready to be typed into."""
+    chat = TypedCommand("chat", folder, *arguments)
+    chat.wait_for("/help lists the commands.")
+    chat.wait_for("> ")
+    return chat
