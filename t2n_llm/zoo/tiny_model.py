@@ -100,6 +100,7 @@ def _settled(config: Any, class_name: str, seed: int) -> Any:
     model = from_config(class_name, config, dtype=torch.float32, attn_implementation="eager")
     _unsettle(model)
     _choose_experts(model)
+    _mask_some_layers(model)
     _begin_somewhere(model)
     return model.eval()
 
@@ -122,6 +123,13 @@ def _choose_experts(model: Any) -> None:
         table = getattr(module, "tid2eid", None)
         if isinstance(table, torch.Tensor):
             table.copy_(torch.rand(table.shape[0], module.num_experts).argsort(dim=-1)[:, : table.shape[1]])
+
+
+def _mask_some_layers(model: Any) -> None:
+    """Let every other layer mask, and none of them draw whether it does (EoMT): as in trained ones, shares are 0 or 1."""
+    shares = getattr(model, "attn_mask_probs", None)
+    if isinstance(shares, torch.Tensor):
+        shares.copy_(torch.arange(len(shares)) % 2)
 
 
 def _begin_somewhere(model: Any) -> None:

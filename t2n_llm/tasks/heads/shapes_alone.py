@@ -145,6 +145,37 @@ def _picks_rows(states: torch.Tensor, index: Any) -> bool:
     return isinstance(mask, torch.Tensor) and mask.dtype is torch.bool and mask.ndim == 2 and states.ndim == 3
 
 
+class _Places(Sequence[torch.Tensor]):
+    """Where a mask is set: an index for each of its axes. How many there are is known at run time only, so nobody counts them
+    before they are asked for.
+    """
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        self.mask = mask
+
+    def __getitem__(self, place: Any) -> Any:
+        return torch.nonzero(self.mask, as_tuple=True)[place]
+
+    def __len__(self) -> int:
+        return self.mask.ndim
+
+
+class PlacesOfMasks(TorchFunctionMode):
+    """Writes a number wherever a mask is set, not to the places that it is set at (OneFormer: `x[torch.where(mask)] = False`)."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.where and len(args) == 1 and not kwargs and args[0].dtype is torch.bool:
+            return _Places(args[0])
+        if func is torch.Tensor.__setitem__ and isinstance(args[1], _Places) and type(args[2]) in (bool, int, float):
+            written, places, number = args
+            mask = places.mask
+            written.masked_fill_(mask.reshape(*mask.shape, *(1,) * (written.ndim - mask.ndim)), number)
+            return None
+        return func(*(tuple(arg) if isinstance(arg, _Places) else arg for arg in args), **(kwargs or {}))
+
+
 def marked_by_place(network: nn.Module) -> AbstractContextManager[Any]:
     """Return `LastMarked` for the classifiers that end tokens mark a row for, and a block that does nothing for others."""
     config = getattr(network, "config", None)
@@ -155,6 +186,7 @@ def marked_by_place(network: nn.Module) -> AbstractContextManager[Any]:
 __all__ = [
     "ConstantsInGraph",
     "LastMarked",
+    "PlacesOfMasks",
     "further_keywords",
     "lengths_from_masks",
     "marked_by_place",
