@@ -43,8 +43,8 @@ from generic_export.torch_graph.declared_axes import check_names, check_outputs,
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
+from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
 from generic_export.torch_graph.methods import as_forward
 from generic_export.torch_graph.naming import NotesSources, current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, flat_forward

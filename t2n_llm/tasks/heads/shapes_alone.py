@@ -145,13 +145,20 @@ def _picks_rows(states: torch.Tensor, index: Any) -> bool:
     return isinstance(mask, torch.Tensor) and mask.dtype is torch.bool and mask.ndim == 2 and states.ndim == 3
 
 
-class _Places(Sequence[torch.Tensor]):
-    """Where a mask is set: an index for each of its axes. How many there are is known at run time only, so nobody counts them
-    before they are asked for.
+class _Places(tuple[torch.Tensor, ...]):
+    """Where a mask is set: an index for each of its axes. How many there are is known at run time only, so they are made when
+    they are asked for; what PyTorch itself finds in here is the mask, which is as good an index.
     """
 
-    def __init__(self, mask: torch.Tensor) -> None:
-        self.mask = mask
+    def __new__(cls, mask: torch.Tensor) -> _Places:
+        return super().__new__(cls, (mask,))
+
+    @property
+    def mask(self) -> torch.Tensor:
+        return super().__getitem__(0)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.nonzero(self.mask, as_tuple=True))
 
     def __getitem__(self, place: Any) -> Any:
         return torch.nonzero(self.mask, as_tuple=True)[place]
@@ -173,7 +180,7 @@ class PlacesOfMasks(TorchFunctionMode):
             mask = places.mask
             written.masked_fill_(mask.reshape(*mask.shape, *(1,) * (written.ndim - mask.ndim)), number)
             return None
-        return func(*(tuple(arg) if isinstance(arg, _Places) else arg for arg in args), **(kwargs or {}))
+        return func(*(tuple(iter(arg)) if isinstance(arg, _Places) else arg for arg in args), **(kwargs or {}))
 
 
 def marked_by_place(network: nn.Module) -> AbstractContextManager[Any]:
