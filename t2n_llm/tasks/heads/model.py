@@ -41,6 +41,7 @@ from t2n_llm.tasks.heads.shapes_alone import (
     further_keywords,
     lengths_from_masks,
     marked_by_place,
+    series_side_by_side,
     sizes_stay_symbols,
 )
 from t2n_llm.tasks.heads.table import Head
@@ -103,8 +104,9 @@ def _answered(
         ConstantsInGraph(),
         PlacesOfMasks(),
         marked_by_place(network),
+        series_side_by_side(network, given) as taken,
     ):
-        return answers_of(network(**given, **further_keywords(network, given)), given, pooling)
+        return answers_of(network(**taken, **further_keywords(network, given)), given, pooling)
 
 
 def answers_of(result: Any, given: Mapping[str, torch.Tensor], pooling: Pooling | None) -> dict[str, torch.Tensor]:

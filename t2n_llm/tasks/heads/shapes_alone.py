@@ -145,6 +145,30 @@ def _picks_rows(states: torch.Tensor, index: Any) -> bool:
     return isinstance(mask, torch.Tensor) and mask.dtype is torch.bool and mask.ndim == 2 and states.ndim == 3
 
 
+_SERIES = "past_values"
+
+
+@contextmanager
+def series_side_by_side(network: nn.Module, given: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield what a network is given, any number of series as one: TimesFM takes a list of them, each made ready by itself,
+    and a list is as long as it was while the model was captured.
+    """
+    prepared = getattr(network, "_preprocess", None)
+    if not type(network).__name__.startswith("TimesFm") or prepared is None or _SERIES not in given:
+        yield given
+        return
+
+    def preprocess(inputs: Sequence[torch.Tensor], **keywords: Any) -> tuple[torch.Tensor, ...]:
+        (steps,) = inputs  # [T, B], as a series is [T]
+        first, padding, *further = prepared([steps[:, 0]], **keywords)
+        rows = steps.transpose(0, 1)[:, -first.shape[1] :]
+        rows = nn.functional.pad(rows, (first.shape[1] - rows.shape[1], 0))
+        return rows, padding.expand(rows.shape[0], -1), *further
+
+    with mock.patch.object(network, "_preprocess", preprocess):
+        yield {**given, _SERIES: [given[_SERIES].transpose(0, 1)]}
+
+
 class _Places(tuple[torch.Tensor, ...]):
     """Where a mask is set: an index for each of its axes. How many there are is known at run time only, so they are made when
     they are asked for; what PyTorch itself finds in here is the mask, which is as good an index.
@@ -197,5 +221,6 @@ __all__ = [
     "further_keywords",
     "lengths_from_masks",
     "marked_by_place",
+    "series_side_by_side",
     "sizes_stay_symbols",
 ]
