@@ -146,16 +146,22 @@ def _neutral(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor == 0).all(-1, keepdim=True).to(tensor.dtype)
 
 
-def save_tiny_model(model: Any, folder: Path, task: str = TEXT_GENERATION) -> None:
+def save_tiny_model(model: Any, folder: Path, task: str = TEXT_GENERATION, architecture: str | None = None) -> None:
     """Write config and safetensors; no tokenizer.
 
-    Some classes keep only the text part of their config, of a kind that no causal LM is registered for; checkpoints of
-    those families have the whole one.
+    Some classes keep only a part of their config, of a kind that is not registered for the task; checkpoints of those families
+    have the whole one.
+
+    Args:
+        model: as `build_tiny_model` makes it.
+        folder: is made.
+        task: what the model is for.
+        architecture: what it was built for; None takes the first one with that class.
     """
     model.save_pretrained(folder)
     known = architectures(task)
     if model.config.model_type not in known and type(model).__name__ in known.values():
-        kind = next(kind for kind, name in known.items() if name == type(model).__name__)
+        kind = architecture or next(kind for kind, name in known.items() if name == type(model).__name__)
         tiny_config(kind, task).save_pretrained(folder)
 
 
