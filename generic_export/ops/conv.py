@@ -12,6 +12,7 @@ from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
 from generic_export.ops.integer_products import integer_convolution
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value, ints
+from generic_export.translate.copies import copies_in_batch, picked_in_parts
 from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
@@ -115,6 +116,12 @@ def conv(
     if input.rank == count + 1:
         batched = conv(b, b.unsqueeze(input, [0]), weight, bias, stride, padding, dilation, groups)
         return b.squeeze(batched, [0])
+    copies = copies_in_batch(b, input)
+    if copies is not None:
+        once = conv(b, copies.one, weight, bias, stride, padding, dilation, groups)
+        return copies.again(b, once)
+    if kernel[2:] == [1] * count:
+        input = picked_in_parts(b, input)
     around = _around(weight, padding, dilation)
     strides, dilations = per_axis(stride, count), per_axis(dilation, count)
     spatial = [

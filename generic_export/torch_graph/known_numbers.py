@@ -1,73 +1,164 @@
 """Arithmetic on numbers that are known while a module is captured, done once: its result is a number in the graph.
 
-In: a captured graph in which a model computes a constant from constants (a quantile, a scale). Out: the same, filled in. tract
-would do it with f32 literals, whatever the element type (facts/tract.md §2.2).
+In: a captured graph in which a model computes a constant from constants (a quantile, a scale, padding, the sum of a mask
+that hides nothing). Out: the same, filled in. tract would do it with f32 literals, whatever the element type (facts/tract.md §2.2),
+and meets patches that it cannot apply where equal ones stand side by side (MarkupLM's paths, TimesFM's masks).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
+from generic_export.compat import OpOverload
 from generic_export.torch_graph.fusion import GraphView
 from generic_export.torch_graph.ir import TensorVariable, TorchOp
 
 aten = torch.ops.aten
 
-_ALSO = frozenset(
+_ALSO = frozenset({aten.where.self, aten.clone.default, aten.detach.default})
+_CASTS = frozenset(
     {
-        aten.where.self,
         aten._to_copy.default,
-        aten.clone.default,
         aten.to.dtype,
+        aten.to.dtype_layout,
+        aten.to.device,
+        aten.to.other,
         aten.type_as.default,
-        aten.detach.default,
     }
 )
 _PLACE = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 
+_FILLED: Mapping[OpOverload, int | None] = {
+    aten.full.default: None,
+    aten.full_like.default: None,
+    aten.new_full.default: None,
+    aten.ones.default: 1,
+    aten.ones_like.default: 1,
+    aten.new_ones.default: 1,
+    aten.zeros.default: 0,
+    aten.zeros_like.default: 0,
+    aten.new_zeros.default: 0,
+}
+"""What fills a tensor with a number; None: with its `fill_value`."""
+
+_MOVES = frozenset(
+    {
+        aten.view.default,
+        aten.reshape.default,
+        aten._unsafe_view.default,
+        aten.expand.default,
+        aten.repeat.default,
+        aten.unsqueeze.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.permute.default,
+        aten.transpose.int,
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.flatten.using_ints,
+        aten.alias.default,
+        aten.contiguous.default,
+        aten.flip.default,
+        aten.unbind.int,
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.chunk.default,
+    }
+)
+"""What moves values and makes none: where all are equal, they still are."""
+
+_JOINS = frozenset({aten.cat.default, aten.stack.default})
+_CHOICES = frozenset(
+    {aten.amax.default, aten.amin.default, aten.any.dim, aten.all.dim, aten.any.default, aten.all.default}
+)
+_SUMS = frozenset({aten.sum.default, aten.sum.dim_IntList})
+_MOST_SUMMED = 1 << 16
+
 
 def fold_numbers(view: GraphView, root: TorchOp) -> TorchOp | None:
-    """f(full((), 2.0)) -> full((), f(2.0)) for element-wise f"""
-    if not any(True for _ in root.tensor_inputs()):
+    """f(full(shape, 2.0)) -> full(shape, f(2.0)) for element-wise f, and for sums"""
+    if root.target in _MOVES | _JOINS | _FILLED.keys() or not any(True for _ in root.tensor_inputs()):
         return None
-    known = _value(view, root, {})
+    if len(root.outputs) != 1 or root.outputs[0] is None:
+        return None
+    known = _number(view, root.output, {})
     if known is None:
         return None
     number = known.item()
     if isinstance(number, complex) or (isinstance(number, float) and math.isnan(number)):
         return None
-    kwargs = {"dtype": root.output.dtype}
-    return replace(root, target=aten.full.default, args=((), number), kwargs=kwargs)  # type: ignore[arg-type]
-
-
-def _value(view: GraphView, op: TorchOp, seen: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
-    """Return the number that an operator makes; None when it depends on anything else than numbers."""
-    output = op.outputs[0] if len(op.outputs) == 1 else None
-    if output is None or output.rank:
-        return None
-    if output.name not in seen:
-        seen[output.name] = None
-        seen[output.name] = _computed(view, op, seen)
-    return seen[output.name]
+    shape, kwargs = root.output.shape, {"dtype": root.output.dtype}
+    return replace(root, target=aten.full.default, args=(shape, number), kwargs=kwargs)  # type: ignore[arg-type]
 
 
 def _number(view: GraphView, value: TensorVariable, seen: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
-    maker = view.maker(value)
-    if maker is not None:
-        return _value(view, maker, seen)
+    """Return the number that all of a tensor's values are, as a tensor of its rank; None where they differ, or depend on inputs."""
+    if value.name not in seen:
+        seen[value.name] = None
+        maker = view.maker(value)
+        found = _stored(view, value) if maker is None else _made(view, maker, value, seen)
+        if found is not None and found.numel() == 1:
+            seen[value.name] = found.to(value.dtype).reshape((1,) * value.rank)
+    return seen[value.name]
+
+
+def _stored(view: GraphView, value: TensorVariable) -> torch.Tensor | None:
     constant = view.constant(value)
     return constant.detach().cpu() if constant is not None and constant.ndim == 0 else None
 
 
-def _computed(view: GraphView, op: TorchOp, seen: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
-    if op.target in (aten.full.default, aten.full_like.default):  # the latter's shape is its result's, of rank 0
-        number = op.args[1]
-        return torch.full((), number, dtype=op.outputs[0].dtype) if isinstance(number, bool | int | float) else None  # type: ignore[union-attr]
-    if torch.Tag.pointwise not in op.target.tags and op.target not in _ALSO:
+def _made(
+    view: GraphView, op: TorchOp, value: TensorVariable, seen: dict[str, torch.Tensor | None]
+) -> torch.Tensor | None:
+    if op.target in _FILLED:
+        number = _FILLED[op.target]
+        number = op.arguments()["fill_value"] if number is None else number
+        return torch.full((), number, dtype=value.dtype) if isinstance(number, bool | int | float) else None
+    if op.target in _MOVES | _CASTS:
+        return _of_first(view, op, seen)
+    if op.target in _JOINS:
+        return _of_all(view, op, seen)
+    if op.target in _CHOICES:
+        return _of_first(view, op, seen) if _count(op) else None
+    if op.target in _SUMS:
+        first, count = _of_first(view, op, seen), _count(op)
+        known = first is not None and count is not None and count <= _MOST_SUMMED
+        return first.expand(count, *first.shape).sum(0) if known else None  # type: ignore[union-attr, arg-type]
+    if torch.Tag.nondeterministic_seeded in op.target.tags or len(op.outputs) != 1:
         return None
+    if torch.Tag.pointwise in op.target.tags or op.target in _ALSO:
+        return _computed(view, op, seen)
+    return None
+
+
+def _of_first(view: GraphView, op: TorchOp, seen: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
+    return _number(view, op.args[0], seen) if isinstance(op.args[0], TensorVariable) else None
+
+
+def _of_all(view: GraphView, op: TorchOp, seen: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
+    """Return the number that several tensors have in common; NaN is equal to nothing."""
+    found = [None if each is None else _number(view, each, seen) for each in op.args[0]]
+    numbers = {each.item() for each in found if each is not None}
+    return found[0] if None not in found and len(numbers) == 1 else None
+
+
+def _count(op: TorchOp) -> int | None:
+    """Return how many values become one in a reduction; None where that depends on a dynamic size."""
+    source = op.args[0]
+    if not isinstance(source, TensorVariable):
+        return None
+    axes = op.args[1] if len(op.args) > 1 else None
+    listed = range(source.rank) if axes is None or axes == () else (axes if isinstance(axes, tuple) else (axes,))
+    sizes = [source.shape[axis] for axis in listed]
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None  # type: ignore[arg-type]
+
+
+def _computed(view: GraphView, op: TorchOp, seen: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
     arguments = []
     for argument in (*op.args, *(value for name, value in op.kwargs.items() if name not in _PLACE)):
         if isinstance(argument, TensorVariable):

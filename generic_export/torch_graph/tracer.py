@@ -44,6 +44,7 @@ from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
+from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
 from generic_export.torch_graph.methods import as_forward
 from generic_export.torch_graph.naming import NotesSources, current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, flat_forward
@@ -261,6 +262,21 @@ class TorchModuleTracer(CaptureRequest):
     def _export_once(
         self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...], strategy: _Strategy
     ) -> ExportedProgram:
+        """Ask torch.export; once more with the values of small buffers, where values decide."""
+        values = small_buffers(self.module)
+        try:
+            program = self._asked(call, dynamic_shapes, strategy)
+            if not values or not _reads_values(program):
+                return program
+        except Exception as error:
+            if not values or not is_over_values(error):
+                raise
+        with forward_decided_by(self.module, values):
+            return self._asked(call, dynamic_shapes, strategy)
+
+    def _asked(
+        self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...], strategy: _Strategy
+    ) -> ExportedProgram:
         oblivious = oblivious_to_sizes(strategy.oblivious)
         # Interpreted scripts note their own source lines; other modules' are in the stack of Python.
         noted = fx_traceback.preserve_node_meta(any(isinstance(m, NotesSources) for m in self.module.modules()))
@@ -290,6 +306,14 @@ class TorchModuleTracer(CaptureRequest):
             {axis: dims[symbol_name(symbol)] for axis, symbol in self.dynamic_axes.get(name, {}).items()}
             for name in names
         )
+
+
+_VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
+
+
+def _reads_values(program: ExportedProgram) -> bool:
+    """Say whether a program makes a number of a tensor while it runs."""
+    return any(node.target in _VALUE_READERS for node in program.graph.nodes)
 
 
 def _dim(name: str, given: Dim | None, bounds: Mapping[str, int], *, lenient: bool) -> Any:

@@ -407,7 +407,11 @@ class NnefBuilder:
         result = self.emit(operator, [value], shape=kept, dtype=dtype or value.dtype, attributes=attributes)
         return result if keepdim else self.squeeze(result, sorted(axes))
 
-    def _picked(self, value: Value, axes: Sequence[int]) -> Value:
+    def holds_copies(self, value: Value, axis: int) -> bool:
+        """Say whether an axis of a value is certain to hold copies of one row."""
+        return self._repeated.surely(value, axis)
+
+    def picked(self, value: Value, axes: Sequence[int]) -> Value:
         """Return a value whose one row along each of these axes is gathered as often as it was repeated."""
         for axis in axes:
             indices = self.broadcast(self.align_rank(self.scalar(0, torch.int64), 1), [value.shape[axis]])
@@ -421,7 +425,7 @@ class NnefBuilder:
         """Emit a product written as an einsum; `accumulator` is also the element type of the result (facts §3.2)."""
         values = list(values)
         for each in rejoined_operands(self._repeated, self.maker_of, expression, values):
-            parts = [self._picked(*part) for part in zip(each.parts, each.picked, strict=True)]
+            parts = [self.picked(*part) for part in zip(each.parts, each.picked, strict=True)]
             values[each.place] = self.concat(parts, each.axis)
         sizes: dict[str, Dim] = {}
         terms, output = expression.split("->")

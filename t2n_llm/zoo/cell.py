@@ -108,7 +108,7 @@ class _Trial:
         self._begin("transformers")
         self.states = run_in_transformers(model, task, self.cell.decode_steps)
         self._begin("save")
-        save_tiny_model(model, self.folder / "model", task)
+        save_tiny_model(model, self.folder / "model", task, self.cell.architecture)
         return str(self.folder / "model")
 
     def _export(self, source: str) -> CellVerdict:

@@ -119,6 +119,7 @@ TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "sam3_vision_model": {
         "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]
     },  # of patches of an image of 64, four times each
+    "sam3_tracker_video": {"image_size": 64},  # else its class makes maps of an image of 1008
     "zoedepth": _backbone("beit", [1, 2, 3, 4], num_hidden_layers=4, reshape_hidden_states=False),
     "upernet": _backbone("convnext", [1, 2, 3, 4]),
     "esm": {"vocab_size": 160, "mask_token_id": 32},

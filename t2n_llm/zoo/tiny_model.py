@@ -100,6 +100,7 @@ def _settled(config: Any, class_name: str, seed: int) -> Any:
     model = from_config(class_name, config, dtype=torch.float32, attn_implementation="eager")
     _unsettle(model)
     _choose_experts(model)
+    _mask_some_layers(model)
     _begin_somewhere(model)
     return model.eval()
 
@@ -124,6 +125,13 @@ def _choose_experts(model: Any) -> None:
             table.copy_(torch.rand(table.shape[0], module.num_experts).argsort(dim=-1)[:, : table.shape[1]])
 
 
+def _mask_some_layers(model: Any) -> None:
+    """Let every other layer mask, and none of them draw whether it does (EoMT): as in trained ones, shares are 0 or 1."""
+    shares = getattr(model, "attn_mask_probs", None)
+    if isinstance(shares, torch.Tensor):
+        shares.copy_(torch.arange(len(shares)) % 2)
+
+
 def _begin_somewhere(model: Any) -> None:
     """Say which token decoding begins with, where an encoder-decoder's defaults do not."""
     generation = getattr(model, "generation_config", None)
@@ -138,16 +146,22 @@ def _neutral(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor == 0).all(-1, keepdim=True).to(tensor.dtype)
 
 
-def save_tiny_model(model: Any, folder: Path, task: str = TEXT_GENERATION) -> None:
+def save_tiny_model(model: Any, folder: Path, task: str = TEXT_GENERATION, architecture: str | None = None) -> None:
     """Write config and safetensors; no tokenizer.
 
-    Some classes keep only the text part of their config, of a kind that no causal LM is registered for; checkpoints of
-    those families have the whole one.
+    Some classes keep only a part of their config, of a kind that is not registered for the task; checkpoints of those families
+    have the whole one.
+
+    Args:
+        model: as `build_tiny_model` makes it.
+        folder: is made.
+        task: what the model is for.
+        architecture: what it was built for; None takes the first one with that class.
     """
     model.save_pretrained(folder)
     known = architectures(task)
     if model.config.model_type not in known and type(model).__name__ in known.values():
-        kind = next(kind for kind, name in known.items() if name == type(model).__name__)
+        kind = architecture or next(kind for kind, name in known.items() if name == type(model).__name__)
         tiny_config(kind, task).save_pretrained(folder)
 
 

@@ -6,7 +6,8 @@ In: a transformers config and a task. Out: a `HeadSkeleton` that `torch.export` 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from torch.export import Dim
 
 from generic_export.errors import CaptureError, SpecializedAxisError, described
 from generic_export.nnef.graph import NnefGraph
+from generic_export.torch_graph.known_buffers import decided_by
 from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
 from kvcache.forms.minimax import over_any_length
@@ -29,13 +31,17 @@ from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest, Ranges
 from t2n_llm.source.empty_model import take_buffers, tied_names
+from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.heads.decisive import decisive_values
 from t2n_llm.tasks.heads.inputs import BATCH, LENGTH, STEPS, Reading, Values, reading_of
 from t2n_llm.tasks.heads.pooling import Pooling
 from t2n_llm.tasks.heads.shapes_alone import (
     ConstantsInGraph,
+    PlacesOfMasks,
     further_keywords,
     lengths_from_masks,
     marked_by_place,
+    series_side_by_side,
     sizes_stay_symbols,
 )
 from t2n_llm.tasks.heads.table import Head
@@ -52,7 +58,12 @@ class HeadModule(nn.Module):
     """Gives a transformers model a flat signature: `(*inputs) -> (*outputs)`."""
 
     def __init__(
-        self, network: nn.Module, inputs: Sequence[str], outputs: Sequence[str], pooling: Pooling | None = None
+        self,
+        network: nn.Module,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        pooling: Pooling | None = None,
+        decisive: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -61,33 +72,41 @@ class HeadModule(nn.Module):
             inputs: its keywords, in the order of the graph.
             outputs: what is read of its result.
             pooling: makes one row of those of the tokens; None leaves them.
+            decisive: values of buffers that its code decides by.
         """
         super().__init__()
         self.network = network
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.pooling = pooling
+        self.decisive = dict(decisive or {})
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on one tensor an input, and return one an output."""
         given = dict(zip(self.inputs, tensors, strict=True))
-        answers = _answered(self.network, given, self.pooling)
+        answers = _answered(self.network, given, self.pooling, self.decisive)
         return tuple(answers[name] for name in self.outputs)
 
 
 def _answered(
-    network: nn.Module, given: Mapping[str, torch.Tensor], pooling: Pooling | None
+    network: nn.Module,
+    given: Mapping[str, torch.Tensor],
+    pooling: Pooling | None,
+    decisive: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     with (
+        decided_by(network, decisive) if decisive else nullcontext(),
         explicit_recurrences(network, _no_past, columns_before=False),
         over_any_length(network),
         one_language(network),
         lengths_from_masks(network),
         sizes_stay_symbols(network),
         ConstantsInGraph(),
+        PlacesOfMasks(),
         marked_by_place(network),
+        series_side_by_side(network, given) as taken,
     ):
-        return answers_of(network(**given, **further_keywords(network, given)), given, pooling)
+        return answers_of(network(**taken, **further_keywords(network, given)), given, pooling)
 
 
 def answers_of(result: Any, given: Mapping[str, torch.Tensor], pooling: Pooling | None) -> dict[str, torch.Tensor]:
@@ -163,6 +182,7 @@ def build_head_graph(
     revision: str | None = None,
     trust_remote_code: bool = False,
     ranges: RangeRequest | None = None,
+    source: ModelSource | None = None,
 ) -> tuple[HeadSkeleton, NnefGraph]:
     """Capture and translate the model of a config with a head.
 
@@ -175,6 +195,7 @@ def build_head_graph(
         name, revision: source model, recorded in the document.
         trust_remote_code: allow code that comes with the model.
         ranges: has f16 activations measured on the weights, and made to fit; None leaves them as they are.
+        source: has the saved values of buffers that the model's code decides by; None takes a new model's.
 
     Returns:
         The skeleton (shapes, values that the model computes itself) and the document.
@@ -192,8 +213,9 @@ def build_head_graph(
             )
             tied, buffers = tied_names(network), take_buffers(network)
             wanted = replace(reading_of(head, network, image_size), reads_batches=batches)
-            reading, outputs = _tried(head, network, wanted, options, pooling)
-            module = HeadModule(network, reading.names, tuple(outputs), pooling).eval()
+            decisive = partial(decisive_values, network, buffers, source)
+            reading, outputs, values = _tried(head, network, wanted, options, pooling, decisive)
+            module = HeadModule(network, reading.names, tuple(outputs), pooling, values).eval()
             return HeadSkeleton(module, head, reading, outputs, buffers, tied, options.torch_dtype)
 
         def document(skeleton: HeadSkeleton, axes: DynamicAxes) -> Document:
@@ -275,18 +297,27 @@ def _typical_inputs(reading: Reading, tokens: Sequence[int]) -> tuple[torch.Tens
 
 
 def _tried(
-    head: Head, network: nn.Module, reading: Reading, options: GraphOptions, pooling: Pooling | None
-) -> tuple[Reading, dict[str, Axes]]:
+    head: Head,
+    network: nn.Module,
+    reading: Reading,
+    options: GraphOptions,
+    pooling: Pooling | None,
+    decisive: Callable[[], Mapping[str, torch.Tensor]],
+) -> tuple[Reading, dict[str, Axes], Mapping[str, torch.Tensor]]:
     """Run a network on shapes alone: several at once, or one where it refuses more (a classifier without a padding token).
+
+    Returns:
+        How it is read, its outputs, and the values of buffers that its code decides by, none where it runs without.
 
     Raises:
         CaptureError: it does not run, or its result has none of the task's outputs.
     """
     refusals: list[Exception] = []
-    for way in (reading, replace(reading, reads_batches=False)):
+    for way, values in _ways(reading, decisive):
+        shapes = partial(_shapes, reading=way, dtype=options.torch_dtype, pooling=pooling, decisive=values)
         try:
             # A copy: models keep what they computed for the next call (LeViT its biases), here on shapes alone.
-            traced = _shapes(copy.deepcopy(network), way, way.traced, options.torch_dtype, pooling)
+            traced = shapes(copy.deepcopy(network), sizes=way.traced)
         except Exception as error:  # whatever the model's own code raises
             refusals.append(error)
             continue
@@ -298,22 +329,39 @@ def _tried(
                 "Choose another --task.",
             )
         tried = copy.deepcopy(network)
-        others = [_or_none(partial(_shapes, tried, way, each, options.torch_dtype, pooling)) for each in way.others]
-        return way, {name: _axes(way, name, traced, others) for name in known}
+        others = [_or_none(partial(shapes, tried, sizes=each)) for each in way.others]
+        return way, {name: _axes(way, name, traced, others) for name in known}, values
     raise CaptureError(
         f"{type(network).__name__} cannot run on shapes alone: {described(refusals[0])}",
         "Models of this family have no translation yet; run with --debug to see where it stops.",
     ) from refusals[0]
 
 
+def _ways(
+    reading: Reading, decisive: Callable[[], Mapping[str, torch.Tensor]]
+) -> Iterator[tuple[Reading, Mapping[str, torch.Tensor]]]:
+    """Yield how a network may be run: several at once or one, without the values of its small buffers or with them."""
+    values: Mapping[str, torch.Tensor] | None = None
+    for way in (reading, replace(reading, reads_batches=False)):
+        yield way, {}
+        values = decisive() if values is None else values
+        if values:
+            yield way, values
+
+
 def _shapes(
-    network: nn.Module, reading: Reading, sizes: Mapping[str, int], dtype: torch.dtype, pooling: Pooling | None
+    network: nn.Module,
+    reading: Reading,
+    sizes: Mapping[str, int],
+    dtype: torch.dtype,
+    pooling: Pooling | None,
+    decisive: Mapping[str, torch.Tensor],
 ) -> dict[str, tuple[int, ...]]:
     given = _meta_inputs(reading, sizes, dtype)
     # As in a capture: transformers then looks at no mask whether it hides anything, which shapes alone do not say.
     compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
     with torch.no_grad(), compiling:
-        answers = _answered(network, given, pooling)
+        answers = _answered(network, given, pooling, decisive)
     return {name: tuple(tensor.shape) for name, tensor in answers.items()}
 
 

@@ -145,6 +145,68 @@ def _picks_rows(states: torch.Tensor, index: Any) -> bool:
     return isinstance(mask, torch.Tensor) and mask.dtype is torch.bool and mask.ndim == 2 and states.ndim == 3
 
 
+_SERIES = "past_values"
+
+
+@contextmanager
+def series_side_by_side(network: nn.Module, given: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield what a network is given, any number of series as one: TimesFM takes a list of them, each made ready by itself,
+    and a list is as long as it was while the model was captured.
+    """
+    prepared = getattr(network, "_preprocess", None)
+    if not type(network).__name__.startswith("TimesFm") or prepared is None or _SERIES not in given:
+        yield given
+        return
+
+    def preprocess(inputs: Sequence[torch.Tensor], **keywords: Any) -> tuple[torch.Tensor, ...]:
+        (steps,) = inputs  # [T, B], as a series is [T]
+        first, padding, *further = prepared([steps[:, 0]], **keywords)
+        rows = steps.transpose(0, 1)[:, -first.shape[1] :]
+        rows = nn.functional.pad(rows, (first.shape[1] - rows.shape[1], 0))
+        return rows, padding.expand(rows.shape[0], -1), *further
+
+    with mock.patch.object(network, "_preprocess", preprocess):
+        yield {**given, _SERIES: [given[_SERIES].transpose(0, 1)]}
+
+
+class _Places(tuple[torch.Tensor, ...]):
+    """Where a mask is set: an index for each of its axes. How many there are is known at run time only, so they are made when
+    they are asked for; what PyTorch itself finds in here is the mask, which is as good an index.
+    """
+
+    def __new__(cls, mask: torch.Tensor) -> _Places:
+        return super().__new__(cls, (mask,))
+
+    @property
+    def mask(self) -> torch.Tensor:
+        return super().__getitem__(0)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.nonzero(self.mask, as_tuple=True))
+
+    def __getitem__(self, place: Any) -> Any:
+        return torch.nonzero(self.mask, as_tuple=True)[place]
+
+    def __len__(self) -> int:
+        return self.mask.ndim
+
+
+class PlacesOfMasks(TorchFunctionMode):
+    """Writes a number wherever a mask is set, not to the places that it is set at (OneFormer: `x[torch.where(mask)] = False`)."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.where and len(args) == 1 and not kwargs and args[0].dtype is torch.bool:
+            return _Places(args[0])
+        if func is torch.Tensor.__setitem__ and isinstance(args[1], _Places) and type(args[2]) in (bool, int, float):
+            written, places, number = args
+            mask = places.mask
+            written.masked_fill_(mask.reshape(*mask.shape, *(1,) * (written.ndim - mask.ndim)), number)
+            return None
+        return func(*(tuple(iter(arg)) if isinstance(arg, _Places) else arg for arg in args), **(kwargs or {}))
+
+
 def marked_by_place(network: nn.Module) -> AbstractContextManager[Any]:
     """Return `LastMarked` for the classifiers that end tokens mark a row for, and a block that does nothing for others."""
     config = getattr(network, "config", None)
@@ -155,8 +217,10 @@ def marked_by_place(network: nn.Module) -> AbstractContextManager[Any]:
 __all__ = [
     "ConstantsInGraph",
     "LastMarked",
+    "PlacesOfMasks",
     "further_keywords",
     "lengths_from_masks",
     "marked_by_place",
+    "series_side_by_side",
     "sizes_stay_symbols",
 ]

@@ -86,6 +86,7 @@ class HeadTask(Task):
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
             ranges=ranges,
+            source=source,
         )
         sensed = () if self.head.reads in _TEXTS_ALONE else (name for name in graph.inputs if name in _SENSED)
         fronts = (each for name in sensed for each in frontend_graphs(source, options, name))

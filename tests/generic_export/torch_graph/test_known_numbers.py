@@ -50,3 +50,42 @@ def test_nothing_is_stored_for_a_module_without_values() -> None:
     target = TractNNEF(dynamic_axes={"x": {0: "S"}}, check_io=False)
     graph = capture(Listed(), (torch.randn(3, 8, device="meta"),), target, ("x",), ("y",))
     assert not [name for name, value in graph.constants.items() if value.device.type == "meta"]
+
+
+class Visible(nn.Module):
+    """The mean of what a mask leaves, which hides nothing (TimesFM)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.stack([torch.zeros_like(x, dtype=torch.long)])[0].to(x.device).view(x.shape[0], -1, 4)
+        mean = torch.zeros(x.shape[0], device=x.device)
+        for patch, mask in zip(x.view(x.shape[0], -1, 4).unbind(1), (hidden >= 0.5).unbind(1), strict=True):
+            seen = (~mask).to(x.dtype)
+            count = seen.sum(dim=-1)
+            mean = mean + torch.where(count == 0, mean, (patch * seen).sum(-1) / torch.where(count == 0, 1.0, count))
+        return mean
+
+
+class PaddedPaths(nn.Module):
+    """An index of padding wherever there is nothing else, looked up (MarkupLM)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(9, 5) for _ in range(3))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        paths = 7 * torch.ones([*ids.shape, 3], dtype=torch.long, device=ids.device)
+        return torch.cat([table(paths[:, :, place]) for place, table in enumerate(self.tables)], -1) + ids[..., None]
+
+
+def test_masks_that_hide_nothing_are_counted_once() -> None:
+    model, axes = Visible(), {"input_0": {0: "B"}}
+    check(model, (torch.randn(3, 8),), (torch.randn(1, 8),), (torch.randn(5, 8),), dynamic_axes=axes)
+    target = TractNNEF(dynamic_axes={"x": {0: "B"}}, check_io=False)
+    graph = capture(model, (torch.randn(3, 8, device="meta"),), target, ("x",), ("y",))
+    assert not any(op.target in (aten.bitwise_not.default, aten.eq.Scalar, aten.ge.Scalar) for op in graph.ops)
+
+
+def test_tables_are_looked_up_at_a_number() -> None:
+    torch.manual_seed(0)
+    others = [(torch.randint(9, shape),) for shape in ((1, 1), (2, 7))]
+    check(PaddedPaths(), (torch.randint(9, (3, 4)),), *others, dynamic_axes={"input_0": {0: "B", 1: "S"}})

@@ -1,0 +1,201 @@
+"""Values of small buffers, where a module's own code decides by them: known while it is captured, unlike those of weights.
+
+In: a module and the values of its small buffers. Out: a block in which `bool(buffer[0] > 0)`, `.item()` and the like give what
+they give when the module runs. What a module computes of such buffers alone is known as well; what it writes to is not.
+EoMT keeps in a buffer which of its layers mask, EnCodec strides and paddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from generic_export.compat import pytree, without_modes
+from generic_export.errors import CaptureError
+
+MOST_VALUES = 64
+"""How many values a buffer may have that a module decides by, and what is computed of it."""
+
+_Tensor = torch.Tensor
+_READERS = frozenset(
+    {
+        _Tensor.item,
+        _Tensor.tolist,
+        _Tensor.__bool__,
+        _Tensor.__int__,
+        _Tensor.__float__,
+        _Tensor.__index__,
+        _Tensor.__complex__,
+        _Tensor.__contains__,
+        torch.equal,
+        _Tensor.equal,
+        torch.allclose,
+        _Tensor.allclose,
+    }
+)
+"""What gives Python the values of tensors."""
+
+
+def small_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers of a module that have few values, and have them at hand, by qualified name."""
+    return {
+        name: buffer.detach().cpu().clone()
+        for name, buffer in module.named_buffers(remove_duplicate=False)
+        if type(buffer) in (torch.Tensor, nn.Buffer) and not buffer.is_meta and buffer.numel() <= MOST_VALUES
+    }
+
+
+@contextmanager
+def decided_by(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let a module's code decide by the values of its buffers, for the length of a block in its forward.
+
+    Args:
+        module: its buffers have no values now (they are fake, or on the meta device).
+        values: those of some of them, by qualified name.
+
+    Raises:
+        CaptureError: the module writes to a buffer that it decides by.
+    """
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    known = _KnownValues({name: (buffers[name], value) for name, value in values.items() if name in buffers})
+    with known:
+        yield
+    after = dict(module.named_buffers(remove_duplicate=False))
+    known.refuse_written(name for name in values if after.get(name) is not buffers.get(name))
+
+
+@contextmanager
+def forward_decided_by(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let each call of a module's forward run within `decided_by`, for the length of a block."""
+    forward = module.forward
+
+    def decided(*args: Any, **kwargs: Any) -> Any:
+        with decided_by(module, values):
+            return forward(*args, **kwargs)
+
+    with mock.patch.object(module, "forward", decided):
+        yield
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a tensor.
+
+    Attributes:
+        tensor: it is held, so that no other object takes its place.
+        value: on the CPU.
+        origins: the buffers that it is computed of.
+    """
+
+    tensor: torch.Tensor
+    value: torch.Tensor
+    origins: frozenset[str]
+
+
+class _KnownValues(TorchFunctionMode):
+    """Follows what is computed of known tensors alone, and answers for them."""
+
+    def __init__(self, buffers: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self._known = {id(each): _Known(each, value, frozenset({name})) for name, (each, value) in buffers.items()}
+        self._read: set[str] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        leaves = pytree.tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        found = [self._known[id(tensor)] for tensor in tensors if id(tensor) in self._known]
+        if not found:
+            return func(*args, **kwargs)
+        origins = frozenset().union(*(each.origins for each in found))
+        if _writes(func, kwargs):
+            self._forget(func, args, kwargs)
+            return func(*args, **kwargs)
+        whole = len(found) == len(tensors) and not any(map(_is_symbolic, leaves))
+        if whole and func in _READERS:
+            self._read |= origins
+            return self._computed(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if whole:
+            self._learn(func, args, kwargs, result, origins)
+        return result
+
+    def refuse_written(self, names: Iterator[str]) -> None:
+        """Raise an error where a buffer that decided something is written to.
+
+        Raises:
+            CaptureError: it is.
+        """
+        for name in sorted(self._read.intersection(names)):
+            raise CaptureError(
+                f"the module decides by the values of its buffer {name!r}, and writes to it.",
+                "Make it an attribute of Python's, or leave the buffer as it is.",
+            )
+
+    def _learn(
+        self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], result: Any, origins: frozenset[str]
+    ) -> None:
+        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if not made or any(_is_symbolic(size) for each in made for size in each.shape):
+            return
+        if sum(each.numel() for each in made) > MOST_VALUES:
+            return
+        values = pytree.tree_leaves(self._computed(func, args, kwargs))
+        values = [leaf for leaf in values if isinstance(leaf, torch.Tensor)]
+        for each, value in zip(made, values, strict=False):
+            if value.device.type == "cpu" and value.shape == each.shape and value.dtype == each.dtype:
+                self._known[id(each)] = _Known(each, value, origins)
+
+    def _computed(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a function on the values; None where it draws numbers at random."""
+
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return self._known[id(leaf)].value
+            return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+        given, keywords = pytree.tree_map(value, (args, kwargs))
+        with without_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            before = torch.get_rng_state()
+            result = func(*given, **keywords)
+            drawn = not torch.equal(before, torch.get_rng_state())
+            if drawn:
+                torch.set_rng_state(before)
+        return None if drawn else result
+
+    def _forget(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        """A write may reach every view of the same buffers."""
+        target = kwargs.get("out", args[0] if args else None)
+        leaves = [leaf for leaf in pytree.tree_leaves(target) if isinstance(leaf, torch.Tensor)]
+        written = frozenset().union(*(self._known[id(leaf)].origins for leaf in leaves if id(leaf) in self._known))
+        self.refuse_written(iter(written))
+        self._known = {key: each for key, each in self._known.items() if not each.origins & written}
+
+
+def _writes(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """Say whether a function changes its first argument, by PyTorch's rules for names."""
+    name = getattr(func, "__name__", "")
+    if name == "__set__":  # `buffer.data = ...`
+        return True
+    if name.startswith("__"):
+        return name == "__setitem__" or (name[2] == "i" and name not in _NOT_IN_PLACE)
+    return name.endswith("_") or kwargs.get("out") is not None
+
+
+_NOT_IN_PLACE = frozenset({"__int__", "__index__", "__invert__", "__init__"})
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+__all__ = ["MOST_VALUES", "decided_by", "forward_decided_by", "small_buffers"]

@@ -1,0 +1,105 @@
+"""Small buffers whose values a module's own code decides by; those that it writes to are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from generic_export import TractNNEF
+from generic_export.capture import capture
+from generic_export.errors import CaptureError
+from tests.engine_check import check
+
+
+class MaskedLayers(nn.Module):
+    """Which layers mask is in a buffer, as in EoMT."""
+
+    def __init__(self, *shares: float) -> None:
+        super().__init__()
+        self.register_buffer("shares", torch.tensor(shares))
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in shares)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            if self.shares[index] > 0:
+                x = x.masked_fill(x < 0, float(self.shares[index]))
+        return x
+
+
+class Padded(nn.Module):
+    """Stride and padding in buffers, as EnCodec and Mimi keep them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("stride", torch.tensor(2), persistent=False)
+        self.register_buffer("size", torch.tensor(5), persistent=False)
+        self.convolution = nn.Conv1d(3, 4, 5, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        padding = self.size - self.stride
+        left = int(padding) // 2 if padding > 2 else 0
+        return self.convolution(nn.functional.pad(x, (left, padding.item() - left)))
+
+
+class Written(nn.Module):
+    """Counts its calls in the buffer that it decides by."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self.first = first
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            self.calls += 1
+        x = x * 2 if self.calls > 0 else x
+        if not self.first:
+            self.calls.add_(1)
+        return x
+
+
+class Assigned(Written):
+    """Puts another tensor in the place of the buffer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2 if self.calls > 0 else x
+        self.calls = self.calls + 1
+        return x
+
+
+class Drawn(nn.Module):
+    """Decides by chance, and by a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("share", torch.tensor([0.5]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.bernoulli(self.share) > 0 else x
+
+
+@pytest.mark.parametrize("model", [MaskedLayers(0.0, 0.5, 0.0), MaskedLayers(1.0, 0.0), MaskedLayers(0.0)])
+def test_layers_that_mask(model: nn.Module) -> None:
+    torch.manual_seed(0)
+    graph = check(
+        model,
+        (torch.randn(3, 6),),
+        (torch.randn(1, 6),),
+        (torch.randn(7, 6),),
+        dynamic_axes={"input_0": {0: "B"}},
+    )
+    assert graph.count("select(") == sum(bool(share > 0) for share in model.shares)
+
+
+def test_paddings_at_any_length() -> None:
+    torch.manual_seed(0)
+    others = [(torch.randn(1, 3, length),) for length in (5, 12, 31)]
+    check(Padded(), (torch.randn(1, 3, 20),), *others, dynamic_axes={"input_0": {2: "T"}})
+
+
+@pytest.mark.parametrize("model", [Written(first=True), Written(first=False), Assigned(first=False), Drawn()])
+def test_what_is_written_to_or_drawn_is_not_known(model: nn.Module) -> None:
+    with pytest.raises(CaptureError):
+        capture(model, (torch.randn(2, 3),), TractNNEF(dynamic_axes={}), torchscript=False)
