@@ -29,6 +29,8 @@ class GraphView:
         self._producers = graph.producers()
         self._uses = graph.use_counts()
         self._constants = graph.constants
+        self.numbers: dict[str, torch.Tensor | None] = {}
+        """What is known of tensors all of whose values are one number, by name; see `known_numbers`."""
 
     def made_by(self, value: object, *targets: OpOverload) -> TorchOp | None:
         """Return the operator that makes `value`, when it is a call of one of `targets`."""

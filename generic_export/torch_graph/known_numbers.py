@@ -73,6 +73,7 @@ _MOVES = frozenset(
 """What moves values and makes none: where all are equal, they still are."""
 
 _JOINS = frozenset({aten.cat.default, aten.stack.default})
+_NOT_FOLDED = _MOVES | _JOINS | _FILLED.keys()
 _CHOICES = frozenset(
     {aten.amax.default, aten.amin.default, aten.any.dim, aten.all.dim, aten.any.default, aten.all.default}
 )
@@ -82,26 +83,26 @@ _MOST_SUMMED = 1 << 16
 
 def fold_numbers(view: GraphView, root: TorchOp) -> TorchOp | None:
     """f(full(shape, 2.0)) -> full(shape, f(2.0)) for element-wise f, and for sums"""
-    if root.target in _MOVES | _JOINS | _FILLED.keys() or not any(True for _ in root.tensor_inputs()):
+    # Every operator is looked at, in order: what is asked of its operands is known by then, however long the way to them is.
+    known = [None if output is None else _number(view, output) for output in root.outputs]
+    if root.target in _NOT_FOLDED or not any(True for _ in root.tensor_inputs()):
         return None
-    if len(root.outputs) != 1 or root.outputs[0] is None:
+    if len(known) != 1 or known[0] is None:
         return None
-    known = _number(view, root.output, {})
-    if known is None:
-        return None
-    number = known.item()
+    number = known[0].item()
     if isinstance(number, complex) or (isinstance(number, float) and math.isnan(number)):
         return None
     shape, kwargs = root.output.shape, {"dtype": root.output.dtype}
     return replace(root, target=aten.full.default, args=(shape, number), kwargs=kwargs)  # type: ignore[arg-type]
 
 
-def _number(view: GraphView, value: TensorVariable, seen: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
+def _number(view: GraphView, value: TensorVariable) -> torch.Tensor | None:
     """Return the number that all of a tensor's values are, as a tensor of its rank; None where they differ, or depend on inputs."""
+    seen = view.numbers
     if value.name not in seen:
         seen[value.name] = None
         maker = view.maker(value)
-        found = _stored(view, value) if maker is None else _made(view, maker, value, seen)
+        found = _stored(view, value) if maker is None else _made(view, maker, value)
         if found is not None and found.numel() == 1:
             seen[value.name] = found.to(value.dtype).reshape((1,) * value.rank)
     return seen[value.name]
@@ -112,37 +113,35 @@ def _stored(view: GraphView, value: TensorVariable) -> torch.Tensor | None:
     return constant.detach().cpu() if constant is not None and constant.ndim == 0 else None
 
 
-def _made(
-    view: GraphView, op: TorchOp, value: TensorVariable, seen: dict[str, torch.Tensor | None]
-) -> torch.Tensor | None:
+def _made(view: GraphView, op: TorchOp, value: TensorVariable) -> torch.Tensor | None:
     if op.target in _FILLED:
         number = _FILLED[op.target]
         number = op.arguments()["fill_value"] if number is None else number
         return torch.full((), number, dtype=value.dtype) if isinstance(number, bool | int | float) else None
     if op.target in _MOVES | _CASTS:
-        return _of_first(view, op, seen)
+        return _of_first(view, op)
     if op.target in _JOINS:
-        return _of_all(view, op, seen)
+        return _of_all(view, op)
     if op.target in _CHOICES:
-        return _of_first(view, op, seen) if _count(op) else None
+        return _of_first(view, op) if _count(op) else None
     if op.target in _SUMS:
-        first, count = _of_first(view, op, seen), _count(op)
+        first, count = _of_first(view, op), _count(op)
         known = first is not None and count is not None and count <= _MOST_SUMMED
         return first.expand(count, *first.shape).sum(0) if known else None  # type: ignore[union-attr, arg-type]
     if torch.Tag.nondeterministic_seeded in op.target.tags or len(op.outputs) != 1:
         return None
     if torch.Tag.pointwise in op.target.tags or op.target in _ALSO:
-        return _computed(view, op, seen)
+        return _computed(view, op)
     return None
 
 
-def _of_first(view: GraphView, op: TorchOp, seen: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
-    return _number(view, op.args[0], seen) if isinstance(op.args[0], TensorVariable) else None
+def _of_first(view: GraphView, op: TorchOp) -> torch.Tensor | None:
+    return _number(view, op.args[0]) if isinstance(op.args[0], TensorVariable) else None
 
 
-def _of_all(view: GraphView, op: TorchOp, seen: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
+def _of_all(view: GraphView, op: TorchOp) -> torch.Tensor | None:
     """Return the number that several tensors have in common; NaN is equal to nothing."""
-    found = [None if each is None else _number(view, each, seen) for each in op.args[0]]
+    found = [None if each is None else _number(view, each) for each in op.args[0]]
     numbers = {each.item() for each in found if each is not None}
     return found[0] if None not in found and len(numbers) == 1 else None
 
@@ -158,11 +157,11 @@ def _count(op: TorchOp) -> int | None:
     return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None  # type: ignore[arg-type]
 
 
-def _computed(view: GraphView, op: TorchOp, seen: dict[str, torch.Tensor | None]) -> torch.Tensor | None:
+def _computed(view: GraphView, op: TorchOp) -> torch.Tensor | None:
     arguments = []
     for argument in (*op.args, *(value for name, value in op.kwargs.items() if name not in _PLACE)):
         if isinstance(argument, TensorVariable):
-            argument = _number(view, argument, seen)
+            argument = _number(view, argument)
             if argument is None:
                 return None
         elif not (argument is None or isinstance(argument, bool | int | float | torch.dtype)):

@@ -89,3 +89,16 @@ def test_tables_are_looked_up_at_a_number() -> None:
     torch.manual_seed(0)
     others = [(torch.randint(9, shape),) for shape in ((1, 1), (2, 7))]
     check(PaddedPaths(), (torch.randint(9, (3, 4)),), *others, dynamic_axes={"input_0": {0: "B", 1: "S"}})
+
+
+def test_a_long_way_to_an_input_is_walked_once() -> None:
+    """As long as Python lets functions call each other, and longer."""
+
+    class Long(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(400):
+                x = (x * 0.5).relu()
+            return x
+
+    graph = capture(Long(), (torch.randn(3, 8),), TractNNEF(check_io=False), ("x",), ("y",))
+    assert len(graph.ops) == 800
