@@ -32,6 +32,7 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest, Ranges
 from t2n_llm.source.empty_model import take_buffers, tied_names
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.tasks.heads.chunks import longest_chunk, one_chunk
 from t2n_llm.tasks.heads.decisive import decisive_values
 from t2n_llm.tasks.heads.inputs import BATCH, LENGTH, STEPS, Reading, Values, reading_of
 from t2n_llm.tasks.heads.pooling import Pooling
@@ -101,6 +102,7 @@ def _answered(
         one_language(network),
         lengths_from_masks(network),
         sizes_stay_symbols(network),
+        one_chunk(network),
         ConstantsInGraph(),
         PlacesOfMasks(),
         marked_by_place(network),
@@ -232,7 +234,9 @@ def build_head_graph(
             )
 
         def made_of(skeleton: HeadSkeleton) -> Document:
-            return _of_any_length(partial(document, skeleton), skeleton.dynamic_axes, _most_tokens(config))
+            return _of_any_length(
+                partial(document, skeleton), skeleton.dynamic_axes, _most_tokens(config), longest_chunk(config)
+            )
 
         skeleton = attention.first_that_runs(build)
         try:
@@ -247,23 +251,25 @@ def build_head_graph(
     return replace(skeleton, buffers={**skeleton.buffers, **made.constants}, ranges=made.ranges), graph
 
 
-def _of_any_length(document: Callable[[DynamicAxes], Document], axes: DynamicAxes, most: int | None) -> Document:
-    """Return a document for texts of any length; of no fewer than a few tokens and no more than it has positions, where a model
-    takes another path for those.
+def _of_any_length(
+    document: Callable[[DynamicAxes], Document], axes: DynamicAxes, most: int | None, longest: int | None
+) -> Document:
+    """Return a document for texts and sound of any length; of no fewer than a few tokens and no more than it has positions, or
+    hears at once, where a model takes another path for those.
     """
+    if longest is not None:
+        return document(_bounded(axes, {LENGTH: Dim(LENGTH, min=1, max=longest)}))
     try:
         return document(axes)
     except SpecializedAxisError:
-        lengths = {
-            STEPS: Dim(STEPS, min=_SHORTEST[STEPS], max=most),
-            LENGTH: Dim(LENGTH, min=_SHORTEST[LENGTH]),
-        }
-        bounded = {
-            name: {place: lengths.get(str(axis), axis) for place, axis in row.items()} for name, row in axes.items()
-        }
-        if bounded == axes:
+        shortest = {name: Dim(name, min=_SHORTEST[name], max=most if name == STEPS else None) for name in _SHORTEST}
+        if not any(axis in shortest for row in axes.values() for axis in row.values()):
             raise
-        return document(bounded)
+        return document(_bounded(axes, shortest))
+
+
+def _bounded(axes: DynamicAxes, dims: Mapping[str, Dim]) -> DynamicAxes:
+    return {name: {place: dims.get(str(axis), axis) for place, axis in row.items()} for name, row in axes.items()}
 
 
 def _most_tokens(config: Any) -> int | None:
