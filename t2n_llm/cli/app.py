@@ -10,6 +10,7 @@ import typer
 
 from generic_export.interrupts import Interrupted, interruptible
 from t2n_llm.cli.bench import bench, profile
+from t2n_llm.cli.card import card
 from t2n_llm.cli.console import OutputMode, Sink
 from t2n_llm.cli.diagnose import coverage, diagnose
 from t2n_llm.cli.edge import COMMAND, UnforeseenError, advice_on
@@ -93,7 +94,7 @@ def _report(error: BaseException, session: Session) -> int:
 
 
 # each in a file of its own
-for _command in (export, validate, verify, generate, inspect, profile, bench, coverage, diagnose, remodel):
+for _command in (export, validate, verify, card, generate, inspect, profile, bench, coverage, diagnose, remodel):
     app.command()(_command)
 app.command(name="quantize-report")(quantize_report)
 app.add_typer(zoo, name="zoo")

@@ -71,6 +71,9 @@ def validate(
     ] = None,
     origin: SourceRef = SourceRef(),
     options: ValidateOptions = ValidateOptions(),
+    noted: Annotated[
+        bool, typer.Option("--record", help="Note the outcome in export.json, and say it in the model card.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -82,7 +85,14 @@ def validate(
         quiet_libraries(sink)
         from t2n_llm.export.revalidate import validate_folder
 
+        if noted and (options.atol is not None or options.rtol is not None):
+            raise OptionError("--record is given with limits of your own.", "Leave --atol and --rtol out.")
         report = validate_folder(folder, origin.named(reference or ""), options=options, reporter=sink)
+        if noted:
+            from t2n_llm.export.card_page import note
+
+            if not note(folder, validation=report.asdict()):
+                sink.warn(f"{folder / 'README.md'} was edited by somebody: it stays as it is.")
         if not (report.passed or as_json):
             raise report.failure(str(folder), "Is the reference the model that was exported? Then export it again.")
     sink.validated(report)
