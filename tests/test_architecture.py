@@ -92,7 +92,7 @@ ORDER = {
         cli
         zoo
         explain
-        measure
+        measure share
         export
         tasks
         check

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from t2n_llm.export.plan import ExportPlan
     from t2n_llm.export.verify import IntegrityReport
     from t2n_llm.measure.quantize_report import QuantizeReport
+    from t2n_llm.share.push import PushResult
 
 
 _LINE_SECONDS = 5.0
@@ -180,11 +181,12 @@ class Sink:
         if error.hint:
             self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
 
-    def exported(self, result: ExportResult) -> None:
-        """Print the outcome of an export."""
+    def exported(self, result: ExportResult, pushed: PushResult | None = None) -> None:
+        """Print the outcome of an export, and of sending it to the hub."""
         manifest = result.manifest
         if self.mode is OutputMode.JSON:
-            self._json({**manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)})
+            record = {**manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)}
+            self._json(record | ({"pushed": pushed.asdict()} if pushed is not None else {}))
             return
         if self.mode is OutputMode.QUIET:
             return
@@ -208,6 +210,8 @@ class Sink:
         if manifest["task"] in TRIED and "tokenizer.json" in manifest["companions"]:
             folder = escape(shlex.quote(str(result.output_dir)))
             self._out.print(f"try it    t2n-llm generate {folder} {TRIED[manifest['task']]}")
+        if pushed is not None:
+            self.say(f"pushed    {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit}")
 
     def adapted(self, result: AdapterExport) -> None:
         """Print the outcome of an export of an adapter alone."""

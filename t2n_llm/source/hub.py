@@ -341,11 +341,12 @@ def _download(ref: SourceRef, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS) ->
         if wanted is _REPOSITORY_PATTERNS and not any(path.glob("*.safetensors")):
             path = fetch((*_REPOSITORY_PATTERNS, *_PYTORCH_PATTERNS))
     except Exception as error:  # besides its own errors, those of whichever HTTP library it uses
-        raise _download_error(ref.name, ref.revision, error) from error
+        raise download_error(ref.name, ref.revision, error) from error
     return path, path.name
 
 
-def _download_error(repository: str, revision: str | None, error: Exception) -> SourceError | DiskFullError:
+def download_error(repository: str, revision: str | None, error: Exception) -> SourceError | DiskFullError:
+    """Return what to tell a user whose download failed."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
