@@ -326,15 +326,13 @@ def read_card(folder: Path, manifest: Mapping[str, Any]) -> ModelCard:
 
 def _source(manifest: Mapping[str, Any]) -> CardSource:
     record, adapter = manifest["source"], manifest.get("adapter")
-    said = manifest.get("source_card") or {}
-    known = {name: said[name] for name in SourceCard.__dataclass_fields__ if name in said}
     return CardSource(
         name=str(record.get("name", "")),
         revision=record.get("revision"),
         architecture=str(record.get("architecture", "")),
         model_type=str(record.get("model_type", "")),
         adapter=str(adapter["name"]) if adapter else None,
-        said=SourceCard(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}),
+        said=SourceCard.of_record(manifest.get("source_card") or {}),
     )
 
 

@@ -1,6 +1,6 @@
 """What a report of a problem needs to say of a machine: versions, engines, processor, memory, disk, caches, variables.
 
-In: nothing. Out: an `Environment`. No package is imported for its version, and no value of a secret is told.
+In: nothing. Out: an `Environment`. Versions are those of the installed packages' metadata; no value of a secret is told.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ In: its `export.json`. Out: names and patterns, for what is sent and what is fet
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,9 @@ def export_patterns(manifest: Mapping[str, Any]) -> list[str]:
 
 def other_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Return the files of a folder that are not of the export, hidden ones left out."""
-    from huggingface_hub.utils import filter_repo_objects
-
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    ours = set(filter_repo_objects(names, allow_patterns=export_patterns(manifest)))
-    unseen = (name for name in names if name not in ours and name != EDITED_CARD_FILE)
+    ours = export_patterns(manifest)
+    unseen = (name for name in names if name != EDITED_CARD_FILE and not any(fnmatch(name, each) for each in ours))
     return [name for name in unseen if not any(part.startswith(".") for part in name.split("/"))]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,6 +39,17 @@ class SourceCard:
     language: tuple[str, ...] = ()
     base_model: tuple[str, ...] = ()
     pipeline_tag: str | None = None
+
+    @staticmethod
+    def of_record(record: Mapping[str, Any]) -> SourceCard:
+        """Return what `export.json` has of it; nothing where an older one says nothing."""
+        lists = {name: tuple(map(str, record.get(name, ()))) for name in ("license", "language", "base_model")}
+        return SourceCard(
+            **lists,
+            license_name=record.get("license_name"),
+            license_link=record.get("license_link"),
+            pipeline_tag=record.get("pipeline_tag"),
+        )
 
     def asdict(self) -> dict[str, Any]:
         """Return what is known, as plain data."""
