@@ -93,7 +93,7 @@ ORDER = {
         zoo
         explain serve
         chat
-        measure
+        measure share
         export
         tasks
         check

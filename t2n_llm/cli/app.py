@@ -10,10 +10,12 @@ import typer
 
 from generic_export.interrupts import Interrupted, interruptible
 from t2n_llm.cli.bench import bench, profile
+from t2n_llm.cli.card import card
 from t2n_llm.cli.chat import chat
 from t2n_llm.cli.console import OutputMode, Sink
 from t2n_llm.cli.diagnose import coverage, diagnose
 from t2n_llm.cli.edge import COMMAND, UnforeseenError, advice_on
+from t2n_llm.cli.env import env
 from t2n_llm.cli.export import export, validate, verify
 from t2n_llm.cli.generate import generate
 from t2n_llm.cli.inspect import inspect
@@ -21,6 +23,7 @@ from t2n_llm.cli.quantize_report import quantize_report
 from t2n_llm.cli.remodel import remodel
 from t2n_llm.cli.serve import serve
 from t2n_llm.cli.session import EXIT_BAD_INPUT, EXIT_BUG, EXIT_DISAGREES, Session
+from t2n_llm.cli.share import pull, push
 from t2n_llm.cli.zoo import zoo
 
 if TYPE_CHECKING:
@@ -95,7 +98,24 @@ def _report(error: BaseException, session: Session) -> int:
 
 
 # each in a file of its own
-for _command in (export, validate, verify, generate, chat, serve, inspect, profile, bench, coverage, diagnose, remodel):
+for _command in (
+    export,
+    validate,
+    verify,
+    card,
+    push,
+    pull,
+    generate,
+    chat,
+    serve,
+    inspect,
+    profile,
+    bench,
+    coverage,
+    diagnose,
+    remodel,
+    env,
+):
     app.command()(_command)
 app.command(name="quantize-report")(quantize_report)
 app.add_typer(zoo, name="zoo")

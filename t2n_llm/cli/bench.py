@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from generic_export.figures import size_text
-from t2n_llm.cli.parameters import ArchiveArgument, DeviceOption, JsonOption
+from t2n_llm.cli.parameters import ArchiveArgument, DeviceOption, JsonOption, QuietOption
 from t2n_llm.cli.session import open_sink
 from t2n_llm.cli.tables import table_of
 
@@ -44,12 +44,13 @@ def profile(
     device: DeviceOption = "cpu",
     timeout: _TimeoutOption = 600.0,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Show which operators and modules take the time of a prefill, and of one decoding step.
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
-    with open_sink(as_json) as sink:
+    with open_sink(as_json, quiet) as sink:
         from t2n_llm.export.located import locate_archive
         from t2n_llm.measure.profiling import profile_archive
 
@@ -100,12 +101,13 @@ def bench(
     timeout: _TimeoutOption = 600.0,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a chart (needs t2n-llm[plot]).")] = None,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Measure prefill and decode in tokens a second, load time and peak memory; beside other archives and other programs.
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
-    with open_sink(as_json) as sink:
+    with open_sink(as_json, quiet) as sink:
         from t2n_llm.cli.bench_plot import check_plot, plot_bench
         from t2n_llm.cli.comparison import Grid, comparison_tables, plot_comparison, run_comparison
         from t2n_llm.export.located import locate_archive

@@ -28,7 +28,7 @@ from generic_export.interrupts import raise_if_interrupted
 from t2n_llm.cli.report_tables import quality_tables
 from t2n_llm.cli.tables import filled_table, table_of
 from t2n_llm.export.folder import json_text
-from t2n_llm.tasks.names import CTC, IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_GENERATION, TEXT_TO_TEXT
+from t2n_llm.tasks.names import TEXT_GENERATION, TRIED
 
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from t2n_llm.export.plan import ExportPlan
     from t2n_llm.export.verify import IntegrityReport
     from t2n_llm.measure.quantize_report import QuantizeReport
+    from t2n_llm.share.push import PushResult
 
 
 _LINE_SECONDS = 5.0
@@ -66,15 +67,6 @@ class _Line:
 
 _PIPE_COLUMNS = 200  # tables in a pipe or a file are not folded to the 80 columns of a terminal that is not there
 
-
-# What a user may try with an export.
-_TRIED: Mapping[str, str] = {
-    TEXT_GENERATION: '"Once upon a time"',
-    TEXT_TO_TEXT: '"A text."',
-    SPEECH_RECOGNITION: "--audio speech.wav",
-    CTC: "--audio speech.wav",
-    IMAGE_TO_TEXT: "--image picture.png",
-}
 
 # What is shown of a check: of logits of tokens, and of other values.
 _TOKEN_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
@@ -190,11 +182,12 @@ class Sink:
         if error.hint:
             self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
 
-    def exported(self, result: ExportResult) -> None:
-        """Print the outcome of an export."""
+    def exported(self, result: ExportResult, pushed: PushResult | None = None) -> None:
+        """Print the outcome of an export, and of sending it to the hub."""
         manifest = result.manifest
         if self.mode is OutputMode.JSON:
-            self._json({**manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)})
+            record = {**manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)}
+            self._json(record | ({"pushed": pushed.asdict()} if pushed is not None else {}))
             return
         if self.mode is OutputMode.QUIET:
             return
@@ -215,9 +208,11 @@ class Sink:
             several = len(sizes) > 1
             title, size = (role, f" ({sizes[role]:.1f} MB)") if several else ("archive", "")
             self._out.print(f"{title:9s} {escape(str(path))}{size}")
-        if manifest["task"] in _TRIED and "tokenizer.json" in manifest["companions"]:
+        if manifest["task"] in TRIED and "tokenizer.json" in manifest["companions"]:
             folder = escape(shlex.quote(str(result.output_dir)))
-            self._out.print(f"try it    t2n-llm generate {folder} {_TRIED[manifest['task']]}")
+            self._out.print(f"try it    t2n-llm generate {folder} {TRIED[manifest['task']]}")
+        if pushed is not None:
+            self.say(f"pushed    {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit}")
 
     def adapted(self, result: AdapterExport) -> None:
         """Print the outcome of an export of an adapter alone."""
@@ -383,6 +378,10 @@ class Sink:
         else:
             self._out.file.write("\n")
         self._out.file.flush()
+
+    def say(self, line: str) -> None:
+        """Print a line for people, as it is."""
+        self.show(escape(line))
 
     def show(self, *parts: Any) -> None:
         """Print tables and lines for people; their text is markup."""

@@ -14,8 +14,8 @@ import typer
 from generic_export.errors import InterruptError, OptionError
 from generic_export.files import write_whole
 from t2n_llm.cli.console import OutputMode, Sink
-from t2n_llm.cli.parameters import takes_options
-from t2n_llm.cli.session import quiet_libraries
+from t2n_llm.cli.parameters import QuietOption, takes_options
+from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.cli.tables import table_of
 from t2n_llm.source.reference import SourceRef
 
@@ -43,13 +43,14 @@ def coverage(
         bool, typer.Option("--every-layer", help="Capture all layers instead of one of each kind (slower).")
     ] = False,
     json_file: _JsonOption = None,
+    quiet: QuietOption = False,
     origin: SourceRef = SourceRef(),
 ) -> None:
     """List the operators that a model needs: supported, decomposed into others, or missing. Takes seconds.
 
     Exit code 0: all can be written. 1: something is missing or cannot be captured. 2: bad input. 3: a bug.
     """
-    with sink_for_json(json_file) as sink:
+    with sink_for_json(json_file, quiet) as sink:
         quiet_libraries(sink)
         _require_writable(_file_of(json_file))
         from t2n_llm.explain.coverage import cover_model
@@ -93,6 +94,7 @@ def diagnose(
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of one attempt.")] = "8GiB",
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML file.")] = None,
     json_file: _JsonOption = None,
+    quiet: QuietOption = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the reports, and a stand-alone reproduction of each fault."),
@@ -107,7 +109,7 @@ def diagnose(
     Ctrl-C ends the search; what is known is still reported.
     Exit code 0: everything passes. 1: something fails, or was interrupted. 2: bad input. 3: a bug.
     """
-    with sink_for_json(json_file) as sink:
+    with sink_for_json(json_file, quiet) as sink:
         quiet_libraries(sink)
         if tiny and weights:
             raise OptionError("--tiny and --weights exclude each other.", "A tiny twin has random weights.")
@@ -257,9 +259,9 @@ def _where(progress: Progress) -> str:
 # --- shared by both -------------------------------------------------------------------------------
 
 
-def sink_for_json(json_file: str | None) -> Sink:
+def sink_for_json(json_file: str | None, quiet: bool = False) -> Sink:
     """Return the sink of a command whose `--json` names a file: it speaks JSON only when that file is stdout."""
-    return Sink(OutputMode.JSON if json_file == STDOUT else OutputMode.HUMAN)
+    return open_sink(json_file == STDOUT, quiet)
 
 
 def write_record(sink: Sink, record: dict[str, Any], json_file: str | None) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from generic_export.errors import OptionError
+from generic_export.errors import OptionError, T2NError
 from t2n_llm.cli.parameters import JsonOption, QuietOption, takes_options
 from t2n_llm.cli.session import EXIT_DISAGREES, open_sink, quiet_libraries
 from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.source.reference import SourceRef
+
+if TYPE_CHECKING:
+    from t2n_llm.cli.console import Sink
+    from t2n_llm.share.push import PushRequest, PushResult
 
 
 @takes_options
@@ -36,6 +40,13 @@ def export(
             rich_help_panel="Output",
         ),
     ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/NAME", help="Send it to the hub as well, private.", rich_help_panel="Output"),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push: everybody may see it.", rich_help_panel="Output")
+    ] = False,
     origin: SourceRef = SourceRef(),
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -47,6 +58,7 @@ def export(
     with open_sink(as_json, quiet) as sink:
         quiet_libraries(sink)
         model = origin.named(source)
+        request = _push_request(push, public, origin.token, options.check and not adapter_only)
         if adapter_only:
             from t2n_llm.export.adapter_only import export_adapter
 
@@ -60,7 +72,35 @@ def export(
             sink.planned(plan_llm_export(model, output, options=options, reporter=sink))
             return
         result = export_llm(model, output, options=options, reporter=sink)
-    sink.exported(result)
+        pushed = _pushed(result.output_dir, request, sink) if request is not None else None
+    sink.exported(result, pushed)
+
+
+def _push_request(repository: str | None, public: bool, token: str | None, checked: bool) -> PushRequest | None:
+    """Return where an export goes to; what is wrong with that shows before the work."""
+    if repository is None:
+        if public:
+            raise OptionError("--public is given without --push.", "Add --push OWNER/NAME, or leave it out.")
+        return None
+    if not checked:
+        raise OptionError(
+            "--push sends whole exports that were checked.",
+            "Leave --no-check and --adapter-only out, or run t2n-llm push DIR OWNER/NAME --unchecked afterwards.",
+        )
+    from t2n_llm.share.push import PushRequest
+
+    return PushRequest(repository, public, token)
+
+
+def _pushed(folder: Path, request: PushRequest, sink: Sink) -> PushResult:
+    """Send an export that was just made; it stays where it is, whatever happens."""
+    from t2n_llm.share.push import push_export
+
+    try:
+        return push_export(folder, request, reporter=sink)
+    except T2NError as error:
+        error.hint = f"{error.hint or ''} The export is in {folder}: t2n-llm push {folder} {request.repository}".strip()
+        raise
 
 
 @takes_options
@@ -71,6 +111,9 @@ def validate(
     ] = None,
     origin: SourceRef = SourceRef(),
     options: ValidateOptions = ValidateOptions(),
+    noted: Annotated[
+        bool, typer.Option("--record", help="Note the outcome in export.json, and say it in the model card.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -82,7 +125,14 @@ def validate(
         quiet_libraries(sink)
         from t2n_llm.export.revalidate import validate_folder
 
+        if noted and (options.atol is not None or options.rtol is not None):
+            raise OptionError("--record is given with limits of your own.", "Leave --atol and --rtol out.")
         report = validate_folder(folder, origin.named(reference or ""), options=options, reporter=sink)
+        if noted:
+            from t2n_llm.export.card_page import note
+
+            if not note(folder, validation=report.asdict()):
+                sink.warn(f"{folder / 'README.md'} was edited by somebody: it stays as it is.")
         if not (report.passed or as_json):
             raise report.failure(str(folder), "Is the reference the model that was exported? Then export it again.")
     sink.validated(report)

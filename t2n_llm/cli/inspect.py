@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from generic_export.figures import size_text
-from t2n_llm.cli.parameters import ArchiveArgument, JsonOption
+from t2n_llm.cli.parameters import ArchiveArgument, JsonOption, QuietOption
 from t2n_llm.cli.session import open_sink
 from t2n_llm.cli.tables import filled_table
 
@@ -32,12 +32,13 @@ def inspect(
     ] = True,
     device: Annotated[str, typer.Option(help="What tract optimises for: cpu, cuda or metal.")] = "cpu",
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Show an archive's interface, tensors, cache and operators. It is read as a stream, never unpacked.
 
     Exit code 0: read. 1: tract refuses the archive. 2: it is damaged, or bad input. 3: a bug.
     """
-    with open_sink(as_json) as sink:
+    with open_sink(as_json, quiet) as sink:
         from t2n_llm.export.located import locate_archive
         from t2n_llm.measure.inspection import ask_engine, inspect_archive
 

@@ -36,6 +36,9 @@ def quantize_report(
     max_kl: Annotated[
         float | None, typer.Option(min=0.0, help="Exit with 1 when the mean KL divergence is above this.")
     ] = None,
+    noted: Annotated[
+        bool, typer.Option("--record", help="Note quality in export.json, and say it in the model card.")
+    ] = False,
     origin: SourceRef = SourceRef(),
     placement: PlacementOptions = PlacementOptions(),
     engine: EngineOptions = EngineOptions(),
@@ -65,6 +68,13 @@ def quantize_report(
         )
         if plot is not None:
             plot_report(report, plot)
+        if noted:
+            from dataclasses import asdict
+
+            from t2n_llm.export.card_page import note
+
+            if not note(folder, quality={**asdict(report.quality), "text": report.text, "engine": report.engine}):
+                sink.warn(f"{folder / 'README.md'} was edited by somebody: it stays as it is.")
     sink.quality(report, max_kl)
     if max_kl is not None and not report.quality.mean_kl <= max_kl:
         raise typer.Exit(EXIT_DISAGREES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from t2n_llm.cli.console import Sink
-from t2n_llm.cli.parameters import JsonOption
+from t2n_llm.cli.parameters import JsonOption, QuietOption
 from t2n_llm.cli.session import open_sink
 from t2n_llm.cli.tables import table_of
 
@@ -45,12 +45,13 @@ def remodel(
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Export modules with another boundary: axes and inputs that disappear, names, sizes and outputs of your own.
 
     Exit code 0: exported (and checked). 2: bad input, or tract disagrees. 3: a bug.
     """
-    with open_sink(as_json) as sink:
+    with open_sink(as_json, quiet) as sink:
         from generic_export.errors import OptionError
         from generic_export.remodel import load_plan
         from t2n_llm.source.factory import subgraphs_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from t2n_llm.cli.console import Sink
-from t2n_llm.cli.parameters import JsonOption
+from t2n_llm.cli.parameters import JsonOption, QuietOption
 from t2n_llm.cli.session import open_sink
 
 if TYPE_CHECKING:
@@ -82,13 +82,14 @@ def run_command(
     seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="A new interpreter for each cell; slower.")] = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run cells (task x architecture x element type), each in a process of its own with limits.
 
     Exit code 0: everything is as expected. 1: something is not: a pass that was not expected counts, and with
     --no-expect, or for real checkpoints without --expected, whatever is not right. 2: bad input.
     """
-    with open_sink(as_json) as sink:
+    with open_sink(as_json, quiet) as sink:
         from generic_export.sizes import parse_size
         from t2n_llm.zoo.run import RunOptions, local_hosts, parse_shard, read_models, run_zoo
         from t2n_llm.zoo.tasks import chosen_tasks
@@ -130,9 +131,10 @@ def report_command(
     markdown: _MarkdownOption = None,
     expected: _ExpectedOption = None,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Put the shards of a run together, and write its page and tables."""
-    with open_sink(as_json) as sink:
+    with open_sink(as_json, quiet) as sink:
         from t2n_llm.zoo.history import read_results
 
         verdicts = read_results(results)
@@ -146,9 +148,10 @@ def diff_command(
     before: Annotated[Path, typer.Argument(help="Results of a run.")],
     after: Annotated[Path, typer.Argument(help="Results of a later one.")],
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Show the cells that ended differently. Exit code 1 when one that was right is not any more."""
-    with open_sink(as_json) as sink:
+    with open_sink(as_json, quiet) as sink:
         from t2n_llm.zoo.compare import compare_runs
         from t2n_llm.zoo.history import read_results
 
@@ -168,12 +171,13 @@ def expect_command(
     update: _UpdateOption = False,
     expected: _ExpectedOption = None,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Compare results with the expected failures, or make them the expected ones.
 
     Exit code 0: as expected, or updated. 1: not as expected. 2: bad input.
     """
-    with open_sink(as_json) as sink:
+    with open_sink(as_json, quiet) as sink:
         from t2n_llm.zoo.expectations import surprises
         from t2n_llm.zoo.history import read_results
         from t2n_llm.zoo.tasks import rows_of_all
@@ -193,9 +197,9 @@ def expect_command(
 
 
 @zoo.command(name="list")
-def list_command(task: _TaskOption = None, as_json: JsonOption = False) -> None:
+def list_command(task: _TaskOption = None, as_json: JsonOption = False, quiet: QuietOption = False) -> None:
     """List the architectures of the installed transformers, and their classes."""
-    with open_sink(as_json) as sink:
+    with open_sink(as_json, quiet) as sink:
         from t2n_llm.zoo.tasks import architectures, chosen_tasks
         from t2n_llm.zoo.verdict import row_of
 

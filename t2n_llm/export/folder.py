@@ -20,6 +20,7 @@ from generic_export.write.journal import OwnedFile, claim_abandoned, create_owne
 from t2n_llm.export.manifest_form import misshapen
 
 MANIFEST_NAME = "export.json"
+CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no part of what is verified
 ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter's tensors
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"

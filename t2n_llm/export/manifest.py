@@ -12,6 +12,7 @@ from generic_export.write.document import WrittenArchive
 from t2n_llm.export.folder import MANIFEST_FORMAT
 from t2n_llm.export.options import ExportOptions
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.source.source_card import source_card
 
 Manifest = dict[str, Any]
 """The content of `export.json`."""
@@ -34,6 +35,7 @@ def origin(source: ModelSource, options: ExportOptions, network: Any) -> dict[st
             "architecture": type(network).__name__,
             "model_type": network.config.model_type,
         },
+        "source_card": source_card(source.held).asdict(),
         "versions": {
             "t2n-llm": producer_version(),
             **{name: version(name) for name in ("torch", "transformers", "safetensors", "tract")},

@@ -44,6 +44,16 @@ _FORM: Mapping[str, Any] = {
     "tensors": {"*": {"bytes": (int,), "sha256": _TEXT}},
     "parts": {"*": {"archive": _Name, "graph": _GRAPH, "tensors": _TABLE, "compression": (dict, NoneType)}},
     "companions": _TEXTS,
+    "source_card": {
+        "license": _TEXTS,
+        "license_name": _OPTIONAL,
+        "license_link": _OPTIONAL,
+        "language": _TEXTS,
+        "base_model": _TEXTS,
+        "pipeline_tag": _OPTIONAL,
+    },
+    "card": {"file": _Name, "sha256": _TEXT},
+    "quality": (dict, NoneType),
     "validation": (dict, NoneType),
     "files": {"*": {"bytes": (int,), "sha256": _TEXT}},
 }

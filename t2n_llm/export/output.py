@@ -26,7 +26,10 @@ from generic_export.write.journal import journal_paths, occupied_bytes
 from quant.half import CastReport, FlushedCount, NonFiniteCount, OverflowCount
 from quant.stream import QuantizationError
 from t2n_llm.check.agreement import ValidationReport
+from t2n_llm.export.card import SOURCE_CARD_FILE
+from t2n_llm.export.card_page import EDITED_CARD_FILE, keep_edited, with_card
 from t2n_llm.export.folder import (
+    CARD_FILE,
     clear_staging,
     file_digests,
     json_text,
@@ -39,6 +42,7 @@ from t2n_llm.export.manifest import Manifest
 from t2n_llm.export.options import ExportOptions
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.source.source_card import CARD_NAME
 from t2n_llm.source.source_files import COMPANIONS, recorded_files
 from t2n_llm.tasks.protocol import MODEL_ROLE
 
@@ -120,7 +124,7 @@ class ExportFolder:
         with staging_folder(self.target, resume=self.options.resume) as staging:
             # How far a .tgz shrinks is not known before it is written.
             weights = 0 if self.options.archive == "tgz" else sum(plan.tar_bytes for plan in plans.values())
-            beside = bundle_bytes + sum(file.identity.bytes for file in self.companions())
+            beside = bundle_bytes + sum(file.identity.bytes for file in self.companions().values())
             needed = max(weights - occupied_bytes(staging), 0) + beside + _MANIFEST_ALLOWANCE
             check_free_space(self.target, needed)
             restrict(staging, readers_of(files))
@@ -207,14 +211,17 @@ class ExportFolder:
         if note and note["error"]:
             errors[label] = QuantizationError(**note["error"])
 
-    def companions(self) -> list[HeldFile]:
-        """Return what a runtime needs beside the archive: configs, tokenizer, chat template, how images become pixels."""
-        return [file for file in self.source.held if file.path.name in COMPANIONS]
+    def companions(self) -> dict[str, HeldFile]:
+        """Return what is copied beside the archive, by name: configs, tokenizer, chat template, how images become pixels; and
+        the card of the source."""
+        held = {file.path.name: file for file in self.source.held}
+        copied = {name: file for name, file in held.items() if name in COMPANIONS}
+        return copied | ({SOURCE_CARD_FILE: held[CARD_NAME]} if CARD_NAME in held else {})
 
     def copy_companions(self, staging: Path) -> None:
         """Copy the companions into the folder."""
-        for file in self.companions():
-            (staging / file.path.name).write_bytes(file.read())
+        for name, file in self.companions().items():
+            (staging / name).write_bytes(file.read())
 
     def complete(
         self,
@@ -228,7 +235,7 @@ class ExportFolder:
         """Record what is in the folder, and put it in place, or beside its place when the check failed.
 
         Args:
-            staging: the folder, with everything but `export.json`.
+            staging: the folder, with everything but its card and `export.json`.
             archives: in it, by role.
             validation: None without a check.
             unused: checkpoint tensors that the model does not use.
@@ -249,13 +256,16 @@ class ExportFolder:
             "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
             "f16_flushed": {name: asdict(flushed) for name, flushed in self.casts.flushed.items()},
             "nonfinite": {name: asdict(found) for name, found in self.casts.nonfinite.items()},
-            "companions": [file.path.name for file in self.companions()],
+            "companions": list(self.companions()),
             "source_files": recorded_files(files),
             "unused_tensors": list(unused),
             "validation": validation.asdict() if validation is not None else None,
             "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives.values()}
             | file_digests(staging, *(path.name for path in paths.values())),
         }
+        manifest = with_card(staging, manifest)
+        if keep_edited(self.target, staging):
+            self.reporter.warn(f"{self.target / CARD_FILE} was edited by somebody: it becomes {EDITED_CARD_FILE}.")
         write_manifest(staging, manifest)
         refuse_changed(files)
         restrict(staging, readers_of(files))

@@ -23,7 +23,7 @@ from t2n_llm.check.engines import require_engine
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import Captured, prepare
 from t2n_llm.compress.stored_form import StoredForm, plain_form, stored_forms, summary_of
-from t2n_llm.export.folder import MANIFEST_NAME, TESTS_FOLDER, check_free, recover
+from t2n_llm.export.folder import CARD_FILE, MANIFEST_NAME, TESTS_FOLDER, check_free, recover
 from t2n_llm.export.leftovers import telling_leftovers
 from t2n_llm.export.manifest import Manifest, origin, stored_tensors
 from t2n_llm.export.next_step import suggested_diagnosis
@@ -206,7 +206,7 @@ class _Export:
             stored_bytes = sum(plan.total_bytes for plan in plans.values())
             check_bytes = self.task.check_bytes(graphs, stored_bytes, options.checking) if options.check else 0
             bundled = options.check and self.task.bundle_bytes(graphs, options.graph, options.checking)
-            beside = [file.path.name for file in folder.companions()] + ([f"{TESTS_FOLDER}/*.npz"] if bundled else [])
+            beside = [CARD_FILE, *folder.companions()] + ([f"{TESTS_FOLDER}/*.npz"] if bundled else [])
             beside += [RECIPE_FILE] if any(part.stored.compression is not None for part in parts) else []
             return make_plan(
                 plans,

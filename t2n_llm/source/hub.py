@@ -20,12 +20,16 @@ from quant.prequantized import METHODS, decode_checkpoint
 from quant.prequantized.gguf_parts import first_part, model_name
 from t2n_llm.source.limits import refuse_layers
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.source.source_card import CARD_NAME
 from t2n_llm.source.source_files import TOKENIZER_FILES, hold_files
 
 logger = logging.getLogger(__name__)
 
 # What an export reads of a repository; no .gguf, .onnx or image is ever downloaded.
-_REPOSITORY_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py")
+_REPOSITORY_PATTERNS = (
+    *("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py"),
+    CARD_NAME,
+)
 # What is read of one whose weights are not wanted.
 _CONFIG_PATTERNS = ("config.json", "generation_config.json", "*.py")
 # Its weights where it has no safetensors (before 2023); not what a trainer left beside them.
@@ -337,11 +341,12 @@ def _download(ref: SourceRef, wanted: tuple[str, ...] = _REPOSITORY_PATTERNS) ->
         if wanted is _REPOSITORY_PATTERNS and not any(path.glob("*.safetensors")):
             path = fetch((*_REPOSITORY_PATTERNS, *_PYTORCH_PATTERNS))
     except Exception as error:  # besides its own errors, those of whichever HTTP library it uses
-        raise _download_error(ref.name, ref.revision, error) from error
+        raise download_error(ref.name, ref.revision, error) from error
     return path, path.name
 
 
-def _download_error(repository: str, revision: str | None, error: Exception) -> SourceError | DiskFullError:
+def download_error(repository: str, revision: str | None, error: Exception) -> SourceError | DiskFullError:
+    """Return what to tell a user whose download failed."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

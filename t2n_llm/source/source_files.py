@@ -1,6 +1,6 @@
 """The files of a source that are not weights: opened when the model is, and read from there until its export is in place.
 
-In: a folder. Out: `HeldFile`s: config, tokenizer, what lies beside the archive later, and code that may run.
+In: a folder. Out: `HeldFile`s: config, tokenizer, card, what lies beside the archive later, and code that may run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from generic_export.errors import SourceError
 from generic_export.weights.held_file import HeldFile
+from t2n_llm.source.source_card import CARD_NAME
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,7 +42,7 @@ def hold_files(folder: Path, trust_remote_code: bool = False) -> tuple[HeldFile,
         SourceError: one of them cannot be read.
     """
     code = sorted(folder.glob("*.py")) if trust_remote_code else []
-    paths = [path for path in (*(folder / name for name in COMPANIONS), *code) if path.is_file()]
+    paths = [path for path in (*(folder / name for name in (*COMPANIONS, CARD_NAME)), *code) if path.is_file()]
     held = tuple(map(_held, paths))
     for file in held:
         if file.path.name == "generation_config.json":

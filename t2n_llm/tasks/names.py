@@ -78,6 +78,15 @@ TASKS: Mapping[str, str] = {
 }
 """What each makes, in words for `--help`; `tasks.registry` says where each is."""
 
+TRIED: Mapping[str, str] = {
+    TEXT_GENERATION: '"Once upon a time"',
+    TEXT_TO_TEXT: '"A text."',
+    SPEECH_RECOGNITION: "--audio speech.wav",
+    CTC: "--audio speech.wav",
+    IMAGE_TO_TEXT: "--image picture.png",
+}
+"""What a user may give to `t2n-llm generate`, of the tasks that it has a meaning for."""
+
 OTHER_NAMES: Mapping[str, str] = {"summarization": TEXT_TO_TEXT, "translation": TEXT_TO_TEXT}
 """Names of the hub's for what another task makes."""
 

@@ -1,0 +1,37 @@
+"""`t2n-llm card`: the page of an export, written again, or for an export that has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from generic_export.errors import OptionError
+from t2n_llm.cli.parameters import JsonOption, QuietOption
+from t2n_llm.cli.session import open_sink
+
+
+def card(
+    folder: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`.")],
+    show: Annotated[bool, typer.Option("--print", help="Print it instead; write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a README.md that somebody wrote or edited.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write the model card of an export: README.md, with the hub's metadata, the check, and how to run it.
+
+    Exit code 0: written. 2: bad input, or a README.md that is somebody's own. 3: a bug.
+    """
+    with open_sink(as_json, quiet) as sink:
+        from t2n_llm.export.card_page import card_text, write_card
+
+        if show and force:
+            raise OptionError("--print and --force are given together.", "Leave one of them out.")
+        text = card_text(folder) if show else None
+        path = None if show else write_card(folder, force=force)
+    sink.record({"card": text} if path is None else {"card": path.read_text(encoding="utf-8"), "path": str(path)})
+    if text is not None and not as_json:
+        sink.text(text)
+    elif path is not None:
+        sink.say(f"written   {path}")

@@ -1,0 +1,137 @@
+"""What holds of every command: completion, no colours where none are wanted, quiet; and `env`, which tells no secret."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import typer
+
+from t2n_llm.cli.app import app
+from tests.t2n_llm.command_line import call, strict_json
+
+_MODULE = [sys.executable, "-m", "t2n_llm.cli.app"]
+_GENERATING = ("generate",)  # their answer is a text, told as it comes
+
+
+def commands() -> dict[str, set[str]]:
+    """Return every command with the names of its options."""
+    found: dict[str, set[str]] = {}
+
+    def walk(prefix: str, command: object) -> None:
+        below = getattr(command, "commands", None)
+        if below is None:
+            found[prefix] = {name for option in command.params for name in getattr(option, "opts", ())}  # type: ignore[attr-defined]
+            return
+        for name, child in below.items():
+            walk(f"{prefix} {name}".strip(), child)
+
+    walk("", typer.main.get_command(app))
+    return found
+
+
+def process(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run([*_MODULE, *map(str, words)], capture_output=True, text=True, timeout=120, env=environment)
+
+
+# --- all commands ---------------------------------------------------------------------------------
+
+
+def test_every_command_can_be_quiet_and_speak_json() -> None:
+    found = commands()
+    assert {"export", "push", "pull", "card", "env", "zoo run"} <= set(found)
+    assert [name for name, options in found.items() if "--quiet" not in options and name not in _GENERATING] == []
+    assert [name for name, options in found.items() if "--json" not in options] == []
+
+
+@pytest.mark.parametrize(
+    "words", [["inspect", "{export}"], ["env"], ["card", "{export}"], ["zoo", "list"]], ids=" ".join
+)
+def test_quiet_says_nothing(words: list[str], tiny_export: Path) -> None:
+    outcome = call(*(word.format(export=tiny_export) for word in words), "--quiet")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+
+
+def test_completion_knows_the_commands(tmp_path: Path) -> None:
+    asked = {"_T2N_LLM_COMPLETE": "complete_bash", "COMP_WORDS": "t2n-llm pu", "COMP_CWORD": "1"}
+    assert process(**asked).stdout.split() == ["push", "pull"]
+    asked |= {"COMP_WORDS": "t2n-llm export --pu", "COMP_CWORD": "2"}
+    assert process(**asked).stdout.split() == ["--push", "--public"]
+
+
+@pytest.mark.parametrize(("shell", "file"), [("bash", ".bash_completions/t2n-llm.sh"), ("zsh", ".zfunc/_t2n-llm")])
+def test_completion_is_installed(shell: str, file: str, tmp_path: Path) -> None:
+    # Which shell asks is found out by looking at the processes above; a test says it.
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
+    done = process("--install-completion", shell, **named)
+    assert done.returncode == 0 and "installed" in done.stdout, done
+    assert "_T2N_LLM_COMPLETE" in (tmp_path / file).read_text()
+    assert "_T2N_LLM_COMPLETE" in process("--show-completion", shell, **named).stdout
+
+
+def on_a_terminal(words: list[str], variables: Mapping[str, str]) -> str:
+    """Run a command on a terminal of its own, and return what that shows."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", **variables}
+    with subprocess.Popen([*_MODULE, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as running:
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 1 << 16):
+                shown += piece
+        except OSError:  # the other end is closed
+            pass
+        running.wait(timeout=60)
+    os.close(ours)
+    return shown.decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    "words", [["verify", "{export}"], ["verify", "/nowhere"], ["--help"], ["export", "--help"]], ids=" ".join
+)
+def test_no_colour(words: list[str], tiny_export: Path) -> None:
+    asked = [word.format(export=tiny_export) for word in words]
+    coloured = [f"\x1b[{number}" for number in (*range(30, 38), *range(90, 98))] + ["\x1b[1;3", "\x1b[38;"]
+    usual, plain = (on_a_terminal(asked, {"NO_COLOR": wish}) for wish in ("", "1"))
+    assert any(code in usual for code in coloured)
+    assert not any(code in plain for code in coloured), plain
+
+
+# --- env ------------------------------------------------------------------------------------------
+
+
+def test_env_says_what_a_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:password@proxy")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    outcome, record = call("env"), strict_json(call("env", "--json").out)
+    for words in (
+        "t2n-llm",
+        "torch",
+        "tract command",
+        "memory",
+        "disk, exports",
+        "cache, models of the hub",
+        "$HF_TOKEN",
+    ):
+        assert words in outcome.out, words
+    assert "hf_secret" not in outcome.out and "password" not in outcome.out
+    assert record["variables"]["HF_TOKEN"] == record["variables"]["HTTPS_PROXY"] == "set"
+    assert record["variables"]["OMP_NUM_THREADS"] == "1"
+    assert record["packages"]["tract"] and record["packages"]["torch"]
+    assert record["memory_bytes"] > record["available_bytes"] > 0 and record["cores"] >= 1
+    assert all(free > 0 for _, free in record["disks"].values())
+
+
+def test_a_cache_counts_linked_files_once(tmp_path: Path) -> None:
+    from t2n_llm.measure.environment import _size
+
+    (tmp_path / "one").write_bytes(bytes(1000))
+    os.link(tmp_path / "one", tmp_path / "other")
+    assert _size(tmp_path) == 1000
