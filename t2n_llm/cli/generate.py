@@ -155,7 +155,8 @@ def _of_source(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> 
     from t2n_llm.measure.generate import export_folder
 
     source = SourceModel.open(export_folder(archive), device=asked.device)
-    tell_not_followed(sink, source.settings, sampled=sampling.choice(source.settings).samples, beams=True)
+    sampled = sampling.choice(source.settings).samples
+    tell_not_followed(sink, source.settings, sampled=sampled, beams=not sampled)
     purpose = "translate" if asked.translate else None
     most = asked.max_new_tokens or _MOST_NEW_TOKENS
     wishes = Wishes(most, sampling, asked.beams, asked.language, purpose, asked.timestamps)

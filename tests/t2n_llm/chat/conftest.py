@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
 from t2n_llm import export_llm
-from tests.families import save_tiny_model
+from tests.families import FAMILIES, save_tiny_model
 from tests.word_tokenizers import save_word_tokenizer
 
-USER, ASSISTANT, SYSTEM, END = (f"w{number}" for number in range(3, 7))
 TEMPLATE = (
     "{% for m in messages %}{{ {'user': 'w3', 'assistant': 'w4', 'system': 'w5'}[m['role']] }} {{ m['content'] }} w6 "
     "{% endfor %}{% if add_generation_prompt %}w4 {% endif %}"
 )
 
 
-@pytest.fixture(scope="session")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama with a tokenizer of words and a chat template; it ends at two tokens, and never says three others."""
-    folder = save_tiny_model("llama", tmp_path_factory.mktemp("models") / "talking", seed=3)
+def save_talking_model(family: str, folder: Path, configs: Mapping[str, Callable[[], Any]] = FAMILIES) -> Path:
+    """Write a random model with a tokenizer of words and a chat template; it ends at two tokens, and never says two others."""
+    save_tiny_model(family, folder, seed=3, configs=configs)
     save_word_tokenizer(folder, json.loads((folder / "config.json").read_text())["vocab_size"])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TEMPLATE
@@ -30,6 +30,12 @@ def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {"eos_token_id": [6, 2], "suppress_tokens": [0, 1], "begin_suppress_tokens": [2, 6]}
     (folder / "generation_config.json").write_text(json.dumps(settings))
     return folder
+
+
+@pytest.fixture(scope="session")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama that is talked to."""
+    return save_talking_model("llama", tmp_path_factory.mktemp("models") / "talking")
 
 
 @pytest.fixture(scope="session", params=["explicit caches", "stateful"])

@@ -12,10 +12,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from generic_export.errors import OptionError
+from t2n_llm import export_llm
 from t2n_llm.chat.conversation import HeldConversation
 from t2n_llm.chat.template import Message
 from t2n_llm.measure.generate import ExportedModel
 from t2n_llm.sampling.wishes import Sampling
+from tests.families import FAMILIES
+from tests.recurrent_families import RECURRENT_FAMILIES
+from tests.t2n_llm.chat.conftest import save_talking_model
 
 _TOKENS = 7
 
@@ -44,10 +48,23 @@ class _Theirs:
 
 
 def test_three_turns_are_those_of_transformers(talking_export: Path, talking_model: Path) -> None:
-    theirs = _Theirs(talking_model)
+    _check_three_turns(talking_export, talking_model)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("mistral", {"window_cache": True}), ("mamba", {})], ids=["windows", "fixed states"]
+)
+def test_states_of_other_kinds_hold_a_chat_too(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = save_talking_model(family, tmp_path / "model", {**FAMILIES, **RECURRENT_FAMILIES})
+    exported = export_llm(str(model), tmp_path / "out", dtype="f32", check=False, **options)
+    _check_three_turns(exported.output_dir, model)
+
+
+def _check_three_turns(exported: Path, model: Path) -> None:
+    theirs = _Theirs(model)
     messages: list[Message] = [{"role": "system", "content": "w30 w31"}]
     held = 0
-    with _conversation(talking_export, system="w30 w31", max_new_tokens=_TOKENS) as conversation:
+    with _conversation(exported, system="w30 w31", max_new_tokens=_TOKENS) as conversation:
         for text in ("w10 w11 w12", "w40", "w20 w21 w22 w23"):
             messages.append({"role": "user", "content": text})
             answer = "".join(conversation.ask(text))
