@@ -155,7 +155,8 @@ class WheelRunner:
         return _FeedingSession(session, states) if states else session
 
     def _loaded(self, *, stateful: bool) -> WheelModel:
-        if stateful not in self._models:
+        known = self._models.get(stateful)
+        if known is None or not known.alive:  # who asks again after a crash gets a new engine
             transforms = [STATEFUL_TRANSFORM] if stateful else []
             model = self._engine.load(self._archive, transforms=transforms)
             if stateful and any("B" in fact.shape for fact in model.inputs):

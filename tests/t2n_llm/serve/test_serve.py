@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI, RateLimitError
+from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError, OpenAI, RateLimitError
 
 from t2n_llm.chat.conversation import HeldConversation
 from t2n_llm.measure.generate import ExportedModel
@@ -43,6 +44,10 @@ class _Server:
         found = re.search(r"tiny at http://127\.0\.0\.1:(\d+)/v1", line)
         assert found, line + self._process.stderr.read()
         self.port = int(found[1])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def client(self) -> OpenAI:
         return OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=120)
@@ -207,6 +212,18 @@ def test_requests_wait_for_their_turn_and_not_too_many_do(server: _Server, clien
     for thread in waiting:
         thread.join(timeout=60)
     assert [text[:3] for text in done] == ["one", "two"]
+
+
+def test_an_engine_that_dies_costs_one_answer(server: _Server, client: OpenAI) -> None:
+    before = client.completions.create(model="tiny", prompt="The old man", max_tokens=4).choices[0].text
+    engines = [
+        child for child in psutil.Process(server.pid).children(recursive=True) if "wheel_worker" in str(child.cmdline())
+    ]
+    assert len(engines) == 1
+    engines[0].kill()
+    with pytest.raises(InternalServerError, match="tract"):
+        client.completions.create(model="tiny", prompt="The old man", max_tokens=4)
+    assert client.completions.create(model="tiny", prompt="The old man", max_tokens=4).choices[0].text == before
 
 
 def test_an_answer_ends_when_its_time_is_up(endless: Path) -> None:

@@ -235,6 +235,11 @@ class WheelModel:
         """Process id of the child, for whoever watches its memory."""
         return self._worker.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be asked; not so once its child is known to have died, or to have been stopped."""
+        return self._worker.alive
+
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Run once on a fresh state.
 
