@@ -151,6 +151,8 @@ def _count(op: TorchOp) -> int | None:
     source = op.args[0]
     if not isinstance(source, TensorVariable):
         return None
+    if not source.rank:  # PyTorch lets one name the axis 0 of a tensor without axes
+        return 1
     axes = op.args[1] if len(op.args) > 1 else None
     listed = range(source.rank) if axes is None or axes == () else (axes if isinstance(axes, tuple) else (axes,))
     sizes = [source.shape[axis] for axis in listed]
