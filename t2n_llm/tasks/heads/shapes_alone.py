@@ -158,12 +158,14 @@ def series_side_by_side(network: nn.Module, given: Mapping[str, Any]) -> Iterato
         yield given
         return
 
-    def preprocess(inputs: Sequence[torch.Tensor], **keywords: Any) -> tuple[torch.Tensor, ...]:
+    def preprocess(inputs: Sequence[torch.Tensor], *arguments: Any, **keywords: Any) -> tuple[torch.Tensor, ...]:
         (steps,) = inputs  # [T, B], as a series is [T]
-        first, padding, *further = prepared([steps[:, 0]], **keywords)
+        first, *further = prepared(
+            [steps[:, 0]], *arguments, **keywords
+        )  # padding [1, T], in TimesFM 1 the frequency [1, 1]
         rows = steps.transpose(0, 1)[:, -first.shape[1] :]
         rows = nn.functional.pad(rows, (first.shape[1] - rows.shape[1], 0))
-        return rows, padding.expand(rows.shape[0], -1), *further
+        return rows, *(each.expand(rows.shape[0], -1) for each in further)
 
     with mock.patch.object(network, "_preprocess", preprocess):
         yield {**given, _SERIES: [given[_SERIES].transpose(0, 1)]}

@@ -61,11 +61,14 @@ def exported(model: Any, task: str, folder: Path, **options: Any) -> ExportResul
             {"logits_per_image": ["B", "N"], "text_embeds": ["N", 64], "image_embeds": ["B", 64]},
         ),
         (names.TIME_SERIES, "patchtst", {"past_values": ["B", 32, 1]}, {"prediction_logits": ["B", 1]}),
-        (
-            names.TIME_SERIES,
-            "timesfm2_5",
-            {"past_values": ["B", 256]},
-            {"mean_predictions": ["B", 128], "full_predictions": ["B", 128, 10]},
+        *(
+            (
+                names.TIME_SERIES,
+                forecaster,
+                {"past_values": ["B", 256]},
+                {"mean_predictions": ["B", 128], "full_predictions": ["B", 128, 10]},
+            )
+            for forecaster in ("timesfm", "timesfm2_5")
         ),
     ],
 )
