@@ -250,7 +250,8 @@ def _entries(archive: Path, stack: ExitStack) -> Iterator[_Entry]:
     tar = stack.enter_context(tarfile.open(fileobj=stream, mode="r|", bufsize=_TAR_BYTES))  # noqa: SIM115
     for member in tar:
         yield _Entry(member.name, member.size, _pieces(tar.extractfile(member)))
-    for rest in _pieces(stream):  # to the end, where gzip has its checksum
+    left: Any = tar.fileobj  # tarfile reads ahead
+    for rest in _pieces(left):  # to the end, where gzip has its checksum
         if rest.count(0) != len(rest):
             raise tarfile.ReadError("something follows the end of the tar")
 

@@ -127,6 +127,18 @@ def test_a_truncated_archive_is_damaged_and_names_what_is_missing(
     assert report.tensors > 0 or part < 0.5
 
 
+@pytest.mark.parametrize("from_end", [1, 400])
+def test_what_follows_the_end_of_a_tar_is_found(from_end: int, exports: Callable[[str], Path], tmp_path: Path) -> None:
+    export = Path(shutil.copytree(exports("tar"), tmp_path / "tar"))
+    archive = export / ARCHIVES["tar"]
+    data = bytearray(archive.read_bytes())
+    assert not any(data[-1024:]), "a tar ends in two blocks of zeros"
+    data[-from_end] = 7
+    archive.write_bytes(data)
+    report = verify_export(export)
+    assert [finding.problem for finding in report.findings] == ["damaged"]
+
+
 def test_every_flipped_byte_of_a_tgz_is_found(exports: Callable[[str], Path], tmp_path: Path) -> None:
     export = Path(shutil.copytree(exports("tgz"), tmp_path / "tgz"))
     archive = export / ARCHIVES["tgz"]
