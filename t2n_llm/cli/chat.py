@@ -12,7 +12,7 @@ import typer
 from generic_export.errors import OptionError
 from t2n_llm.cli.console import Sink
 from t2n_llm.cli.generate import tell_not_followed
-from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, takes_options
+from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, PrefillChunkOption, takes_options
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.cli.turns import PipedTurns, TypedTurns
 from t2n_llm.sampling.wishes import Sampling
@@ -48,10 +48,7 @@ def chat(
             show_default=False,
         ),
     ] = None,
-    prefill_chunk: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Tokens of a turn fed at once; by default what export.json says."),
-    ] = None,
+    prefill_chunk: PrefillChunkOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
 ) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from generic_export.errors import OptionError
 from t2n_llm.cli.console import Sink
-from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, takes_options
+from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, PrefillChunkOption, takes_options
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.option import Panel
 from t2n_llm.sampling.wishes import Sampling
@@ -94,10 +94,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
     ] = True,
-    prefill_chunk: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Tokens of the prompt fed at once; by default what export.json says."),
-    ] = None,
+    prefill_chunk: PrefillChunkOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
 ) -> None:

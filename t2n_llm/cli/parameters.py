@@ -38,6 +38,10 @@ ArchiveArgument = Annotated[
     Path, typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or metal, where tract has it.")]
+PrefillChunkOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Tokens of a prompt fed at once; by default what export.json says."),
+]
 JsonOption = Annotated[
     bool,
     typer.Option(

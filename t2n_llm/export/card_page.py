@@ -26,7 +26,9 @@ EDITED_CARD_FILE = "README.edited.md"
 """What becomes of a card that somebody edited, when the export under it is replaced."""
 
 _TEMPLATE = "card.md.j2"
-_FURTHER = {"numpy": {"i64": "np.int64", "f32": "np.float32", "f16": "np.float16", "bool": "np.bool_"}}
+_WIDTHS = {"i": ("int", (8, 16, 32, 64)), "u": ("uint", (8, 16, 32, 64)), "f": ("float", (16, 32, 64))}
+_NUMPY = {f"{kind}{width}": f"np.{name}{width}" for kind, (name, widths) in _WIDTHS.items() for width in widths}
+_FURTHER = {"numpy": {**_NUMPY, "bool": "np.bool_"}}
 _MARKS = re.compile(r"([\\`*_\[\]#~|])")
 
 

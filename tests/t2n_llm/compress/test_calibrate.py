@@ -14,6 +14,7 @@ from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.calibrate import CalibrationResult, LayerProgress, calibrate
 from t2n_llm.compress.walk import first_inputs, head_inputs, open_walkable, run_layer
 from tests.families import save_tiny_model
+from tests.t2n_llm.compress.stored_values import mean_divergence, with_stored_values
 from tests.t2n_llm.conftest import REAL_MODEL
 
 
@@ -37,19 +38,12 @@ def is_linear(name: str) -> bool:
 
 def quantised(result: CalibrationResult, folder: Path):
     """The model with the values that the result stores."""
-    model = load(folder)
-    state = model.state_dict()
-    for name, source in result.packed.items():
-        state[name].copy_(unpack_q4_0(read_tensor(source)).dequantize())
-    for name, source in result.changed.items():
-        state[name].copy_(read_tensor(source))
-    return model
+    return with_stored_values(load(folder), result)
 
 
 @torch.no_grad()
 def divergence(model, reference, ids: torch.Tensor) -> float:
-    ours, theirs = (m(ids, use_cache=False).logits.log_softmax(-1) for m in (model, reference))
-    return float((theirs.exp() * (theirs - ours)).sum(-1).mean())
+    return mean_divergence(*(each(ids, use_cache=False).logits for each in (model, reference)))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from torch import nn
 from generic_export.errors import OptionError
 from generic_export.weights.values import read_tensor
 from quant.algorithms import BUILT_IN
-from quant.packing import unpack_q4_0
 from t2n_llm import export_llm
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.calibrate import CalibrationResult
@@ -28,13 +27,14 @@ from t2n_llm.tasks.registry import task_of
 from t2n_llm.tasks.seq2seq.calibration import Example, TaughtPass, examples
 from t2n_llm.weights.archive_weights import stored_values
 from t2n_llm.zoo.tiny_model import save_tiny_model
+from tests.t2n_llm.compress.stored_values import mean_divergence, with_stored_values
 from tests.word_tokenizers import save_word_tokenizer
 
 _RATE, _HOP, _FRAMES, _MELS = 1600, 40, 40, 8
 _WORDS = 96
 _WIDE = {"init_std": 0.12, "initializer_range": 0.12, "initializer_factor": 1.0}
 _IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
-_BART = {
+_LAYERS = {
     "d_model": 64,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -43,6 +43,8 @@ _BART = {
     "encoder_ffn_dim": 96,
     "decoder_ffn_dim": 96,
     "vocab_size": _WORDS,
+}
+_BART = _LAYERS | {
     "max_position_embeddings": 256,
     "forced_eos_token_id": None,
 }
@@ -56,15 +58,7 @@ _T5 = {
     "feed_forward_proj": "gated-gelu",
     "tie_word_embeddings": True,
 }
-_WHISPER = {
-    "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 96,
-    "decoder_ffn_dim": 96,
-    "vocab_size": _WORDS,
+_WHISPER = _LAYERS | {
     "num_mel_bins": _MELS,
     "max_source_positions": _FRAMES // 2,
     "max_target_positions": 48,
@@ -117,19 +111,12 @@ def _calibrated(
 
 
 def _with_values(family: str, result: CalibrationResult) -> Any:
-    model = _model(family)
-    state = model.state_dict()
-    for name, source in result.packed.items():
-        state[name].copy_(unpack_q4_0(read_tensor(source)).dequantize())
-    for name, source in result.changed.items():
-        state[name].copy_(read_tensor(source))
-    return model
+    return with_stored_values(_model(family), result)
 
 
 @torch.no_grad()
 def _divergence(model: Any, reference: Any, passes: Sequence[Pass]) -> float:
-    pairs = [[each(network).log_softmax(-1) for network in (model, reference)] for each in passes]
-    return float(np.mean([float((theirs.exp() * (theirs - ours)).sum(-1).mean()) for ours, theirs in pairs]))
+    return float(np.mean([mean_divergence(each(model), each(reference)) for each in passes]))
 
 
 # --- what is seen and stored ------------------------------------------------------------------------
