@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 # TorchScript's graphs, which the interpreter walks and the hardening passes edit; operators give plain tensors inside of
-# DisableTorchFunctionSubclass, not ones of a subclass of ours.
+# DisableTorchFunctionSubclass, not ones of a subclass of ours; inside of DisableTorchFunction no mode sees them either.
 from torch._C import Block as JitBlock
-from torch._C import DisableTorchFunctionSubclass, DispatchKey, FunctionSchema, parse_schema
+from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass, DispatchKey, FunctionSchema, parse_schema
 from torch._C import Graph as JitGraph
 from torch._C import Node as JitNode
 from torch._C import Value as JitValue
@@ -315,6 +315,7 @@ __all__ = [
     "COMPOSITE",
     "MODULE_STATE",
     "SYMBOLIC_MATH",
+    "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
     "FakeTensor",
     "FakeTensorMode",

@@ -7,7 +7,7 @@ says so. Those that the cache, attention and experts need are in `kvcache.compat
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any
 from unittest import mock
@@ -34,6 +34,18 @@ def superfluous_names(model: nn.Module) -> tuple[str, ...]:
 def dispensable_names(model: nn.Module) -> tuple[str, ...]:
     """Return the patterns of parameters that a checkpoint may lack."""
     return tuple(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
+
+
+def prepares_series(model: nn.Module) -> Callable[..., tuple[torch.Tensor, ...]] | None:
+    """Return what makes a list of time series ready in TimesFM 1 and 2.5: (series, paddings, ...); None in other models."""
+    return getattr(model, "_preprocess", None) if type(model).__name__.startswith("TimesFm") else None
+
+
+def series_prepared_by(
+    model: nn.Module, prepare: Callable[..., tuple[torch.Tensor, ...]]
+) -> AbstractContextManager[Any]:
+    """Let a TimesFM's series be made ready by another function, for the length of the block."""
+    return mock.patch.object(model, "_preprocess", prepare)
 
 
 def initialise(model: nn.Module, module: nn.Module) -> None:
@@ -163,6 +175,8 @@ __all__ = [
     "experts_implementation",
     "gguf_read_with",
     "is_loaded",
+    "prepares_series",
+    "series_prepared_by",
     "superfluous_names",
     "unsplit_classes",
 ]

@@ -92,7 +92,7 @@ class File:
 
 def _declared(node: ast.ClassDef) -> Iterator[str]:
     for each in node.body:
-        if isinstance(each, ast.FunctionDef):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
             yield each.name
         elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             yield each.target.id

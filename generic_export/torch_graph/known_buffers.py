@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from generic_export.compat import pytree, without_modes
+from generic_export.compat import DisableTorchFunction, pytree, without_modes
 from generic_export.errors import CaptureError
 
 MOST_VALUES = 64
@@ -164,7 +164,7 @@ class _KnownValues(TorchFunctionMode):
             return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
         given, keywords = pytree.tree_map(value, (args, kwargs))
-        with without_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with without_modes(), DisableTorchFunction(), torch.no_grad():
             before = torch.get_rng_state()
             result = func(*given, **keywords)
             drawn = not torch.equal(before, torch.get_rng_state())

@@ -48,6 +48,7 @@ class Made:
         self.checkpoint: Checkpoint = self.source.checkpoint()
         (part,) = TextGeneration().graphs(self.source, GraphOptions())
         self.graph: NnefGraph = part.graph
+        self.described = TextGeneration().interface(self.source, (part,), GraphOptions())
         self.sources: dict[str, TensorSource] = dict(
             graph_sources(part.graph, part.skeleton, self.checkpoint, CastReport())
         )
@@ -62,7 +63,7 @@ class Made:
         with folder.staging({"model": plan}) as staging:
             written = folder.write_archive(staging, self.graph, self.sources, folder.identity(self.checkpoint))
             folder.copy_companions(staging)
-            described = {"source": {}, "graph": {}, "model": {}, "archive": written.path.name, "format": 1}
+            described = {"source": {}, "archive": written.path.name, "format": 1, **self.described}
             described |= {"tensors": stored_tensors(written), "marker": marker}
             folder.complete(staging, {"model": written}, None, (), described, self.checkpoint.held)
 

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from t2n_llm.compat import prepares_series, series_prepared_by
+
 _MASK, _LENGTHS = "attention_mask", "lengths"
 
 
@@ -153,8 +155,8 @@ def series_side_by_side(network: nn.Module, given: Mapping[str, Any]) -> Iterato
     """Yield what a network is given, any number of series as one: TimesFM takes a list of them, each made ready by itself,
     and a list is as long as it was while the model was captured.
     """
-    prepared = getattr(network, "_preprocess", None)
-    if not type(network).__name__.startswith("TimesFm") or prepared is None or _SERIES not in given:
+    prepared = prepares_series(network)
+    if prepared is None or _SERIES not in given:
         yield given
         return
 
@@ -167,7 +169,7 @@ def series_side_by_side(network: nn.Module, given: Mapping[str, Any]) -> Iterato
         rows = nn.functional.pad(rows, (first.shape[1] - rows.shape[1], 0))
         return rows, *(each.expand(rows.shape[0], -1) for each in further)
 
-    with mock.patch.object(network, "_preprocess", preprocess):
+    with series_prepared_by(network, preprocess):
         yield {**given, _SERIES: [given[_SERIES].transpose(0, 1)]}
 
 

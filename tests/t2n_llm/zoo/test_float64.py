@@ -53,8 +53,9 @@ def test_another_models_archive_is_wrong(tmp_path: Path) -> None:
 
 def test_one_pass_may_be_as_far_off_as_f32_itself(tmp_path: Path) -> None:
     """MobileBERT has no norms between its blocks: random weights give sums of which f32 holds three digits."""
-    verdict = run_cell(Cell("mobilebert", task="fill-mask"), tmp_path, lambda _: None)
-    assert (verdict.outcome, verdict.reference) == (RIGHT, "f64")
+    report = head_float64_report(*_exported("mobilebert", tmp_path, "fill-mask"), "fill-mask")
+    assert report.passed
+    assert 1e-4 < report.tolerance.max_abs_error <= 1e-2
 
 
 def test_one_pass_of_another_model_is_wrong(tmp_path: Path) -> None:
