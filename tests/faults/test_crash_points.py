@@ -63,8 +63,8 @@ class Made:
         with folder.staging({"model": plan}) as staging:
             written = folder.write_archive(staging, self.graph, self.sources, folder.identity(self.checkpoint))
             folder.copy_companions(staging)
-            described = {"source": {}, "archive": written.path.name, "format": 1, **self.described}
-            described |= {"tensors": stored_tensors(written), "marker": marker}
+            described = {"source": {}, "archive": written.path.name, "format": 1, "versions": {"tract": "0.23.9"}}
+            described |= self.described | {"tensors": stored_tensors(written), "marker": marker}
             folder.complete(staging, {"model": written}, None, (), described, self.checkpoint.held)
 
 
