@@ -92,7 +92,7 @@ ORDER = {
         cli
         zoo
         explain serve
-        chat
+        chat speculate
         measure share
         export
         tasks

@@ -15,7 +15,7 @@ import numpy as np
 from generic_export.errors import EngineLoadError
 from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli, write_bundle
 from generic_export.inference_target.tract.engines.engine import EngineSession, IoFact
-from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
+from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel, WheelSession
 from kvcache.states import StateTensor, is_window_symbol
 from t2n_llm.check.engines import chosen_engine
 from t2n_llm.check.options import EngineOptions
@@ -141,6 +141,29 @@ class WheelRunner:
             )
         return session, states
 
+    def open_rewindable(self) -> RewindableSession:
+        """Return a session that can forget the last tokens again: `input_ids` in, logits out, the caches stay in the worker.
+
+        Raises:
+            EngineLoadError: the archive has the engine keep its cache, or states that do not grow with the tokens.
+        """
+        model = self._loaded(stateful=False)
+        states = self._states_of(model)
+        if not states:
+            raise EngineLoadError(
+                f"{self._archive}: the engine keeps the cache of this archive, and forgets none of it.",
+                "Export without --stateful and --kv-cache.",
+            )
+        fixed = [fact for fact in states if not _grows(fact)]
+        if fixed:
+            raise EngineLoadError(
+                f"{self._archive}: state {fixed[0]} has no place for each token, so that no token can be taken back.",
+                "Use a model without recurrent layers, exported without --window-cache.",
+            )
+        session = model.spawn_state()
+        session.feed_back([empty_input(fact) for fact in states])
+        return RewindableSession(session, [_growing_axis(fact) for fact in states])
+
     def _known(self, model: WheelModel) -> dict[str, np.ndarray]:
         return {fact.name: as_fact(fact, self._told[fact.name]) for fact in model.inputs if fact.name in self._told}
 
@@ -178,6 +201,25 @@ class _FeedingSession:
         """See `EngineSession.run`: `input_ids` in, logits out."""
         logits, *self._states = self._session.run([*inputs, *self._states])
         return [logits]
+
+    def close(self) -> None:
+        """See `EngineSession.close`."""
+        self._session.close()
+
+
+class RewindableSession:
+    """A session whose caches lie in the worker as tensors, and are cut where tokens are taken back."""
+
+    def __init__(self, session: WheelSession, axes: Sequence[int]) -> None:
+        self._session, self._axes = session, axes
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """See `EngineSession.run`: `input_ids` in, logits out."""
+        return self._session.run(inputs)
+
+    def keep(self, tokens: int) -> None:
+        """Forget all tokens but the first ones, so many."""
+        self._session.cut(self._axes, tokens)
 
     def close(self) -> None:
         """See `EngineSession.close`."""
@@ -285,9 +327,22 @@ def _grows(fact: IoFact) -> bool:
     return any(not dim.isdigit() and dim != "B" and not is_window_symbol(dim) for dim in fact.shape)
 
 
+def _growing_axis(fact: IoFact) -> int:
+    return next(axis for axis, dim in enumerate(fact.shape) if not dim.isdigit() and dim != "B")
+
+
 def empty_shape(shape: Sequence[str]) -> tuple[int, ...]:
     """Return the shape of a cache with no past: one sequence for `B`, nothing along any other symbol."""
     return tuple(int(dim) if dim.isdigit() else {"B": 1}.get(dim, 0) for dim in shape)
 
 
-__all__ = ["CliRunner", "Runner", "Turn", "WheelRunner", "empty_input", "empty_shape", "open_runner"]
+__all__ = [
+    "CliRunner",
+    "RewindableSession",
+    "Runner",
+    "Turn",
+    "WheelRunner",
+    "empty_input",
+    "empty_shape",
+    "open_runner",
+]

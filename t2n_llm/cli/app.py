@@ -24,6 +24,7 @@ from t2n_llm.cli.remodel import remodel
 from t2n_llm.cli.serve import serve
 from t2n_llm.cli.session import EXIT_BAD_INPUT, EXIT_BUG, EXIT_DISAGREES, Session
 from t2n_llm.cli.share import pull, push
+from t2n_llm.cli.speculate import speculate
 from t2n_llm.cli.zoo import zoo
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ for _command in (
     generate,
     chat,
     serve,
+    speculate,
     inspect,
     profile,
     bench,

@@ -71,6 +71,17 @@ QuietOption = Annotated[
     ),
 ]
 
+QuietTextOption = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        callback=_speaks_little,
+        help="Print the text alone, without figures.",
+        rich_help_panel=Panel.OUTPUT.value,
+    ),
+]
+
 _PANELS = [panel.value for panel in Panel]
 
 

@@ -349,6 +349,23 @@ class WheelSession:
         self._worker.request("hold", self._session, held)
         self._inputs = tuple(fact for place, fact in enumerate(self._declared) if place not in held)
 
+    def feed_back(self, inputs: Sequence[Array]) -> None:
+        """Keep the last inputs in the child: the last outputs of each turn, as many, become those of the next.
+
+        Args:
+            inputs: of the first turn; turns are given the others, and return the other outputs.
+
+        Raises:
+            EngineRunError: one does not fit its fact.
+        """
+        first = len(self._inputs) - len(inputs)
+        self._worker.request("feed_back", self._session, conform_inputs(self._inputs[first:], inputs))
+        self._inputs = self._inputs[:first]
+
+    def cut(self, axes: Sequence[int], length: int) -> None:
+        """Leave the first `length` entries along one axis of each input that is fed back; one axis for each of them."""
+        self._worker.request("cut", self._session, list(axes), length)
+
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Run one turn on what is not held; see `WheelModel.run`. After an engine error tract refuses every later turn."""
         if not self._forget.alive:

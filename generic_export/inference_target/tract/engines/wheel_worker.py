@@ -80,6 +80,7 @@ class EngineWorker:
         self._timings: dict[str, float] = {}
         self._states: dict[int, Any] = {}
         self._held: dict[int, dict[int, Any]] = {}
+        self._fed_back: dict[int, list[Any]] = {}
         self._ids = itertools.count()
 
     def use_device(self, device: str) -> str | None:
@@ -134,8 +135,23 @@ class EngineWorker:
 
     def turn(self, session: int, inputs: list[Any]) -> list[Any]:
         """Run one turn of a session."""
-        given = self._with_held(session, inputs)
-        return [array_of(self._tract, tensor) for tensor in self._states[session].run(given)]
+        fed_back = self._fed_back.get(session, [])
+        outputs = self._states[session].run(self._with_held(session, [*inputs, *fed_back]))
+        given = len(outputs) - len(fed_back)
+        if fed_back:
+            self._fed_back[session] = outputs[given:]
+        return [array_of(self._tract, tensor) for tensor in outputs[:given]]
+
+    def feed_back(self, session: int, inputs: list[Any]) -> None:
+        """Give a session its last inputs; after a turn, the last outputs of it take their place."""
+        self._fed_back[session] = [self._tract.Tensor.from_numpy(array) for array in inputs]
+
+    def cut(self, session: int, axes: list[int], length: int) -> None:
+        """Leave the first entries, so many, along an axis of each tensor that is fed back."""
+        self._fed_back[session] = [
+            self._tract.Tensor.from_numpy(tensor.to_numpy()[(slice(None),) * axis + (slice(length),)])
+            for tensor, axis in zip(self._fed_back[session], axes, strict=True)
+        ]
 
     def _with_held(self, session: int, inputs: list[Any]) -> list[Any]:
         held, given = self._held.get(session, {}), iter(inputs)
@@ -146,6 +162,7 @@ class EngineWorker:
         for session in sessions:
             self._states.pop(session, None)
             self._held.pop(session, None)
+            self._fed_back.pop(session, None)
 
     def dump(self) -> str:
         """List every node of the optimised graph, nested bodies included, as JSON; nothing is run."""
