@@ -23,7 +23,7 @@ from statistics import median
 
 from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.speculate.acceptance import expected_tokens
-from t2n_llm.speculate.lengths import AdaptiveLength, DraftLength, FixedLength
+from t2n_llm.speculate.lengths import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from t2n_llm.speculate.pair import OpenedPair, SpeculativePair
 
 CODE = """def read_rows(path, separator):
@@ -131,7 +131,7 @@ def measured(options: argparse.Namespace, names: list[str]) -> list[Row]:
 
 
 def _length(name: str) -> DraftLength:
-    return AdaptiveLength(MOST) if name == "adaptive" else FixedLength(int(name))
+    return AdaptiveDraftLength(MOST) if name == "adaptive" else FixedDraftLength(int(name))
 
 
 def table(rows: list[Row]) -> str:

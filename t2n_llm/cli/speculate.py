@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from t2n_llm.sampling.choice import TokenChoice
     from t2n_llm.speculate.answer import SpeculativeAnswer
 
-_MOST_DRAFTED = 8  # where --draft-tokens is not given
+_DRAFT_TOKENS = 2  # growing drafts were not faster (docs/speculate.md)
 
 
 @takes_options
@@ -43,14 +43,9 @@ def speculate(
         bool, typer.Option("--prompt-lookup", help="Guess what followed earlier in the text, without a draft.")
     ] = False,
     draft_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="K",
-            help="Tokens guessed at once; by default 2 to 8, more while guesses are right.",
-            show_default=False,
-        ),
-    ] = None,
+        int,
+        typer.Option(min=1, metavar="K", help="Tokens guessed at once."),
+    ] = _DRAFT_TOKENS,
     compare: Annotated[
         bool, typer.Option("--compare", help="Generate again without guessing, and tell both speeds.")
     ] = False,
@@ -76,26 +71,24 @@ def speculate(
 ) -> None:
     """Generate text whose tokens are guessed first: the same text, sooner where guesses are cheap and right.
 
-    Measured faster: --prompt-lookup over texts that repeat (edited code, summaries). A DRAFT has to be many times faster than its
-    TARGET; docs/speculate.md has the figures.
+    Measured faster: --prompt-lookup, where the text repeats the prompt (edited code, summaries). No pair with a DRAFT was measured
+    faster; one has to be many times faster than its TARGET (docs/speculate.md).
     """
     if (draft is None) != prompt_lookup:
         raise typer.BadParameter("give either a draft or --prompt-lookup.", param_hint="draft")
     sink = open_sink(as_json, quiet)
     quiet_libraries(sink)
-    from t2n_llm.speculate.lengths import AdaptiveLength, FixedLength
+    from t2n_llm.speculate.lengths import FixedDraftLength
     from t2n_llm.speculate.pair import SpeculativePair
 
     text = _prompt(prompt, prompt_file)
-    most = draft_tokens or _MOST_DRAFTED
-    pair = SpeculativePair.open(target, draft, most, device=device, prefill_chunk=prefill_chunk)
+    pair = SpeculativePair.open(target, draft, draft_tokens, device=device, prefill_chunk=prefill_chunk)
     ids = pair.target.encode(text, chat=chat)
     pair.target.limit(len(ids), max_new_tokens)  # refused before the engine starts
     choice = sampling.choice(pair.target.settings)
     tell_not_followed(sink, pair.target.settings, sampled=choice.samples, beams=False)
     with pair.opened(choice) as opened:
-        length = FixedLength(most) if draft_tokens else AdaptiveLength(most)
-        answer = opened.answer(ids, length, max_new_tokens=max_new_tokens)
+        answer = opened.answer(ids, FixedDraftLength(draft_tokens), max_new_tokens=max_new_tokens)
         pieces = []
         for piece in answer:
             pieces.append(piece)

@@ -22,7 +22,7 @@ from t2n_llm.speculate.rewinding import RewindableTokens
 
 
 @dataclass(frozen=True)
-class Tally:
+class DraftTally:
     """What came of guessing.
 
     Attributes:
@@ -86,7 +86,7 @@ class SpeculativeAnswer:
     decode: Callable[[Sequence[int]], str]
     random: np.random.Generator
     tokens: list[int] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
+    tally: DraftTally = field(default_factory=DraftTally)
     _ending: AnswerEnding = AnswerEnding.STOPPED
     _times: list[float] = field(default_factory=list)
 
@@ -179,4 +179,4 @@ class SpeculativeAnswer:
         return accepted_or_drawn(target, draft.of(place, len(target)), guess, self.random)
 
 
-__all__ = ["SpeculativeAnswer", "Tally"]
+__all__ = ["SpeculativeAnswer", "DraftTally"]

@@ -31,7 +31,7 @@ class DraftLength(Protocol):
         ...
 
 
-class FixedLength:
+class FixedDraftLength:
     """Always as many."""
 
     def __init__(self, tokens: int) -> None:
@@ -43,7 +43,7 @@ class FixedLength:
         return self
 
 
-class AdaptiveLength:
+class AdaptiveDraftLength:
     """More after a draft that was right as a whole, fewer after another: 2, 5, 8, which with one token before them fill tiles."""
 
     def __init__(self, most: int, tokens: int = LEAST) -> None:
@@ -54,7 +54,7 @@ class AdaptiveLength:
         if drafted < self.tokens:
             return self
         changed = self.tokens + (_STEP if accepted == drafted else -_STEP)
-        return AdaptiveLength(self.most, max(LEAST, changed))
+        return AdaptiveDraftLength(self.most, max(LEAST, changed))
 
 
-__all__ = ["LEAST", "AdaptiveLength", "DraftLength", "FixedLength"]
+__all__ = ["LEAST", "AdaptiveDraftLength", "DraftLength", "FixedDraftLength"]
