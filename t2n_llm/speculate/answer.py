@@ -179,4 +179,4 @@ class SpeculativeAnswer:
         return accepted_or_drawn(target, draft.of(place, len(target)), guess, self.random)
 
 
-__all__ = ["SpeculativeAnswer", "DraftTally"]
+__all__ = ["DraftTally", "SpeculativeAnswer"]
