@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure speculative decoding: tokens a second with and without guesses, in turn, on the same prompts.
 
-usage: scripts/bench_speculate.py TARGET [--draft DIR ...] [--draft-tokens 2,4,5,8,adaptive] [--prompts all|NAME,...]
+usage: scripts/bench_speculate.py TARGET [--draft DIR ...] [--draft-tokens 2,4,5,8] [--prompts all|NAME,...]
                                   [--tokens N] [--repeat N] [--predict 127,19] [--json]
 
 TARGET and each DIR are exports of one tokenizer, TARGET with --num-logits-to-keep 0. Every repeat decodes each prompt greedily
@@ -23,7 +23,6 @@ from statistics import median
 
 from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.speculate.acceptance import expected_tokens
-from t2n_llm.speculate.lengths import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from t2n_llm.speculate.pair import OpenedPair, SpeculativePair
 
 CODE = """def read_rows(path, separator):
@@ -65,7 +64,7 @@ class Row:
 
     prompt: str
     way: str
-    length: str
+    length: int
     speeds: list[float]
     plain: list[float]
     acceptance: float | None
@@ -83,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path)
     parser.add_argument("--draft", type=Path, nargs="*", default=[])
-    parser.add_argument("--draft-tokens", default="2,4,5,8,adaptive")
+    parser.add_argument("--draft-tokens", default="2,4,5,8")
     parser.add_argument("--prompts", default="all")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeat", type=int, default=3)
@@ -99,8 +98,8 @@ def main() -> None:
 
 def measured(options: argparse.Namespace, names: list[str]) -> list[Row]:
     """Measure every way on every prompt, in turn."""
-    lengths = options.draft_tokens.split(",")
-    rows: dict[tuple[str, str, str], Row] = {}
+    lengths = [int(each) for each in options.draft_tokens.split(",")]
+    rows: dict[tuple[str, str, int], Row] = {}
     with ExitStack() as stack:
         pairs = {"prompt lookup": None, **{path.name: path for path in options.draft}}
         opened: dict[str, OpenedPair] = {}
@@ -119,8 +118,8 @@ def measured(options: argparse.Namespace, names: list[str]) -> list[Row]:
                 plain = answer.account.tokens_per_second or 0.0
                 for way, pair_of_way in opened.items():
                     for length in lengths:
-                        pair_of_way.held.keep(0)
-                        guessed = pair_of_way.answer(ids, _length(length), max_new_tokens=options.tokens)
+                        pair_of_way.forget()
+                        guessed = pair_of_way.answer(ids, length, max_new_tokens=options.tokens)
                         same = "".join(guessed) == text
                         row = rows.setdefault((name, way, length), Row(name, way, length, [], [], None, None, True))
                         row.speeds.append(guessed.account.tokens_per_second or 0.0)
@@ -128,10 +127,6 @@ def measured(options: argparse.Namespace, names: list[str]) -> list[Row]:
                         row.acceptance, row.tokens_per_run = guessed.tally.acceptance, guessed.tally.tokens_per_run
                         row.same = row.same and same
     return list(rows.values())
-
-
-def _length(name: str) -> DraftLength:
-    return AdaptiveDraftLength(MOST) if name == "adaptive" else FixedDraftLength(int(name))
 
 
 def table(rows: list[Row]) -> str:
@@ -155,9 +150,9 @@ def predicted(rows: list[Row], target: float, draft: float) -> str:
     """Return what the tokens a run that were seen give at other step times, in ms; nothing of it was measured."""
     lines = [f"Predicted, target {target:g} ms, draft {draft:g} ms:"]
     for row in rows:
-        if row.way == "prompt lookup" or row.length == "adaptive" or row.tokens_per_run is None:
+        if row.way == "prompt lookup" or row.tokens_per_run is None:
             continue
-        drafted = int(row.length)
+        drafted = row.length
         gain = row.tokens_per_run * target / (target + drafted * draft)
         lines.append(f"{row.prompt}, {row.way}, K {drafted}: {gain:.2f} x")
     for acceptance in (0.5, 0.6, 0.7, 0.8):

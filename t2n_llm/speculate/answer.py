@@ -17,7 +17,6 @@ from t2n_llm.sampling.rules import Said
 from t2n_llm.sampling.text import text_pieces, until_stop
 from t2n_llm.speculate.acceptance import accepted_or_drawn
 from t2n_llm.speculate.drafts import Draft, Drafter
-from t2n_llm.speculate.lengths import DraftLength
 from t2n_llm.speculate.rewinding import RewindableTokens
 
 
@@ -70,7 +69,7 @@ class SpeculativeAnswer:
         ids: the prompt.
         choice: how a token is chosen.
         limit: most tokens.
-        length: tokens of the next draft.
+        draft_tokens: tokens to guess at once.
         decode: makes tokens text.
         random: where draws come from.
         tokens: of the answer, so far.
@@ -82,7 +81,7 @@ class SpeculativeAnswer:
     ids: Sequence[int]
     choice: TokenChoice
     limit: Limit
-    length: DraftLength
+    draft_tokens: int
     decode: Callable[[Sequence[int]], str]
     random: np.random.Generator
     tokens: list[int] = field(default_factory=list)
@@ -139,8 +138,6 @@ class SpeculativeAnswer:
         decided = self._judged(said, draft, rows)
         accepted = len(decided) - 1
         self.held.keep(len(said.tokens) + accepted)
-        if draft.tokens:
-            self.length = self.length.after(len(draft.tokens), accepted)
         self.tally = replace(
             self.tally,
             runs=self.tally.runs + 1,
@@ -152,7 +149,7 @@ class SpeculativeAnswer:
         return decided
 
     def _drafted(self, said: Said) -> Draft:
-        most = min(self.length.tokens, self.limit.tokens - len(self.tokens) - 1)  # the target adds one of its own
+        most = min(self.draft_tokens, self.limit.tokens - len(self.tokens) - 1)  # the target adds one of its own
         if most < 1:
             return Draft()
         start = time.perf_counter()

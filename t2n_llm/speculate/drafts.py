@@ -17,7 +17,7 @@ from t2n_llm.speculate.rewinding import RewindableTokens
 
 LONGEST_NGRAM = 4
 SHORTEST_NGRAM = 2
-"""A single token that occurred before says little of what follows: most of such drafts are rejected (docs/speculate.md)."""
+"""A single token that occurred before says little of what follows."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class Drafter(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Forget every text that was read."""
+        ...
+
 
 @dataclass(frozen=True)
 class PromptLookup:
@@ -70,6 +74,9 @@ class PromptLookup:
         """See `Drafter`; nothing is drawn."""
         del random
         return Draft(continuation(said.tokens, self.longest, self.shortest, most))
+
+    def forget(self) -> None:
+        """See `Drafter`; nothing is kept."""
 
 
 def continuation(text: Sequence[int], longest: int, shortest: int, most: int) -> tuple[int, ...]:
@@ -130,6 +137,10 @@ class ModelDrafts:
             likely.append(self._choice.distribution(logits, Said([*text, *tokens], said.given)))
             tokens.append(drawn(likely[-1], random) if self._choice.samples else int(likely[-1].argmax()))
         return Draft(tuple(tokens), tuple(likely))
+
+    def forget(self) -> None:
+        """See `Drafter`."""
+        self._held.keep(0)
 
     def _reads(self, text: Sequence[int]) -> bool:
         """Return whether the model has a row for each token: the engine dies of others."""

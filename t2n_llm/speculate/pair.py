@@ -18,7 +18,6 @@ from t2n_llm.measure.generate import ExportedModel
 from t2n_llm.sampling.choice import TokenChoice
 from t2n_llm.speculate.answer import SpeculativeAnswer
 from t2n_llm.speculate.drafts import Drafter, ModelDrafts, PromptLookup
-from t2n_llm.speculate.lengths import DraftLength
 from t2n_llm.speculate.rewinding import RewindableTokens
 
 
@@ -98,14 +97,12 @@ class OpenedPair:
     drafter: Drafter
     choice: TokenChoice
 
-    def answer(
-        self, ids: Sequence[int], length: DraftLength, *, max_new_tokens: int | None = None
-    ) -> SpeculativeAnswer:
+    def answer(self, ids: Sequence[int], draft_tokens: int, *, max_new_tokens: int | None = None) -> SpeculativeAnswer:
         """Return the text that follows a prompt.
 
         Args:
             ids: of the prompt; what is held of it already is not read again.
-            length: of drafts.
+            draft_tokens: tokens to guess at once.
             max_new_tokens: most tokens; None for what the model's settings say.
 
         Raises:
@@ -113,8 +110,13 @@ class OpenedPair:
         """
         limit = self.model.limit(len(ids), max_new_tokens)
         return SpeculativeAnswer(
-            self.held, self.drafter, ids, self.choice, limit, length, self.model.decode, self.choice.random()
+            self.held, self.drafter, ids, self.choice, limit, draft_tokens, self.model.decode, self.choice.random()
         )
+
+    def forget(self) -> None:
+        """Forget every text that was read, so that the next prompt is read from its start, by both."""
+        self.held.keep(0)
+        self.drafter.forget()
 
 
 def require_same_tokens(target: ExportedModel, draft: ExportedModel) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from t2n_llm.speculate.drafts import continuation
-from t2n_llm.speculate.lengths import AdaptiveDraftLength
 
 
 @pytest.mark.parametrize(
@@ -24,14 +23,3 @@ from t2n_llm.speculate.lengths import AdaptiveDraftLength
 )
 def test_continuation(text: list[int], followed: tuple[int, ...]) -> None:
     assert continuation(text, 4, 2, 3) == followed
-
-
-def test_drafts_grow_while_they_are_right() -> None:
-    length = AdaptiveDraftLength(8)
-    lengths = [length.tokens]
-    for accepted in (2, 5, 8, 3, 0, 0):
-        length = length.after(length.tokens, accepted)
-        lengths.append(length.tokens)
-    assert lengths == [2, 5, 8, 8, 5, 2, 2]
-    assert AdaptiveDraftLength(8, 5).after(1, 1).tokens == 5  # there was no more to guess
-    assert AdaptiveDraftLength(1).after(1, 0).tokens <= 1

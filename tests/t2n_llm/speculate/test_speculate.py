@@ -24,7 +24,6 @@ from t2n_llm.measure.generate import ExportedModel
 from t2n_llm.sampling.rules import Said
 from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.speculate.drafts import Draft
-from t2n_llm.speculate.lengths import AdaptiveDraftLength, FixedDraftLength
 from t2n_llm.speculate.pair import OpenedPair, SpeculativePair
 from tests.t2n_llm.command_line import call, refused
 from tests.t2n_llm.conftest import REAL_MODEL
@@ -118,9 +117,7 @@ def test_greedy_tokens_are_the_targets(
     accepted = runs = 0
     with _opened(target, draft) as pair:
         for prompt in _PROMPTS:
-            answer = pair.answer(
-                pair.model.encode(prompt, chat=False), FixedDraftLength(tokens), max_new_tokens=_TOKENS
-            )
+            answer = pair.answer(pair.model.encode(prompt, chat=False), tokens, max_new_tokens=_TOKENS)
             assert "".join(answer)
             _check_same(answer.tokens, plain[prompt])
             assert answer.account.ending is AnswerEnding.MOST_TOKENS
@@ -151,7 +148,7 @@ def _told(target: Path, plain: _Plain, sampling: Sampling = _GREEDY) -> Iterator
 @pytest.mark.parametrize("most", [1, 2, 7, 11])
 def test_no_run_passes_the_most_tokens(most: int, target: Path, plain: dict[str, _Plain]) -> None:
     with _told(target, plain[_PROMPTS[0]]) as pair:
-        answer = pair.answer(pair.model.encode(_PROMPTS[0], chat=False), FixedDraftLength(8), max_new_tokens=most)
+        answer = pair.answer(pair.model.encode(_PROMPTS[0], chat=False), 8, max_new_tokens=most)
         list(answer)
     assert answer.tokens == plain[_PROMPTS[0]].tokens[:most]
     assert answer.tally.runs == -(-(most - 1) // 9)  # nine tokens a run
@@ -165,7 +162,7 @@ def test_an_end_token_ends_it_within_a_run(target: Path, plain: dict[str, _Plain
     with _told(target, known) as pair:
         choice = type(pair.choice)(ends=frozenset({end}))
         ending = OpenedPair(pair.model, pair.held, pair.drafter, choice)
-        answer = ending.answer(pair.model.encode(_PROMPTS[0], chat=False), FixedDraftLength(8), max_new_tokens=_TOKENS)
+        answer = ending.answer(pair.model.encode(_PROMPTS[0], chat=False), 8, max_new_tokens=_TOKENS)
         list(answer)
     assert answer.tokens == known.tokens[:first]
     assert answer.account.ending is AnswerEnding.END_TOKEN and answer.tally.runs <= 1
@@ -176,7 +173,7 @@ def test_a_stop_text_ends_it_within_a_run(target: Path, plain: dict[str, _Plain]
     text = ExportedModel.open(target).decode(known.tokens)
     stop = text[18:24]
     with _told(target, known, Sampling(greedy=True, stop=(stop,))) as pair:
-        answer = pair.answer(pair.model.encode(_PROMPTS[0], chat=False), AdaptiveDraftLength(8), max_new_tokens=_TOKENS)
+        answer = pair.answer(pair.model.encode(_PROMPTS[0], chat=False), 8, max_new_tokens=_TOKENS)
         said = "".join(answer)
     assert said.strip() == text[: text.index(stop)].strip()
     assert answer.account.ending is AnswerEnding.STOP_TEXT
@@ -186,7 +183,7 @@ def test_a_stop_text_ends_it_within_a_run(target: Path, plain: dict[str, _Plain]
 def test_the_longest_context_is_not_passed(target: Path, good_draft: Path) -> None:
     with _opened(target, good_draft) as pair:
         ids = (pair.model.encode(" ".join(_PROMPTS), chat=False) * 60)[: 1024 - 6]
-        answer = pair.answer(ids, FixedDraftLength(8), max_new_tokens=_TOKENS)
+        answer = pair.answer(ids, 8, max_new_tokens=_TOKENS)
         list(answer)
     assert answer.account.ending in (AnswerEnding.CONTEXT, AnswerEnding.END_TOKEN)
     assert len(answer.tokens) <= 6
@@ -201,7 +198,7 @@ def test_sampled_first_tokens_have_the_targets_frequencies(target: Path, good_dr
         expected = pair.choice.distribution(pair.held.continue_with(ids), Said(ids, len(ids)))
         # All tokens but the last are the prompt: the one that is drafted and judged is the first of the answer.
         for seed in range(count):
-            answer = pair.answer(ids[:-1], FixedDraftLength(1), max_new_tokens=2)
+            answer = pair.answer(ids[:-1], 1, max_new_tokens=2)
             answer.random = np.random.default_rng(seed)
             answer.tokens.append(ids[-1])
             pair.held.keep(len(ids) - 1)
@@ -219,7 +216,7 @@ def test_a_seed_gives_the_same_text_again(target: Path, good_draft: Path) -> Non
     for _ in range(2):
         with _opened(target, good_draft, sampling=Sampling(temperature=1.0, seed=5)) as pair:
             ids = pair.model.encode(_PROMPTS[0], chat=False)
-            texts.append("".join(pair.answer(ids, FixedDraftLength(3), max_new_tokens=20)))
+            texts.append("".join(pair.answer(ids, 3, max_new_tokens=20)))
     assert texts[0] == texts[1] != ""
 
 
@@ -256,7 +253,7 @@ def test_an_engine_that_dies_is_one_error(target: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(WheelRunner, "open_rewindable", noted)
     with _opened(target, None) as pair:
         ids = pair.model.encode(_PROMPTS[0], chat=False)
-        pieces = iter(pair.answer(ids, FixedDraftLength(4), max_new_tokens=_TOKENS))
+        pieces = iter(pair.answer(ids, 4, max_new_tokens=_TOKENS))
         assert list(itertools.islice(pieces, 2))
         (model,) = opened[0]._models.values()
         os.kill(model.pid, signal.SIGKILL)
