@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 _PATIENCE_SECONDS = 120.0
+_ASLEEP_LOOKS = 7  # at 0.1 s each: longer than two presses that are taken for one
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 
 
@@ -57,6 +58,16 @@ class TypedCommand:
     def press_ctrl_c(self) -> None:
         """Press Ctrl-C: the terminal sends SIGINT to the command and its children."""
         self.press("\x03")
+
+    def wait_until_it_reads(self) -> None:
+        """Wait until the command sleeps: Python sees a Ctrl-C that comes just before it waits for a key with the next key only."""
+        end = time.monotonic() + _PATIENCE_SECONDS
+        asleep = 0
+        while asleep < _ASLEEP_LOOKS:
+            assert time.monotonic() < end, f"it never waited for a key:\n{self._shown}"
+            state = Path(f"/proc/{self._pid}/stat").read_text().rpartition(") ")[2][0]
+            asleep = asleep + 1 if state == "S" else 0
+            time.sleep(0.1)
 
     def wait_for(self, text: str) -> str:
         """Wait until a text is shown after what was waited for before; return what stands between."""

@@ -30,10 +30,6 @@ def _piped(folder: Path, text: str | bytes, *arguments: object) -> subprocess.Co
     return subprocess.run(command, input=data, capture_output=True, timeout=300)
 
 
-def _a_moment() -> None:
-    time.sleep(0.7)  # two presses that are closer are one
-
-
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(endless: Path, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     with typed_chat(endless) as chat:
@@ -47,7 +43,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(endless: Path, tmp_path: Pa
         chat.type("And then?")
         chat.wait_for("And then?\n")
         chat.wait_for(" ")
-        _a_moment()
+        time.sleep(0.7)  # two presses that are closer are one
         chat.press_ctrl_c()
         chat.wait_for("; stopped")
         chat.wait_for("> ")
@@ -64,16 +60,17 @@ def test_ctrl_c_at_the_prompt(real_export: Path) -> None:
     with typed_chat(real_export, "-n", 4) as chat:
         chat.press("half a line")
         chat.wait_for("half a line")
+        chat.wait_until_it_reads()
         chat.press_ctrl_c()
         chat.wait_for("> ")
         chat.type("Hello")  # nothing of the dropped line is left
         chat.wait_for("tokens/s; cut off there (--max-new-tokens)")
         chat.wait_for("> ")
-        _a_moment()
+        chat.wait_until_it_reads()
         chat.press_ctrl_c()
         chat.wait_for("Ctrl-C again leaves")
         chat.wait_for("> ")
-        _a_moment()
+        chat.wait_until_it_reads()
         chat.press_ctrl_c()
         assert chat.end() == 0
     assert "Traceback" not in chat.shown
@@ -87,7 +84,7 @@ def test_a_stopped_answer_and_one_more_ctrl_c_leave(endless: Path) -> None:
         chat.press_ctrl_c()
         chat.wait_for("; stopped")
         chat.wait_for("> ")
-        _a_moment()
+        chat.wait_until_it_reads()
         chat.press_ctrl_c()
         assert chat.end() == 0
 
