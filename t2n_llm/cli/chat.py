@@ -12,7 +12,7 @@ import typer
 from generic_export.errors import OptionError
 from t2n_llm.cli.console import Sink
 from t2n_llm.cli.generate import tell_not_followed
-from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, PrefillChunkOption, takes_options
+from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, PrefillChunkOption, most_new_tokens, takes_options
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.cli.turns import PipedTurns, TypedTurns
 from t2n_llm.sampling.wishes import Sampling
@@ -37,17 +37,7 @@ def chat(
         str | None,
         typer.Option(metavar="TEXT", help="What the model is told before the first turn.", show_default=False),
     ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            "-n",
-            min=1,
-            metavar="N",
-            help="Most tokens of an answer; by default what the model's settings say, or 2048.",
-            show_default=False,
-        ),
-    ] = None,
+    max_new_tokens: Annotated[int | None, most_new_tokens(2048)] = None,
     prefill_chunk: PrefillChunkOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,

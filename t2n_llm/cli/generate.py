@@ -12,7 +12,14 @@ import typer
 
 from generic_export.errors import OptionError
 from t2n_llm.cli.console import Sink
-from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, PrefillChunkOption, takes_options
+from t2n_llm.cli.parameters import (
+    ChatTemplateOption,
+    DeviceOption,
+    JsonLinesOption,
+    PrefillChunkOption,
+    most_new_tokens,
+    takes_options,
+)
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.option import Panel
 from t2n_llm.sampling.wishes import Sampling
@@ -80,20 +87,8 @@ def generate(
             rich_help_panel=_SOURCES,
         ),
     ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            "-n",
-            min=1,
-            metavar="N",
-            help="Most tokens to generate; by default what the model's settings say, or 128.",
-            show_default=False,
-        ),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
-    ] = True,
+    max_new_tokens: Annotated[int | None, most_new_tokens(128)] = None,
+    chat: ChatTemplateOption = True,
     prefill_chunk: PrefillChunkOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,

@@ -42,6 +42,9 @@ PrefillChunkOption = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Tokens of a prompt fed at once; by default what export.json says."),
 ]
+ChatTemplateOption = Annotated[
+    bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
+]
 JsonOption = Annotated[
     bool,
     typer.Option(
@@ -81,6 +84,25 @@ QuietTextOption = Annotated[
         rich_help_panel=Panel.OUTPUT.value,
     ),
 ]
+
+
+def most_new_tokens(otherwise: int, *other_names: str) -> Any:
+    """Return the option of how long an answer may be.
+
+    Args:
+        otherwise: tokens, where neither the user nor the model's settings say.
+        other_names: of the option.
+    """
+    return typer.Option(
+        "--max-new-tokens",
+        *other_names,
+        "-n",
+        min=1,
+        metavar="N",
+        help=f"Most tokens to generate; by default what the model's settings say, or {otherwise}.",
+        show_default=False,
+    )
+
 
 _PANELS = [panel.value for panel in Panel]
 

@@ -12,7 +12,15 @@ import typer
 from generic_export.errors import OptionError
 from t2n_llm.cli.console import Sink
 from t2n_llm.cli.generate import tell_not_followed
-from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, PrefillChunkOption, QuietTextOption, takes_options
+from t2n_llm.cli.parameters import (
+    ChatTemplateOption,
+    DeviceOption,
+    JsonLinesOption,
+    PrefillChunkOption,
+    QuietTextOption,
+    most_new_tokens,
+    takes_options,
+)
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.sampling.wishes import Sampling
 
@@ -49,21 +57,8 @@ def speculate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Generate again without guessing, and tell both speeds.")
     ] = False,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            "--max-tokens",
-            "-n",
-            min=1,
-            metavar="N",
-            help="Most tokens to generate; by default what the model's settings say, or 128.",
-            show_default=False,
-        ),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
-    ] = True,
+    max_new_tokens: Annotated[int | None, most_new_tokens(128, "--max-tokens")] = None,
+    chat: ChatTemplateOption = True,
     prefill_chunk: PrefillChunkOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
