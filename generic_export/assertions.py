@@ -8,18 +8,20 @@ one must hold at each run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from generic_export.capture import Prepared
 from generic_export.errors import OptionError
+from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.relations import Relation
 
 _LINE = re.compile(r"(?:extension\s+)?(?:(?P<word>tract_\w+)\s+)?(?P<rest>.*?)\s*;?\s*", re.DOTALL)
 _LABELLED = re.compile(r"(?P<label>[A-Za-z_]\w*)\s*:\s*(?P<relation>.+)", re.DOTALL)
+_SIZES, _AGAIN = "sizes", "_again"
 _FORMS = "Write `extension tract_assert S >= 1`, or only `S >= 1`; symbols are declared with dynamic_axes."
 
 
@@ -85,6 +87,33 @@ def held(assertions: Sequence[Assertion], prepared: Prepared) -> tuple[str, ...]
     return tuple(assertion.text for assertion in assertions)
 
 
+def enforced(assertions: Sequence[Assertion], graph: TorchModuleIRGraph) -> tuple[str, ...]:
+    """Return relations that tract refuses a run over: those that the graph needs to do what its module does.
+
+    tract takes a relation on trust. Of scenarios one must hold at each run, but it settles on one as soon as no other is left,
+    which may be before it knows all sizes: each is there twice.
+    """
+    needed = (*_bounds(graph), *(each.relation for each in graph.conditions if each.relation is not None))
+    if not needed:
+        return ()
+    labels = tuple(dict.fromkeys(assertion.label for assertion in assertions if assertion.label))
+    own = [assertion for assertion in assertions if assertion.label]
+    lines = []
+    for label in labels or (_SIZES,):
+        again = label + _AGAIN
+        lines += [Assertion(each.relation, again).text for each in own if each.label == label]
+        lines += [f"{name}: {relation}" for name in (label, again) for relation in needed]
+    return tuple(lines)
+
+
+def _bounds(graph: TorchModuleIRGraph) -> Iterator[str]:
+    for symbol in graph.symbols:
+        if symbol.lower > 0:
+            yield f"{symbol.name} >= {symbol.lower}"
+        if symbol.upper is not None:
+            yield f"{symbol.name} <= {symbol.upper}"
+
+
 def _example_sizes(prepared: Prepared) -> Mapping[str, int]:
     """Return the size of each symbol at the example."""
     tensors = FlatCall.of(prepared.model, prepared.args, prepared.kwargs).tensors
@@ -111,4 +140,4 @@ def _told(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items()) or "no size is dynamic"
 
 
-__all__ = ["Assertion", "held", "parse_extensions"]
+__all__ = ["Assertion", "enforced", "held", "parse_extensions"]

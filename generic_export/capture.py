@@ -50,6 +50,7 @@ class ModuleCall:
         args, kwargs: example arguments.
         input_names, output_names: see `export_model_to_nnef`.
         strip_prefix: leading path removed from module paths and parameter names (a wrapper's attribute).
+        conditional: see `CaptureRequest`; who asks for it holds the archive to `conditions`, or tells.
     """
 
     model: nn.Module
@@ -58,6 +59,7 @@ class ModuleCall:
     input_names: Sequence[str] | None = None
     output_names: Sequence[str] | None = None
     strip_prefix: str = ""
+    conditional: bool = False
 
     def tracer(self, target: InferenceTarget) -> TorchModuleTracer:
         """Return what captures it for a target."""
@@ -71,6 +73,7 @@ class ModuleCall:
             strip_prefix=self.strip_prefix,
             keep=is_translated,
             whole=translated_modules(),
+            conditional=self.conditional,
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -116,7 +119,8 @@ def _captured_otherwise(
     try:
         for stand in found:
             inputs, outputs = refused.input_names or stand.input_names, refused.output_names or stand.output_names
-            other = ModuleCall(stand.module, stand.args, stand.kwargs, inputs, outputs, refused.strip_prefix)
+            prefix, conditional = refused.strip_prefix, refused.conditional
+            other = ModuleCall(stand.module, stand.args, stand.kwargs, inputs, outputs, prefix, conditional)
             try:
                 with unread_parameters(other.model), stand.during():
                     result = read(other.tracer(target))
@@ -223,7 +227,7 @@ def prepare(
     """
     keywords = dict(kwargs or {})
     with capturable(model, args, keywords, target, auto_harden_jit=auto_harden_jit) as plain:
-        call = ModuleCall(plain, args, keywords, input_names, output_names, strip_prefix)
+        call = ModuleCall(plain, args, keywords, input_names, output_names, strip_prefix, conditional=True)
         graph, taken, detour = _graph(call, target, fusions, torchscript=torchscript)
         graph = _with_distinct_names(graph, allow_same=allow_same_io_names)
         found = Prepared(plain, args, keywords, graph, taken.tensors(), detour)

@@ -35,6 +35,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as fx_config
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, ShapeEnv
 
 # The trees that torch.export flattens arguments with.
@@ -298,6 +300,26 @@ def comparisons_answered(answer: Callable[[Any, Mapping[Any, int]], bool | None]
 
 
 @contextmanager
+def questions_seen(note: Callable[[Any, bool], None]) -> Iterator[None]:
+    """Tell `note` what Python code asks of symbolic sizes and what PyTorch answers, for the length of the block."""
+    guard_bool = SymNode.guard_bool
+
+    def answered(node: SymNode, file: str, line: int) -> bool:
+        answer = guard_bool(node, file, line)
+        if not file:  # C++ says where it asks
+            note(node.expr, answer)
+        return answer
+
+    # PyTorch says of each guard which line asked for it, and this is none.
+    passed_over = frozenset({*symbolic_shapes.uninteresting_files(), __file__})
+    with (
+        mock.patch.object(SymNode, "guard_bool", answered),
+        mock.patch.object(symbolic_shapes, "uninteresting_files", lambda: passed_over),
+    ):
+        yield
+
+
+@contextmanager
 def fixed_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
     """Tell `note` what a capture fixes a symbol to, before it does, for the length of the block."""
     replace = ShapeEnv._set_replacement
@@ -350,6 +372,7 @@ __all__ = [
     "parse_schema",
     "pytree",
     "quantized_decomposed",
+    "questions_seen",
     "remove_dead_code",
     "scan_operator",
     "schema_of",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.assertions import held, parse_extensions
+from generic_export.assertions import enforced, held, parse_extensions
 from generic_export.capture import class_name, evaluation_mode, prepare
 from generic_export.documents import producer_properties, translate_graph, with_tensors
-from generic_export.errors import CaptureError, OptionError, T2NError
+from generic_export.errors import CaptureError, OptionError, SpecializedAxisError, T2NError
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
 from generic_export.inference_target.tract.evidence.debug_bundle import bundled_failure, write_failing_case
@@ -115,6 +116,9 @@ def export_model_to_nnef(
         graph, kind = prepared.graph, class_name(model)
         logger.info("captured %s: %d operators", kind, len(graph.ops))
         relations = held(assertions, prepared)
+        if inference_target.refuses_sizes:
+            relations += enforced(assertions, graph)
+        _tell_conditions(kind, graph, refused=inference_target.refuses_sizes)
         example = _example_run(model, arguments, keywords, graph) if inference_target.check_io else None
         document = translate_graph(
             graph,
@@ -144,6 +148,26 @@ def export_model_to_nnef(
         if example is not None:
             logger.info("checked %s in the engine", target_path)
     return target_path
+
+
+def _tell_conditions(kind: str, graph: TorchModuleIRGraph, *, refused: bool) -> None:
+    """Warn of sizes at which the module does something else than the archive.
+
+    Raises:
+        SpecializedAxisError: the engine would run there all the same.
+    """
+    for condition in graph.conditions:
+        where = f" at {condition.source}" if condition.source else ""
+        if not refused:
+            raise SpecializedAxisError(
+                f"{kind}{where}: the model does something else where {condition.text} does not hold.",
+                "Make the axis static, or change that line so that it is right for every size.",
+            )
+        warnings.warn(
+            f"{kind}{where}: the archive is right where {condition.text} ({condition.relation}), as it is in the example; "
+            "elsewhere the module does something else, and tract refuses to run it.",
+            stacklevel=3,
+        )
 
 
 @contextmanager

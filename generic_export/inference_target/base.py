@@ -43,6 +43,11 @@ class InferenceTarget:
         """Key/value pairs that the document carries about its making."""
         return {}
 
+    @property
+    def refuses_sizes(self) -> bool:
+        """Whether the engine refuses a run at sizes that an archive declares itself wrong at."""
+        return False
+
     def pre_trace(
         self, model: nn.Module, input_names: Sequence[str] | None, output_names: Sequence[str] | None
     ) -> None:

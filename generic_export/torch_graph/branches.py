@@ -75,16 +75,16 @@ class OneWay:
         asked = {
             guard.expr: source
             for guard in shape_guards(program)
-            if isinstance(guard.expr, sympy.Rel) and (source := _source_in_model(guard.sloc.framework_loc))
+            if isinstance(guard.expr, sympy.Rel) and (source := source_of_guard(guard.sloc.framework_loc))
         }
-        trials = _trials(program) if asked else []
+        trials = trials_of(program) if asked else []
         branches = [Branch(condition, source) for condition, source in asked.items()]
         return OneWay(program, tuple(branch for branch in branches if not all(map(branch.holds, trials))))
 
     @cached_property
     def trials(self) -> list[Sizes]:
         """Sizes of the inputs that the conditions are tried at, small ones first."""
-        return _trials(self.program)
+        return trials_of(self.program)
 
     def holds(self, sizes: Sizes) -> bool:
         """Say whether the module goes this way at all branches."""
@@ -107,18 +107,18 @@ class OneWay:
         """
 
         def rank(sizes: Sizes) -> tuple[int, int]:
-            shapes = _input_shapes(self.program, sizes)
+            shapes = input_shapes(self.program, sizes)
             pairs = zip(itertools.chain(*shapes), itertools.chain(*example), strict=True)
             return sum(branch.holds(sizes) for branch in self.branches), sum(abs(one - other) for one, other in pairs)
 
-        return _input_shapes(self.program, min(self.trials, key=rank))
+        return input_shapes(self.program, min(self.trials, key=rank))
 
     def stands_for(self, other: OneWay) -> bool:
         """Say whether this program is right where the other one is, and the module goes one of the two ways at every size tried.
 
         It is where, at those sizes, both compute the same but for padding by nothing, slices of everything and empty pieces.
         """
-        places = [_symbols_at(self.program, _input_shapes(other.program, sizes)) for sizes in other.trials]
+        places = [symbols_at(self.program, input_shapes(other.program, sizes)) for sizes in other.trials]
         if any(place is None for place in places):
             return False
         pairs = [(mine, sizes) for mine, sizes in zip(places, other.trials, strict=True) if mine is not None]
@@ -132,18 +132,22 @@ class OneWay:
         return mine is not None and mine == _Forms(other.program, [sizes for _, sizes in shared], numbered).outputs()
 
 
-def _source_in_model(location: Any) -> str:
+def source_of_guard(location: Any) -> str:
     """Return file and line of a guard that a model's own code asked for; "" for PyTorch's reasoning about layouts."""
-    path = getattr(location, "filename", "")
+    return source_in_model(getattr(location, "filename", "") or "", getattr(location, "lineno", 0) or 0)
+
+
+def source_in_model(path: str, line: int) -> str:
+    """Return a place in code as text; "" where that is not a model's."""
     if not path or any(folder in Path(path).parents for folder in _NO_CODE_OF_THE_MODEL):
         return ""
-    return f"{path}:{location.lineno}"
+    return f"{path}:{line}"
 
 
 # --- sizes ---
 
 
-def _trials(program: ExportedProgram) -> list[Sizes]:
+def trials_of(program: ExportedProgram) -> list[Sizes]:
     """Return sizes of every symbol within its range, small ones first: consecutive ones, multiples, primes."""
     sizes = {
         symbol: _sizes_in(found)
@@ -185,11 +189,12 @@ def _shape_at(node: Node, sizes: Sizes) -> tuple[int, ...]:
     return tuple(_number_at(size, sizes) for size in node.meta["val"].shape)
 
 
-def _input_shapes(program: ExportedProgram, sizes: Sizes) -> list[tuple[int, ...]]:
+def input_shapes(program: ExportedProgram, sizes: Sizes) -> list[tuple[int, ...]]:
+    """Return the shapes of the inputs at some sizes."""
     return [_shape_at(node, sizes) for node in _user_inputs(program)]
 
 
-def _symbols_at(program: ExportedProgram, shapes: Sequence[tuple[int, ...]]) -> Sizes | None:
+def symbols_at(program: ExportedProgram, shapes: Sequence[tuple[int, ...]]) -> Sizes | None:
     """Return what PyTorch's symbols are where the inputs have these shapes; None where they may not."""
     sizes: dict[sympy.Symbol, int] = {}
     nodes = _user_inputs(program)
@@ -197,7 +202,7 @@ def _symbols_at(program: ExportedProgram, shapes: Sequence[tuple[int, ...]]) -> 
         for size, number in zip(node.meta["val"].shape, shape, strict=True):
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                 sizes[size.node.expr] = number
-    known = all(_free(node) <= set(sizes) for node in nodes) and _input_shapes(program, sizes) == list(shapes)
+    known = all(_free(node) <= set(sizes) for node in nodes) and input_shapes(program, sizes) == list(shapes)
     ranges = program.range_constraints
     return sizes if known and all(number in ranges[symbol] for symbol, number in sizes.items()) else None
 
@@ -284,4 +289,4 @@ class _Forms:
         return self._numbered.setdefault(key, len(self._numbered))
 
 
-__all__ = ["Branch", "OneWay"]
+__all__ = ["Branch", "OneWay", "Sizes", "input_shapes", "source_in_model", "source_of_guard", "symbols_at", "trials_of"]

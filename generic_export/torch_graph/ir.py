@@ -131,6 +131,21 @@ class SymbolRange:
 
 
 @dataclass(frozen=True)
+class SizeCondition:
+    """A relation between sizes that a graph needs.
+
+    Attributes:
+        relation: as tract reads it; None where it has no words for it.
+        text: the same as PyTorch has it.
+        source: file and line that decided by it.
+    """
+
+    relation: str | None
+    text: str
+    source: str
+
+
+@dataclass(frozen=True)
 class TorchModuleIRGraph:
     """A whole captured module, in execution order.
 
@@ -142,6 +157,7 @@ class TorchModuleIRGraph:
         constants: tensors that the forward itself creates, by name, with their values.
         symbols: the dynamic sizes, in the order of their first appearance in the inputs.
         output_names: a name per output, in the same order.
+        conditions: what sizes must be for the graph to do what the module does, beside their ranges.
     """
 
     inputs: tuple[TensorVariable, ...]
@@ -151,6 +167,7 @@ class TorchModuleIRGraph:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     symbols: tuple[SymbolRange, ...] = ()
     output_names: tuple[str, ...] = ()
+    conditions: tuple[SizeCondition, ...] = ()
 
     def producers(self) -> dict[str, TorchOp]:
         """Return, for the name of each result, the operator that makes it."""
@@ -176,6 +193,7 @@ __all__ = [
     "Argument",
     "Dim",
     "FixedTensorList",
+    "SizeCondition",
     "SymbolRange",
     "TensorKind",
     "TensorVariable",

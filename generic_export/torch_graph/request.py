@@ -29,6 +29,7 @@ class CaptureRequest:
         dynamic_axes: the axes that stay symbolic.
         strip_prefix: leading path removed from module paths and parameter names (a wrapper's attribute).
         keep: says whether an operator can stay as it is; others go through PyTorch's own decompositions.
+        conditional: accept a program that is right at some sizes alone: the graph says at which (`conditions`).
         whole: classes of modules of which each instance is captured as one operator, see `units.py`.
     """
 
@@ -41,6 +42,7 @@ class CaptureRequest:
     strip_prefix: str = ""
     keep: Callable[[OpOverload], bool] | None = None
     whole: Collection[type[nn.Module]] = ()
+    conditional: bool = False
 
 
 def symbol_name(symbol: object) -> str:

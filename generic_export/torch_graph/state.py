@@ -55,6 +55,22 @@ def attributes_kept(module: nn.Module) -> Iterator[None]:
             undo()
 
 
+@contextmanager
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Give a module its buffers and attributes back where nobody may watch it run: under a mode, torch.jit.trace takes what some
+    convolutions compute for constants. What a forward writes into parameters is not undone."""
+    saved = [(buffer, buffer.detach().clone()) for buffer in module.buffers() if type(buffer) in _PLAIN]
+    with attributes_kept(module):
+        try:
+            yield
+        finally:
+            for buffer, copy in saved:
+                if buffer.shape == copy.shape:
+                    buffer.data.copy_(copy)
+                else:
+                    buffer.data = copy
+
+
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -189,4 +205,4 @@ def _script_tensor_undone(module: torch.jit.ScriptModule, name: str, tensor: tor
     return undo
 
 
-__all__ = ["attributes_kept", "state_kept"]
+__all__ = ["attributes_kept", "buffers_kept", "state_kept"]

@@ -37,12 +37,12 @@ from generic_export.compat import (
 )
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.logs import logging_at
-from generic_export.torch_graph.branches import OneWay
+from generic_export.torch_graph.branches import Branch, OneWay
 from generic_export.torch_graph.conversion import Conversion, check_symbolic, symbol_names
 from generic_export.torch_graph.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.guards import freezing_guards
-from generic_export.torch_graph.ir import TorchModuleIRGraph
+from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
 from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
 from generic_export.torch_graph.methods import as_forward
@@ -51,6 +51,7 @@ from generic_export.torch_graph.nested import FlatCall, flat_forward
 from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.patches import capture_patches
 from generic_export.torch_graph.request import CaptureRequest, DynamicAxes, symbol_name
+from generic_export.torch_graph.size_conditions import agrees, needed_conditions, questions_of_one
 from generic_export.torch_graph.units import kept_whole
 
 
@@ -85,7 +86,8 @@ class TorchModuleTracer(CaptureRequest):
     """Captures a module with `torch.export`, as it was asked for; `traced_module` is what `torch.jit.trace` makes of it.
 
     Args:
-        module, args, kwargs, input_names, output_names, dynamic_axes, strip_prefix, keep, whole: see `CaptureRequest`.
+        module, args, kwargs, input_names, output_names, dynamic_axes, strip_prefix, keep, whole, conditional: see
+            `CaptureRequest`.
         traced_module: a trace of the module that there is already; None traces it when `traced_module` is read.
         fn_name: the method that is captured; other ones than `forward` become the forward of `self.module`.
 
@@ -113,6 +115,7 @@ class TorchModuleTracer(CaptureRequest):
         strip_prefix: str = "",
         keep: Callable[[OpOverload], bool] | None = None,
         whole: Collection[type[nn.Module]] = (),
+        conditional: bool = False,
     ) -> None:
         super().__init__(
             module=as_forward(module, fn_name),
@@ -124,6 +127,7 @@ class TorchModuleTracer(CaptureRequest):
             strip_prefix=strip_prefix,
             keep=keep,
             whole=whole,
+            conditional=conditional,
         )
         vars(self).update(mod=module, fn_name=fn_name)
         if traced_module is not None:
@@ -159,13 +163,16 @@ class TorchModuleTracer(CaptureRequest):
         names = self._checked_names(call)
         whole = kept_whole(self.module, self.whole)
         with capture_patches(), whole, flat_forward(self.module, call) as result_names, _recorded_freezes() as freezes:
-            program = functional(self._export(call, names, freezes))
+            with questions_of_one() as asked:
+                program = self._export(call, names, freezes)
+            conditions = self._conditions(program, call, names, asked) if self.conditional else ()
+            program = functional(program)
             if self.keep is not None:
                 program = decomposed(program, self.keep)
         outputs = self.output_names if self.output_names is not None else tuple(result_names)
         named = replace(self, input_names=names, output_names=outputs)
         check_symbolic(named, program, freezes)
-        graph = Conversion(named, program).graph()
+        graph = replace(Conversion(named, program).graph(), conditions=conditions)
         check_outputs(self.dynamic_axes, names, dict(zip(graph.output_names, graph.outputs, strict=True)))
         return graph
 
@@ -221,6 +228,25 @@ class TorchModuleTracer(CaptureRequest):
             raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
         raise _capture_error(self.module, first_error, names, freezes) from first_error
 
+    def _conditions(
+        self, program: ExportedProgram, call: FlatCall, names: Sequence[str], asked: Sequence[Branch]
+    ) -> tuple[SizeCondition, ...]:
+        """Return what sizes must be for a program to say what the module says.
+
+        Raises:
+            SpecializedAxisError: tract has no words for one of them.
+        """
+        symbols = symbol_names(replace(self, input_names=names), program)
+        found = needed_conditions(program, self._flat, call.tensors, asked, symbols)
+        for condition in found:
+            if condition.relation is None:
+                raise _one_way(self.module, condition.source, condition.text)
+        return found
+
+    def _flat(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Run the module, while its forward takes flat tensors."""
+        return self.module(*tensors)
+
     def _whichever_way(
         self, program: ExportedProgram, call: FlatCall, shapes: tuple[dict[int, Any], ...], strategy: _Strategy
     ) -> ExportedProgram:
@@ -244,6 +270,10 @@ class TorchModuleTracer(CaptureRequest):
             if one.stands_for(another):
                 return one.program
         filling = next((way for way in (found, other) if way.fills_up), None)
+        if self.conditional:  # which sizes are right is found out by running it
+            places = (call.tensors, tensors)
+            everywhere = filling is not None and all(agrees(filling.program, self._flat, place) for place in places)
+            return filling.program if filling is not None and everywhere else program
         if filling is not None:  # a whole block where nothing is missing, hidden by a mask (Pegasus-X)
             warnings.warn(
                 f"{type(self.module).__name__} at {filling.branches[0].source}: sizes that are no multiple are filled up. "
@@ -253,11 +283,7 @@ class TorchModuleTracer(CaptureRequest):
             return filling.program
         branch = found.branches[0]
         condition = branch.condition.xreplace(symbol_names(replace(self, input_names=call.names), program))
-        raise SpecializedAxisError(
-            f"{type(self.module).__name__} at {branch.source}: the model goes one way where {condition} and another one "
-            "elsewhere, and an archive of what was captured would hold for one of them only.",
-            "Make the axis static, or change that line so that one way is right for both.",
-        )
+        raise _one_way(self.module, branch.source, str(condition))
 
     def _export_once(
         self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...], strategy: _Strategy
@@ -306,6 +332,15 @@ class TorchModuleTracer(CaptureRequest):
             {axis: dims[symbol_name(symbol)] for axis, symbol in self.dynamic_axes.get(name, {}).items()}
             for name in names
         )
+
+
+def _one_way(module: nn.Module, source: str, condition: str) -> SpecializedAxisError:
+    where = f" at {source}" if source else ""
+    return SpecializedAxisError(
+        f"{type(module).__name__}{where}: the model goes one way where {condition} and another one "
+        "elsewhere, and an archive of what was captured would hold for one of them only.",
+        "Make the axis static, or change that line so that one way is right for both.",
+    )
 
 
 _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)

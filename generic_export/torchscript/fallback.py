@@ -21,12 +21,18 @@ from generic_export.torch_graph.example_numbers import example_numbers
 from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, signature_of
 from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.request import DynamicAxes, symbol_name
-from generic_export.torch_graph.state import state_kept
+from generic_export.torch_graph.state import buffers_kept, state_kept
 from generic_export.torchscript.module import interpreted
 
 _Resized = Callable[[int], int]
 # Other sizes at which a trace is compared with its module; the module may refuse some of them.
-_OTHER_SIZES: tuple[_Resized, ...] = (lambda n: 2 * n, lambda n: n + 1, lambda n: 3 * n, lambda n: 2 * n + 1)
+_OTHER_SIZES: tuple[_Resized, ...] = (
+    lambda n: 2 * n,
+    lambda n: n + 1,
+    lambda n: 3 * n,
+    lambda n: 2 * n + 1,
+    lambda n: n // 2,
+)
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,8 @@ def stands(
     inputs = tuple(input_names or call.names)
     try:
         _check_other_sizes(model, traced, call, dynamic_axes, inputs)
+        if not _sees_its_inputs(model, traced, call):
+            return
     except SpecializedAxisError as frozen:
         numbers = example_numbers(model, call, inputs, dynamic_axes)
         if numbers is not None:
@@ -128,7 +136,7 @@ def script_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 def _traced(model: nn.Module, call: FlatCall) -> tuple[torch.jit.ScriptModule | None, list[str]]:
     """Trace a module with flat tensors; returns None when that fails, and the lines that the tracer warns of."""
     copies = tuple(tensor.clone() for tensor in call.tensors)
-    with _recorded_warnings() as told, torch.no_grad(), state_kept(model), flat_forward(model, call):
+    with _recorded_warnings() as told, torch.no_grad(), buffers_kept(model), flat_forward(model, call):
         try:
             traced = torch.jit.trace(model, copies, check_trace=False)
         except Exception:  # user code again
@@ -153,6 +161,20 @@ def _caution(lines: Sequence[str]) -> str:
     return f"What Python decides at {', '.join(lines)} is decided by the example inputs, for all inputs."
 
 
+def _sees_its_inputs(model: nn.Module, traced: nn.Module, call: FlatCall) -> bool:
+    """Say whether a trace answers like its module when the example's values change places: none of them may be in the trace."""
+    tensors = [tensor.flip(tuple(range(tensor.ndim))) for tensor in call.tensors]
+    expected = _results(model, *call.arguments([tensor.clone() for tensor in tensors]))
+    if expected is None:
+        return True
+    try:
+        with torch.no_grad(), buffers_kept(model):
+            answered = named_outputs(traced(*tensors))[1]
+    except Exception:  # a decision that other values contradict
+        return False
+    return len(expected) == len(answered) and all(map(_alike, expected, answered))
+
+
 def _check_other_sizes(
     model: nn.Module, traced: nn.Module, call: FlatCall, dynamic_axes: DynamicAxes, names: Sequence[str]
 ) -> None:
@@ -164,17 +186,22 @@ def _check_other_sizes(
     if not dynamic_axes:
         return
     compared = 0
-    for resized in _OTHER_SIZES:
+    for resized in (*_OTHER_SIZES, _one):
         tensors = [_at_sizes(t, dynamic_axes.get(n, {}), resized) for n, t in zip(names, call.tensors, strict=True)]
         expected = _results(model, *call.arguments([tensor.clone() for tensor in tensors]))
         if expected is None:
             continue
-        compared += 1
+        compared += resized is not _one  # what has one position goes with everything
         answered = _results(traced, tensors, {})
         if answered is None or not all(map(_alike, expected, answered)):
             raise _frozen_by_trace(model, dynamic_axes, "the trace answers differently from the module at other sizes")
     if not compared:
         raise _frozen_by_trace(model, dynamic_axes, "the module runs at none of the other sizes that were tried")
+
+
+def _one(size: int) -> int:
+    """Return the size that PyTorch broadcasts."""
+    return 1
 
 
 def _frozen_by_trace(model: nn.Module, dynamic_axes: DynamicAxes, reason: str) -> SpecializedAxisError:
@@ -188,7 +215,7 @@ def _frozen_by_trace(model: nn.Module, dynamic_axes: DynamicAxes, reason: str) -
 
 def _at_sizes(tensor: torch.Tensor, axes: Collection[int], resized: _Resized) -> torch.Tensor:
     sizes = enumerate(tensor.shape)
-    return repeated(tensor, [resized(max(size, 1)) if axis in axes else size for axis, size in sizes])
+    return repeated(tensor, [max(resized(max(size, 1)), 1) if axis in axes else size for axis, size in sizes])
 
 
 def _results(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...] | None:

@@ -48,9 +48,16 @@ _TaskOption = Annotated[
 ]
 
 
+_SuiteOption = Annotated[
+    list[str] | None,
+    typer.Option("--suite", metavar="NAMES", help="Modules of timm, torchvision, torchaudio (t2n-llm[zoo]); encoders."),
+]
+
+
 @zoo.command(name="run")
 def run_command(
     task: _TaskOption = None,
+    suite: _SuiteOption = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="NAMES", help="Model types or shell patterns, with commas.")
     ] = None,
@@ -92,12 +99,13 @@ def run_command(
     with open_sink(as_json, quiet) as sink:
         from generic_export.sizes import parse_size
         from t2n_llm.zoo.run import RunOptions, local_hosts, parse_shard, read_models, run_zoo
-        from t2n_llm.zoo.tasks import chosen_tasks
         from t2n_llm.zoo.verdict import NOT_RUNNABLE, RIGHT
 
+        tasks, suites = _chosen(_words(task), _words(suite))
         options = RunOptions(
             only=_words(only),
-            tasks=chosen_tasks(_words(task)),
+            tasks=tasks,
+            suites=suites,
             dtypes=_columns(_words(dtype), full_size=full_size),
             models=read_models(models) if models is not None else (),
             limit=limit,
@@ -180,7 +188,7 @@ def expect_command(
     with open_sink(as_json, quiet) as sink:
         from t2n_llm.zoo.expectations import surprises
         from t2n_llm.zoo.history import read_results
-        from t2n_llm.zoo.tasks import rows_of_all
+        from t2n_llm.zoo.suites.registry import rows_of_all
 
         verdicts = read_results(results)
         rows = _expected_rows(expected)
@@ -197,16 +205,19 @@ def expect_command(
 
 
 @zoo.command(name="list")
-def list_command(task: _TaskOption = None, as_json: JsonOption = False, quiet: QuietOption = False) -> None:
-    """List the architectures of the installed transformers, and their classes."""
+def list_command(
+    task: _TaskOption = None, suite: _SuiteOption = None, as_json: JsonOption = False, quiet: QuietOption = False
+) -> None:
+    """List the architectures of the installed transformers, and their classes; or the cases of suites."""
     with open_sink(as_json, quiet) as sink:
-        from t2n_llm.zoo.tasks import architectures, chosen_tasks
+        from t2n_llm.zoo.suites.registry import cases_of
+        from t2n_llm.zoo.tasks import architectures
         from t2n_llm.zoo.verdict import row_of
 
-        names = {
-            row_of(name, kind): class_name
-            for name in chosen_tasks(_words(task))
-            for kind, class_name in architectures(name).items()
+        tasks, suites = _chosen(_words(task), _words(suite))
+        names = {row_of(name, kind): class_name for name in tasks for kind, class_name in architectures(name).items()}
+        names |= {
+            row_of(name, case): ", ".join(found.columns) for name in suites for case, found in cases_of(name).items()
         }
     sink.record({"architectures": names})
     for name, class_name in names.items():
@@ -218,6 +229,18 @@ def list_command(task: _TaskOption = None, as_json: JsonOption = False, quiet: Q
 
 def _words(values: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(word.strip() for value in values or () for word in value.split(",") if word.strip())
+
+
+def _chosen(tasks: tuple[str, ...], suites: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tasks and the libraries that are meant; a suite alone has no task beside it, and encoders are tasks."""
+    from t2n_llm.zoo.suites.registry import ENCODERS, chosen_suites, encoder_tasks
+    from t2n_llm.zoo.tasks import chosen_tasks
+
+    named = chosen_suites(suites)
+    meant = chosen_tasks(tasks) if tasks or not named else ()
+    if ENCODERS in named:
+        meant = tuple(dict.fromkeys((*meant, *encoder_tasks())))
+    return meant, tuple(name for name in named if name != ENCODERS)
 
 
 def _columns(dtypes: tuple[str, ...], *, full_size: bool) -> tuple[str, ...]:
@@ -235,7 +258,7 @@ def _expected_rows(path: Path | None) -> dict[str, Expected]:
 def _update(verdicts: Sequence[CellVerdict], rows: Mapping[str, Expected], path: Path | None) -> dict[str, Expected]:
     """Rewrite the rows of cells that were run; those of architectures that are gone go."""
     from t2n_llm.zoo.expectations import EXPECTED_FILE, updated, write_expected
-    from t2n_llm.zoo.tasks import rows_of_all
+    from t2n_llm.zoo.suites.registry import rows_of_all
 
     known = rows_of_all() | {verdict.row for verdict in verdicts}
     new = {key: row for key, row in updated(verdicts, rows).items() if key.rpartition(":")[0] in known}

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 from generic_export.errors import T2NError
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.configs import TinyConfigError
-from t2n_llm.zoo.verdict import FAILED, FULL_SIZE, NOT_RUNNABLE, RIGHT, WRONG, Cell, CellVerdict, Check
+from t2n_llm.zoo.verdict import (
+    FAILED,
+    FULL_SIZE,
+    NOT_RUNNABLE,
+    RIGHT,
+    SUITE_COLUMNS,
+    WRONG,
+    Cell,
+    CellVerdict,
+    Check,
+)
 
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
@@ -62,6 +72,8 @@ def run_cell(cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> CellV
     """
     if cell.dtype == FULL_SIZE:
         return _FullSizeTrial(cell, folder, on_stage).run()
+    if cell.dtype in SUITE_COLUMNS:
+        return _SuiteTrial(cell, folder, on_stage).run()
     seeds = range(cell.seed, cell.seed + _HALF_SEEDS) if cell.model is None and cell.dtype != "f32" else [cell.seed]
     verdicts = []
     for number, seed in enumerate(seeds):
@@ -205,6 +217,32 @@ class _FullSizeTrial(_Trial):
             layers=found.layers,
             processor_seconds=found.processor_seconds,
             peak_rss_bytes=found.peak_bytes,
+        )
+
+
+class _SuiteTrial(_Trial):
+    """A case of a suite: a module, exported and compared at two sizes."""
+
+    def run(self) -> CellVerdict:
+        from t2n_llm.zoo.suites.registry import cases_of
+        from t2n_llm.zoo.suites.trial import tried
+
+        _quiet()
+        cell = self.cell
+        try:
+            case = cases_of(cell.task)[cell.architecture]
+            found = tried(case, cell.dtype, cell.seed, self.folder, self._begin)
+        except Exception as error:  # whatever the module, the export or the engine raises
+            return self._ended(NOT_RUNNABLE if self.stage in ("build", "pytorch") else FAILED, error)
+        wrong = next((name for name, check in found.checks.items() if not check.passed), None)
+        self.class_name, self.stage = found.class_name, wrong or "done"
+        verdict = self._ended(RIGHT if wrong is None else WRONG, None)
+        return replace(
+            verdict,
+            checks=found.checks,
+            reference=found.reference,
+            processor_seconds=found.export_seconds,
+            versions={**verdict.versions, cell.task: _version(cell.task)},
         )
 
 

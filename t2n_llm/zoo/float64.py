@@ -34,8 +34,8 @@ from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
 from t2n_llm.tasks.heads.table import HEADS
 from t2n_llm.weights.f32_model import eager_model, load_f32
 
-_AS_FAR_OFF = 4.0  # of PyTorch's own f32: sums in another order are about as far off
-_NO_JUDGE = 1e-2  # where PyTorch's own f32 is further off than this, agreement says nothing
+AS_FAR_OFF = 4.0  # of PyTorch's own f32: sums in another order are about as far off
+NO_JUDGE = 1e-2  # where PyTorch's own f32 is further off than this, agreement says nothing
 
 
 def float64_report(checkpoint: Path, export: Path, decode_steps: int) -> ValidationReport:
@@ -99,7 +99,7 @@ def _asked(model: Any, case: HeadCase, pooling: Pooling | None, dtype: torch.dty
 def _no_stricter_than(own: float) -> Tolerance:
     """Return the tolerance of f32 beside a reference that is itself `own` of the largest value off."""
     usual = Tolerance.for_dtype("f32")
-    return replace(usual, max_abs_error=max(usual.max_abs_error, min(_AS_FAR_OFF * own, _NO_JUDGE)))
+    return replace(usual, max_abs_error=max(usual.max_abs_error, min(AS_FAR_OFF * own, NO_JUDGE)))
 
 
 def _in_float64(model: Any, reference: ReferenceRun) -> ReferenceRun:
@@ -136,4 +136,4 @@ class _Doubled(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-__all__ = ["float64_report", "head_float64_report"]
+__all__ = ["AS_FAR_OFF", "NO_JUDGE", "float64_report", "head_float64_report"]

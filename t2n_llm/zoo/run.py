@@ -13,6 +13,7 @@ from generic_export.errors import OptionError
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.history import write_results
 from t2n_llm.zoo.local import HostOptions, run_local
+from t2n_llm.zoo.suites.registry import cases_of
 from t2n_llm.zoo.tasks import architectures
 from t2n_llm.zoo.verdict import COLUMNS, DTYPES, FULL_SIZE, Cell, CellVerdict
 
@@ -45,6 +46,7 @@ class RunOptions:
     Attributes:
         only: shell patterns on model types; empty for all.
         tasks: what is made of the architectures.
+        suites: libraries of modules, beside the tasks; their cells are `dynamic` and `static`.
         dtypes: element types, or `full-size`, which text generation alone has.
         models: real checkpoints (hub ids or folders), instead of tiny random ones.
         limit: at most so many architectures of a task, the best known first; None for all.
@@ -59,6 +61,7 @@ class RunOptions:
 
     only: tuple[str, ...] = ()
     tasks: tuple[str, ...] = (TEXT_GENERATION,)
+    suites: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ("f32",)
     models: tuple[str, ...] = ()
     limit: int | None = None
@@ -84,6 +87,8 @@ class RunOptions:
             raise OptionError(
                 f"default configs are captured for {TEXT_GENERATION} alone.", "Leave --task or --full-size out."
             )
+        if self.models and self.suites:
+            raise OptionError("real checkpoints are no suite of modules.", "Leave --models or --suite out.")
         if self.models and len(self.tasks) > 1:
             raise OptionError("real checkpoints have one task.", "Name one with --task.")
         if self.engine not in ENGINES:
@@ -98,7 +103,7 @@ def plan_cells(options: RunOptions, known: Mapping[str, Iterable[str]]) -> list[
 
     Args:
         options: what to run.
-        known: the model types that there are, by task.
+        known: the model types that there are, by task; and the cases, by suite.
 
     Raises:
         OptionError: a pattern names no architecture.
@@ -113,11 +118,15 @@ def plan_cells(options: RunOptions, known: Mapping[str, Iterable[str]]) -> list[
     if options.models:
         rows = [_real(replace(base, task=options.tasks[0]), model) for model in options.models[: options.limit]]
     else:
-        chosen = _chosen(options, {task: list(known[task]) for task in options.tasks})
+        chosen = _chosen(options, {task: list(known[task]) for task in (*options.tasks, *options.suites)})
         rows = [replace(base, task=task, architecture=name) for task, names in chosen.items() for name in names]
-    cells = [replace(row, dtype=dtype) for row in rows for dtype in options.dtypes]
+    cells = [replace(row, dtype=column) for row in rows for column in _columns(row, options)]
     part, parts = options.shard
     return [cell for cell in cells if shard_of(cell.architecture, parts) == part]
+
+
+def _columns(row: Cell, options: RunOptions) -> tuple[str, ...]:
+    return cases_of(row.task)[row.architecture].columns if row.task in options.suites else options.dtypes
 
 
 def _real(base: Cell, line: str) -> Cell:
@@ -206,7 +215,8 @@ def run_zoo(
     Returns:
         The verdicts, in the order of the cells.
     """
-    cells = plan_cells(options, {} if options.models else {task: architectures(task) for task in options.tasks})
+    known = {} if options.models else {task: architectures(task) for task in options.tasks}
+    cells = plan_cells(options, known | {suite: cases_of(suite) for suite in options.suites})
     found: dict[str, CellVerdict] = {}
     if results is not None:
         write_results(results, [])

@@ -9,7 +9,7 @@ from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.expectations import Expected, reason_of
 from t2n_llm.zoo.full_size import table as full_size_table
 from t2n_llm.zoo.history import Run
-from t2n_llm.zoo.verdict import COLUMNS, FULL_SIZE, NOT_RUNNABLE, RIGHT, CellVerdict
+from t2n_llm.zoo.verdict import COLUMNS, FULL_SIZE, NOT_RUNNABLE, RIGHT, SUITE_COLUMNS, CellVerdict
 
 ZOO_TABLE, FULL_SIZE_TABLE = "zoo table", "full-size table"
 
@@ -61,9 +61,10 @@ def _summary(run: Run, task: str) -> list[str]:
         )
         rest = "".join(f", {count} {outcome}" for outcome, count in others.most_common())
         right = "within the bar" if dtype == FULL_SIZE else "right"
+        host, rows = ("PyTorch", "modules") if dtype in SUITE_COLUMNS else ("transformers", "architectures")
         lines.append(
-            f"{column_title(task, dtype)}: {tally.right} {right} of {tally.runnable} that run in transformers "
-            f"(of {tally.total} architectures){rest}"
+            f"{column_title(task, dtype)}: {tally.right} {right} of {tally.runnable} that run in {host} "
+            f"(of {tally.total} {rows}){rest}"
         )
     return lines
 

@@ -86,11 +86,4 @@ def architectures(task: str = TEXT_GENERATION) -> dict[str, str]:
     return {kind: classes[0] for kind, classes in classes_of(zoo_task(task).name).items()}
 
 
-def rows_of_all() -> set[str]:
-    """Return what every architecture of every task is called, as `t2n_llm.zoo.verdict.row_of` does."""
-    from t2n_llm.zoo.verdict import row_of
-
-    return {row_of(task, kind) for task in ZOO_TASKS for kind in architectures(task)}
-
-
-__all__ = ["ALL", "ZOO_TASKS", "Way", "ZooTask", "architectures", "chosen_tasks", "rows_of_all", "zoo_task"]
+__all__ = ["ALL", "ZOO_TASKS", "Way", "ZooTask", "architectures", "chosen_tasks", "zoo_task"]

@@ -32,7 +32,10 @@ DTYPES = ("f32", "f16", "q4_0")
 FULL_SIZE = "full-size"
 """The column of default configs: captured and translated in their real size, without weights."""
 
-COLUMNS = (*DTYPES, FULL_SIZE)
+SUITE_COLUMNS = ("dynamic", "static")
+"""The columns of suites of modules, in f32: every axis that a case names is dynamic, or none."""
+
+COLUMNS = (*DTYPES, FULL_SIZE, *SUITE_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class Cell:
     """One thing to try.
 
     Attributes:
-        architecture: a model type of transformers, or what `model` is called.
-        dtype: `f32`, `f16` or `q4_0`; or `full-size`, which checks nothing in the engine.
-        task: what is made of it.
+        architecture: a model type of transformers, a case of a suite, or what `model` is called.
+        dtype: `f32`, `f16` or `q4_0`; or `full-size`, which checks nothing in the engine; of a suite, `dynamic` or `static`.
+        task: what is made of it; or the suite.
         model: hub id or folder of a real checkpoint; None makes a tiny random one.
         revision: of a hub repository.
         decode_steps: tokens decoded by the check.
@@ -108,7 +111,8 @@ class CellVerdict:
         reference: what PyTorch computed the checks' figures in, `f32`, or `f64` where f32 was not sure.
         seconds, peak_rss_bytes: of the process and those it started.
         states: the transformers cache class that its own decoding used, or "" when it kept none.
-        layers, processor_seconds: of a cell in full size; 0 elsewhere. Imports are not counted.
+        layers: of a cell in full size; 0 elsewhere.
+        processor_seconds: of capture and translation in full size, of the export of a suite's case; 0 elsewhere.
         versions: of the packages that matter.
         log: the last lines that it printed, when it died.
     """

@@ -196,6 +196,11 @@ class TractNNEF(EngineTarget):
         return registry_names(features_of(self.feature_flags))
 
     @property
+    def refuses_sizes(self) -> bool:
+        """By scenarios; not of a stream, whose length nobody knows."""
+        return self.streaming is None
+
+    @property
     def numerics(self) -> Numerics:
         return Numerics(
             f32_linear_accumulation=self.force_linear_accumulation_in_f32,

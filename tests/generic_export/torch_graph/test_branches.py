@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from generic_export.errors import SpecializedAxisError
+from generic_export.errors import EngineRunError
 from tests.engine_check import check
 
 LENGTH = {"input_0": {0: "B", 1: "T"}}
@@ -82,9 +82,12 @@ class TwoWays(nn.Module):
 
 
 @pytest.mark.parametrize("length", [16, 21])
-def test_two_ways_that_are_not_one_are_refused(length: int) -> None:
-    with pytest.raises(SpecializedAxisError, match=r"test_branches\.py:\d+: .* where .*2\*\(\(T//2\)\)"):
-        check(TwoWays(), (torch.randn(2, length, 4),), dynamic_axes=LENGTH)
+def test_of_two_ways_that_are_not_one_the_archive_has_the_example_s(length: int) -> None:
+    one, other = (torch.randn(3, length + 2, 4),), (torch.randn(2, length + 1, 4),)
+    with pytest.warns(UserWarning, match=r"test_branches\.py:\d+: the archive is right where .*2\*\(\(T//2\)\)"):
+        check(TwoWays(), (torch.randn(2, length, 4),), one, dynamic_axes=LENGTH)
+    with pytest.warns(UserWarning), pytest.raises(EngineRunError, match="No possible scenario"):
+        check(TwoWays(), (torch.randn(2, length, 4),), other, dynamic_axes=LENGTH)
 
 
 class Refusing(nn.Module):
@@ -115,5 +118,6 @@ class FewOrMany(nn.Module):
 def test_large_sizes_are_tried_beside_many_others() -> None:
     sizes = [torch.randn(length, 3) for length in (6, 7, 9, 11)]
     axes = {f"input_{place}": {0: f"S{place}"} for place in range(4)}
-    with pytest.raises(SpecializedAxisError, match=r"test_branches\.py:\d+: "):
-        check(FewOrMany(), tuple(sizes), dynamic_axes=axes)
+    many = (torch.randn(60, 3), *sizes[1:])
+    with pytest.warns(UserWarning, match=r"test_branches\.py:\d+: "), pytest.raises(EngineRunError, match="scenario"):
+        check(FewOrMany(), tuple(sizes), many, dynamic_axes=axes)

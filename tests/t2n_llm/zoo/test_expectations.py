@@ -111,7 +111,7 @@ def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
 
 
 def test_the_package_has_a_row_for_architectures_only() -> None:
-    from t2n_llm.zoo.tasks import rows_of_all
+    from t2n_llm.zoo.suites.registry import rows_of_all
 
     assert EXPECTED_FILE.exists()
     assert surprises([], read_expected(), rows_of_all()) == []

@@ -12,8 +12,9 @@ from t2n_llm.zoo.configs import tiny_config
 from t2n_llm.zoo.history import Run, read_results, write_results
 from t2n_llm.zoo.page import page
 from t2n_llm.zoo.run import RunOptions, plan_cells
+from t2n_llm.zoo.suites.registry import rows_of_all
 from t2n_llm.zoo.tables import markdown, summary, table_name
-from t2n_llm.zoo.tasks import ALL, ZOO_TASKS, architectures, chosen_tasks, rows_of_all
+from t2n_llm.zoo.tasks import ALL, ZOO_TASKS, architectures, chosen_tasks
 from t2n_llm.zoo.tiny_model import build_tiny_model, run_in_transformers
 from t2n_llm.zoo.verdict import RIGHT, Cell, CellVerdict
 from tests.t2n_llm.command_line import call, strict_json

@@ -1,0 +1,113 @@
+"""What a case of a suite is: how a module is built, what it is given, and which axes of that are dynamic.
+
+In: nothing but PyTorch. Out: `ModuleCase`; the library is imported when a module is built, so that names can be listed without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+Sizes: TypeAlias = Mapping[str, int]
+Values: TypeAlias = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
+
+STATIC, DYNAMIC = "static", "dynamic"
+"""The columns of a suite: no axis is dynamic, or all that the case names."""
+
+
+def normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Return normally distributed values in f32."""
+    return torch.randn(shape, generator=generator)
+
+
+def below(limit: int) -> Values:
+    """Return what draws whole numbers from 0 to `limit`, without it."""
+    return lambda shape, generator: torch.randint(limit, shape, generator=generator)
+
+
+def between(least: float, most: float) -> Values:
+    """Return what draws evenly distributed values in f32."""
+    return lambda shape, generator: torch.rand(shape, generator=generator) * (most - least) + least
+
+
+@dataclass(frozen=True)
+class Given:
+    """One input tensor.
+
+    Attributes:
+        shape: numbers, and the symbols of dynamic axes.
+        values: draws them.
+    """
+
+    shape: tuple[int | str, ...]
+    values: Values = normal
+
+
+@dataclass(frozen=True)
+class ModuleCase:
+    """One module of a library.
+
+    Attributes:
+        build: makes it, with random weights; imports the library.
+        inputs: of its forward, in order.
+        sizes: of the symbols, at the example; `{}` where every axis is static.
+        other: at the second comparison.
+    """
+
+    build: Callable[[], nn.Module]
+    inputs: Mapping[str, Given]
+    sizes: Sizes
+    other: Sizes
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it has."""
+        return (DYNAMIC, STATIC) if self.sizes else (STATIC,)
+
+    @property
+    def dynamic_axes(self) -> dict[str, dict[int, str]]:
+        """Every axis that is a symbol."""
+        return {
+            name: {axis: size for axis, size in enumerate(given.shape) if isinstance(size, str)}
+            for name, given in self.inputs.items()
+        }
+
+    def drawn(self, sizes: Sizes, seed: int) -> tuple[torch.Tensor, ...]:
+        """Draw the inputs at some sizes."""
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(
+            given.values(tuple(sizes[size] if isinstance(size, str) else size for size in given.shape), generator)
+            for given in self.inputs.values()
+        )
+
+
+BATCH = {"B": 2}
+OTHER_BATCH = {"B": 3}
+
+
+def pictures(build: Callable[[], nn.Module], size: int, *, of_any_size: bool = False, name: str = "x") -> ModuleCase:
+    """Return a case that takes RGB pictures [B, 3, size, size]; height and width are dynamic too where it takes any."""
+    if not of_any_size:
+        return ModuleCase(build, {name: Given(("B", 3, size, size))}, BATCH, OTHER_BATCH)
+    given = {name: Given(("B", 3, "H", "W"))}
+    return ModuleCase(build, given, {**BATCH, "H": size, "W": size}, {**OTHER_BATCH, "H": size + 64, "W": size + 32})
+
+
+__all__ = [
+    "BATCH",
+    "DYNAMIC",
+    "OTHER_BATCH",
+    "STATIC",
+    "Given",
+    "ModuleCase",
+    "Sizes",
+    "Values",
+    "below",
+    "between",
+    "normal",
+    "pictures",
+]

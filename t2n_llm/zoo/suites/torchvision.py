@@ -1,0 +1,107 @@
+"""torchvision: classification, segmentation, detectors' backbones with their heads, video, optical flow.
+
+A detector is what its network says of pictures, scores and boxes relative to anchors, before any of them is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from t2n_llm.zoo.suites.case import BATCH, OTHER_BATCH, Given, ModuleCase, pictures
+
+_SMALLEST: Mapping[str, tuple[int, bool, dict[str, Any]]] = {
+    # model -> size of a picture, whether it takes any, what makes it smaller
+    "alexnet": (96, True, {}),
+    "convnext_tiny": (96, True, {}),
+    "densenet121": (96, True, {}),
+    "efficientnet_b0": (96, True, {}),
+    "efficientnet_v2_s": (96, True, {}),
+    "googlenet": (96, True, {"init_weights": False, "aux_logits": False}),
+    "inception_v3": (128, True, {"init_weights": False, "aux_logits": False}),
+    "maxvit_t": (224, False, {}),
+    "mnasnet0_5": (96, True, {}),
+    "mobilenet_v2": (96, True, {}),
+    "mobilenet_v3_large": (96, True, {}),
+    "mobilenet_v3_small": (96, True, {}),
+    "regnet_x_400mf": (96, True, {}),
+    "regnet_y_400mf": (96, True, {}),
+    "resnet18": (96, True, {}),
+    "resnext50_32x4d": (96, True, {}),
+    "wide_resnet50_2": (96, True, {}),
+    "shufflenet_v2_x0_5": (96, True, {}),
+    "squeezenet1_1": (96, True, {}),
+    "swin_t": (224, False, {}),
+    "swin_v2_t": (256, False, {}),
+    "vgg11": (64, True, {}),
+    "vgg11_bn": (64, True, {}),
+    "vit_b_32": (224, False, {}),
+    "deeplabv3_mobilenet_v3_large": (96, True, {"weights_backbone": None}),
+    "deeplabv3_resnet50": (96, True, {"weights_backbone": None}),
+    "fcn_resnet50": (96, True, {"weights_backbone": None}),
+    "lraspp_mobilenet_v3_large": (96, True, {"weights_backbone": None}),
+}
+
+_DETECTORS = (
+    "fasterrcnn_mobilenet_v3_large_320_fpn",
+    "fasterrcnn_resnet50_fpn",
+    "fcos_resnet50_fpn",
+    "keypointrcnn_resnet50_fpn",
+    "maskrcnn_resnet50_fpn",
+    "retinanet_resnet50_fpn",
+    "retinanet_resnet50_fpn_v2",
+    "ssd300_vgg16",
+    "ssdlite320_mobilenet_v3_large",
+)
+
+_VIDEO = {"mc3_18": (4, 64), "r2plus1d_18": (4, 64), "r3d_18": (4, 64), "s3d": (16, 64), "swin3d_t": (8, 64)}
+_LONG_VIDEO = {"mvit_v1_b": (16, 224), "mvit_v2_s": (16, 224)}
+
+
+class RawDetector(nn.Module):
+    """The network of a torchvision detector: maps of the backbone through the head, or the proposing one of two stages."""
+
+    def __init__(self, detector: Any) -> None:
+        super().__init__()
+        self.backbone = detector.backbone
+        self.head = detector.rpn.head if hasattr(detector, "rpn") else detector.head
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return what the head says of pictures [B, 3, H, W]."""
+        maps = self.backbone(x)
+        return self.head([maps] if isinstance(maps, torch.Tensor) else list(maps.values()))
+
+
+def _build(name: str, smaller: Mapping[str, Any]) -> nn.Module:
+    import torchvision
+
+    model: nn.Module = torchvision.models.get_model(name, weights=None, **smaller)
+    return model
+
+
+def _detector(name: str) -> nn.Module:
+    return RawDetector(_build(name, {"weights_backbone": None}))
+
+
+def _video(name: str, frames: int, size: int) -> ModuleCase:
+    return ModuleCase(partial(_build, name, {}), {"x": Given(("B", 3, frames, size, size))}, BATCH, OTHER_BATCH)
+
+
+def _flow(name: str) -> ModuleCase:
+    given = Given(("B", 3, 128, 128))
+    return ModuleCase(partial(_build, name, {}), {"image1": given, "image2": given}, BATCH, OTHER_BATCH)
+
+
+CASES: Mapping[str, ModuleCase] = {
+    **{
+        name: pictures(partial(_build, name, smaller), size, of_any_size=free)
+        for name, (size, free, smaller) in _SMALLEST.items()
+    },
+    **{name: pictures(partial(_detector, name), 128, of_any_size=True) for name in _DETECTORS},
+    **{name: _video(name, *size) for name, size in (_VIDEO | _LONG_VIDEO).items()},
+    **{name: _flow(name) for name in ("raft_small", "raft_large")},
+}

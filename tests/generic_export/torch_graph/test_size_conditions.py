@@ -1,0 +1,117 @@
+"""What an archive is not right for is refused by the engine: sizes of one, bounds, numbers that a module compares a size with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.errors import EngineRunError, SpecializedAxisError
+from generic_export.inference_target.tract.checking import assert_io
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.torchscript.fallback import stands
+from tests.engine_check import Function, check
+
+LENGTH = {"input_0": {0: "B", 1: "T"}}
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+# name -> forward of [B, T, 6], lengths that are right beside the example's 12, and lengths that tract must refuse
+CONDITIONS: dict[str, tuple[Forward, tuple[int, ...], tuple[int, ...]]] = {
+    "longer ones are cut": (lambda x: x[:, :16] if x.shape[1] > 16 else x, (1, 16), (17, 97)),
+    "one alone": (lambda x: x * 2 if x.shape[1] == 1 else x.cumsum(1), (2, 97), (1,)),
+    "squeezed": (lambda x: x.squeeze(1) * 2, (2, 97), (1,)),
+    "a prime": (lambda x: x * (2.0 if x.shape[1] != 7 else 3.0), (8, 97), (7,)),
+    "no less than": (lambda x: x * (2.0 if x.shape[1] <= 5 else 3.0), (6, 97), (1, 5)),
+    "multiples": (lambda x: x if x.shape[1] % 4 == 0 else x * 2, (4, 96), (1, 13, 97)),
+    "another axis": (lambda x: x if x.shape[1] > x.shape[0] else x * 2, (3, 97), (1, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*the archive is right where")
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_the_engine_refuses_what_the_archive_is_not_right_for(name: str, tmp_path: Path) -> None:
+    forward, right, refused = CONDITIONS[name]
+    target = TractNNEF(dynamic_axes={"x": {0: "B", 1: "T"}})
+    model = Function(forward).eval()
+    archive = export_model_to_nnef(model, (torch.randn(2, 12, 6),), tmp_path / "m", target, input_names=["x"])
+    for length in right:
+        assert_io(model, (torch.randn(2, length, 6),), archive, target)
+    for length in refused:
+        with TractWheel(timeout_seconds=60).load(archive) as engine, pytest.raises(EngineRunError, match="scenario"):
+            engine.run([torch.randn(2, length, 6).numpy()])
+
+
+def test_a_question_whose_answer_changes_nothing_is_no_condition(recwarn: pytest.WarningsRecorder) -> None:
+    check(
+        lambda x: x.sum(0) if x.shape[0] == 1 else x.mean(0),
+        (torch.randn(2, 12, 6),),
+        (torch.randn(1, 1, 6),),
+        dynamic_axes=LENGTH,
+    )
+    assert not [each for each in recwarn if "is right where" in str(each.message)]
+
+
+def test_a_warning_names_the_line() -> None:
+    with pytest.warns(UserWarning, match=r"test_size_conditions\.py:\d+: the archive is right where .*T"):
+        check(lambda x: x * (2.0 if x.shape[1] != 7 else 3.0), (torch.randn(2, 12, 6),), dynamic_axes=LENGTH)
+
+
+def test_bounds_hold_in_each_scenario_of_the_user(tmp_path: Path) -> None:
+    target = TractNNEF(dynamic_axes={"x": {0: "B", 1: "T"}})
+    model = Function(lambda x: x[:, :16] if x.shape[1] > 16 else x).eval()
+    archive = export_model_to_nnef(
+        model, (torch.randn(2, 12, 6),), tmp_path / "m", target, ["x"], custom_extensions=["one: B == 1", "two: B == 2"]
+    )
+    for shape, fits in (((1, 16, 6), True), ((2, 3, 6), True), ((3, 3, 6), False), ((2, 17, 6), False)):
+        with TractWheel(timeout_seconds=60).load(archive) as engine:
+            if fits:
+                engine.run([torch.randn(shape).numpy()])
+                continue
+            with pytest.raises(EngineRunError, match="scenario"):
+                engine.run([torch.randn(shape).numpy()])
+
+
+class OneForLong(nn.Module):
+    """What it reads from a tensor keeps it from being captured, and it sums what is long."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, 6] of [B, T, 6]."""
+        if float(x.abs().max()) > 1e9:
+            return x.amax(1)
+        return x.sum(1) if x.shape[1] > 4 else x.mean(1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_stands_for_a_module_is_not_wrong_at_small_sizes() -> None:
+    with pytest.raises((SpecializedAxisError, EngineRunError), match=r"freezes|scenario"):
+        check(OneForLong().eval(), (torch.randn(2, 6, 6),), (torch.randn(2, 3, 6),), dynamic_axes=LENGTH)
+
+
+def test_a_trace_is_compared_at_small_sizes_too() -> None:
+    found = stands(OneForLong().eval(), (torch.randn(2, 6, 6),), {}, {"x": {1: "T"}})
+    assert next(found).how == "torch.jit.script"
+    assert next(found).how != "torch.jit.trace"
+
+
+class Convolved(nn.Module):
+    """A convolution of each channel, behind a number that is read from a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(6, 6, 3, padding=1, groups=6)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Return [B, T, 6]."""
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        return F.glu(torch.cat([self.conv(x.transpose(1, 2))] * 2, 1), 1).transpose(1, 2) * mask[..., None]
+
+
+@pytest.mark.filterwarnings("ignore:.*It was captured through")
+def test_a_trace_holds_no_value_of_its_example() -> None:
+    lengths = torch.tensor([9, 7])
+    check(Convolved().eval(), (torch.randn(2, 9, 6), lengths), (torch.randn(2, 9, 6), lengths))
