@@ -246,7 +246,8 @@ class _Export:
             return None
         tokenizer = folder.source.tokenizer() if options.require_tokenizer else None
         tokens = typical_tokens(folder.source.config, tokenizer)
-        return RangeRequest(checkpoint, self.adapter, tokens, folder.reporter)
+        islands = options.graph.f32_residual == "always"
+        return RangeRequest(checkpoint, self.adapter, tokens, folder.reporter, islands)
 
     def _parts(
         self, stack: ExitStack, graphs: Sequence[TaskGraph], checkpoint: Checkpoint, dry: bool

@@ -22,6 +22,8 @@ ACTIVATIONS = ("auto", "f16", "f32")
 
 CACHE_DTYPES = ("auto", "f16", "f32")
 
+ISLANDS = ("auto", "always")
+
 ATTENTIONS = ("auto", "products", "sdpa")
 
 LATENTS = ("auto", "absorbed", "expanded")
@@ -55,6 +57,14 @@ class GraphOptions:
         Panel.GRAPH,
         choices=ACTIVATIONS,
         noun="element type of activations",
+    )
+    f32_residual: str = option(
+        "auto",
+        "With f16 activations, streams that f16 does not hold are kept in f32. auto: where a power of two does not make them "
+        "fit. always: instead of that.",
+        Panel.GRAPH,
+        choices=ISLANDS,
+        noun="choice of streams in f32",
     )
     cache_dtype: str = option(
         "auto",
@@ -137,6 +147,11 @@ class GraphOptions:
         if self.dtype == "f32" and self.activations == "f16":
             raise OptionError(
                 "f16 activations have no use for f32 weights.", "Leave --activations out, or use --dtype f16."
+            )
+        if self.f32_residual == "always" and self.computes_in == "f32":
+            raise OptionError(
+                "streams are in f32 already, with f32 activations.",
+                "Leave --f32-residual out, or use --activations f16.",
             )
         if self.cache_dtype not in ("auto", self.dtype) and (not self.mixed or self.kv_cache is not None):
             raise OptionError(
