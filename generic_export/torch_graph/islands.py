@@ -51,7 +51,15 @@ def with_islands(
     walk = _Walk(graph, frozenset(names), fixed_tensors(graph), dict(largest))
     for op in graph.ops:
         walk.rewrite(op)
-    return replace(graph, ops=tuple(walk.ops)), walk.largest
+    return _without_idle_casts(replace(graph, ops=tuple(walk.ops)), walk.widened), walk.largest
+
+
+def _without_idle_casts(graph: TorchModuleIRGraph, names: Collection[str]) -> TorchModuleIRGraph:
+    """Return the graph without what makes some tensors in f16, where all that reads them took them in f32."""
+    uses = graph.use_counts()
+    unread = {name for name in names if name not in uses}
+    made = tuple(op for op in graph.ops if not any(out is not None and out.name in unread for out in op.outputs))
+    return replace(graph, ops=made)
 
 
 @dataclass
@@ -117,7 +125,9 @@ class _Walk:
             if made is not None and made.dtype is torch.float16:
                 kept = self._is_kept(made)
                 full = replace(made, dtype=torch.float32) if kept else self._like(made, torch.float32)
-                casts += [] if kept else [_cast_to(op, full, made)]
+                if not kept:
+                    casts.append(_cast_to(op, full, made))
+                    self.widened[made.name] = full
             outputs.append(full)
         self.ops += [replace(with_tensors(op_in_f32(op), swapped), outputs=tuple(outputs)), *casts]
 

@@ -68,7 +68,8 @@ class GraphOptions:
     )
     cache_dtype: str = option(
         "auto",
-        "f16, f32 or auto (as --dtype): keys and values between calls.",
+        "f16, f32 or auto: keys and values between calls. auto: as --dtype, and f32 where the check sees values that f16 "
+        "hardly holds.",
         Panel.GRAPH,
         choices=CACHE_DTYPES,
         noun="element type of caches",
@@ -188,6 +189,16 @@ class GraphOptions:
     def half_cache(self) -> bool:
         """Whether keys and values are f16 where the graph computes in f32."""
         return self.mixed and self.cache_dtype != "f32"
+
+    @property
+    def keeps_half_cache(self) -> bool:
+        """Whether keys and values are f16, and not quantised."""
+        return self.kv_cache is None and (self.half_cache or self.computes_in == "f16")
+
+    @property
+    def may_widen_cache(self) -> bool:
+        """Whether keys and values are f16 for no other reason than that nobody has looked at them yet."""
+        return self.half_cache and self.kv_cache is None and self.cache_dtype == "auto"
 
     @property
     def absorbs_latents(self) -> bool:
