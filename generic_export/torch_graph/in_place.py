@@ -28,7 +28,9 @@ _SCATTERS: dict[OpOverload, OpOverload] = {
 # Views of the first operand, which only look at the second one.
 _LIKE_ANOTHER = frozenset({aten.type_as.default, aten.view_as.default, aten.expand_as.default})
 # Operators that PyTorch writes with others, of which it is known that their result is a tensor of its own.
-_NEW_TENSORS = frozenset({aten.linear.default, aten.matmul.default, aten.softmax.int, aten.log_softmax.int})
+_NEW_TENSORS = frozenset(
+    {aten.linear.default, aten.matmul.default, aten.softmax.int, aten.log_softmax.int, aten.pad.default}
+)
 
 
 @dataclass(frozen=True)

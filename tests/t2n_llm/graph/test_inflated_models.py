@@ -104,9 +104,9 @@ KINDS: Mapping[str, Kind] = {
 # What it squares and what it adds to normalised values is a stream that no power of two fits.
 ALTERNATING_UPDATES = Kind(
     {"model_type": "gemma3n_text", "head_dim": 16, "sliding_window": 8, "rms_norm_eps": _NO_EPSILON, "laurel_rank": 16,
-     "tie_word_embeddings": False, "num_kv_shared_layers": 0, "altup_num_inputs": 2,
+     "tie_word_embeddings": False, "num_hidden_layers": 3, "num_kv_shared_layers": 0, "altup_num_inputs": 2,
      "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": COMMON["vocab_size"], "activation_sparsity_pattern": None,
-     "layer_types": ["full_attention"] * 2},
+     "layer_types": ["full_attention"] * 3},
     ("*.embed_tokens.weight", *_POST_NORMS, "*.input_layernorm.weight", "*.post_laurel_norm.weight",
      "*.post_per_layer_input_norm.weight"),
     readers=("*.per_layer_input_gate.weight",),
