@@ -25,10 +25,12 @@ _SCATTERS: dict[OpOverload, OpOverload] = {
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.select.int: aten.select_scatter.default,
 }
-# PyTorch's own way takes it out of the constants that a model makes of numbers (`torch.tensor(0.5)`), and knows those after.
-_LEFT = frozenset({aten.detach_.default})
+# Views of the first operand, which only look at the second one.
+_LIKE_ANOTHER = frozenset({aten.type_as.default, aten.view_as.default, aten.expand_as.default})
 # Operators that PyTorch writes with others, of which it is known that their result is a tensor of its own.
-_NEW_TENSORS = frozenset({aten.linear.default, aten.matmul.default, aten.softmax.int, aten.log_softmax.int})
+_NEW_TENSORS = frozenset(
+    {aten.linear.default, aten.matmul.default, aten.softmax.int, aten.log_softmax.int, aten.pad.default}
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class _Write:
 
     Attributes:
         node: the operator.
-        base: the tensor that is changed; no input, and no part of another one.
+        base: the tensor that is changed; no input, and no part of another one that is read later.
         views: from the operator's own operand outwards to what is a part of `base`; empty where it writes to all of it.
         replacement: the operator that returns what `node` writes.
     """
@@ -55,6 +57,9 @@ def without_writes(program: ExportedProgram) -> None:
     for node in list(graph.nodes):
         if not _writes(node):
             continue
+        if node.target is aten.detach_.default and node.args[0].target is aten.lift_fresh_copy.default:
+            _read_constant(graph, node)
+            continue
         write = _replaceable(node, places)
         if write is not None:
             _replace(program, write, places)
@@ -63,7 +68,15 @@ def without_writes(program: ExportedProgram) -> None:
 
 
 def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target not in _LEFT and schema_of(node.target).is_mutable
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
+
+
+def _read_constant(graph: Graph, node: Node) -> None:
+    """Write a constant that a model makes of numbers (`torch.tensor(0.5)`) as a copy, which is what PyTorch's own way makes."""
+    copied: Any = node.args[0]
+    copied.target = aten.clone.default
+    node.replace_all_uses_with(copied)
+    graph.erase_node(node)
 
 
 def _replaceable(node: Node, places: dict[Node, int]) -> _Write | None:
@@ -74,9 +87,10 @@ def _replaceable(node: Node, places: dict[Node, int]) -> _Write | None:
     while isinstance(base, Node) and base.target in _SCATTERS:
         views.append(base)
         base = base.args[0]
-    if not isinstance(base, Node) or not _is_own(base) or (views and node.users):
+    if not isinstance(base, Node):
         return None
-    if _seen_elsewhere(base, node, places):
+    owner = _owner(base)
+    if not _is_own(owner) or _seen_elsewhere(owner, (base, *views), node, places):
         return None
     return _Write(node, base, tuple(views), replacement)
 
@@ -109,6 +123,15 @@ def _result_type(overload: OpOverload, node: Node) -> torch.dtype | None:
     return result.dtype if isinstance(result, torch.Tensor) else None
 
 
+def _owner(base: Node) -> Node:
+    """Return the tensor that one is a view of, as far as single views tell."""
+    while isinstance(base.target, OpOverload) and _may_share(base):
+        if len(base.all_input_nodes) > 1 and base.target not in _LIKE_ANOTHER:
+            break
+        base = base.all_input_nodes[0]
+    return base
+
+
 def _is_own(base: Node) -> bool:
     """Say whether a node's tensor is one that its operator made, no input's and no constant's."""
     if base.target is operator.getitem and isinstance(base.args[0], Node):
@@ -127,10 +150,10 @@ def _may_share(node: Node) -> bool:
     return any(result.alias_info is not None for result in schema_of(node.target).returns)
 
 
-def _seen_elsewhere(base: Node, write: Node, places: dict[Node, int]) -> bool:
-    """Say whether anything but `base` itself that shares its memory is read after a write."""
+def _seen_elsewhere(owner: Node, written: Sequence[Node], write: Node, places: dict[Node, int]) -> bool:
+    """Say whether anything that shares an owner's memory is read after a write, what is written again apart."""
     place = places[write]
-    others = {node for node in _sharing(base, place, places) if node is not base}
+    others = {node for node in _sharing(owner, place, places) if node not in written}
     return any(places[user] > place for node in others for user in node.users)
 
 
@@ -148,7 +171,6 @@ def _sharing(base: Node, until: int, places: dict[Node, int]) -> Iterator[Node]:
 
 def _replace(program: ExportedProgram, write: _Write, places: dict[Node, int]) -> None:
     graph, node = program.graph, write.node
-    place = places[node]
     with graph.inserting_before(node):
         value = _added(graph, write.replacement, node.args, dict(node.kwargs), node, node)
         made = [value]
@@ -156,14 +178,23 @@ def _replace(program: ExportedProgram, write: _Write, places: dict[Node, int]) -
             whole = view.args[0]
             value = _added(graph, _SCATTERS[view.target], (whole, value, *view.args[1:]), {}, whole, node)  # type: ignore[index]
             made.append(value)
-    places |= dict.fromkeys(made, place)
-    later = [user for user in write.base.users if places[user] > place]
-    for user in later:
-        user.replace_input_with(write.base, value)
+        _read_instead(program, write.base, value, places, node)
+        for view in reversed(write.views):  # a view that is read later is one of what there is then
+            value = _added(graph, view.target, (value, *view.args[1:]), dict(view.kwargs), view, view)  # type: ignore[arg-type]
+            made.append(value)
+            _read_instead(program, view, value, places, node)
+    places |= dict.fromkeys(made, places[node])
     node.replace_all_uses_with(value)
     graph.erase_node(node)
+
+
+def _read_instead(program: ExportedProgram, old: Node, new: Node, places: dict[Node, int], write: Node) -> None:
+    """Have what reads a tensor after a write read another one."""
+    later = [user for user in old.users if places.get(user, -1) > places[write]]
+    for user in later:
+        user.replace_input_with(old, new)
     if any(user.op == "output" for user in later):
-        program.graph_signature.replace_all_uses(write.base.name, value.name)
+        program.graph_signature.replace_all_uses(old.name, new.name)
 
 
 def _added(

@@ -1,6 +1,6 @@
 """How large the tensors of a captured graph become: what an f16 graph computes, computed in f32, where nothing overflows.
 
-In: a captured graph, inputs and stored tensors. Out: the largest magnitude of each float result, by name, and what the graph gives.
+In: a captured graph, inputs and stored tensors. Out: the largest magnitude of each float, by name, and what the graph gives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Measured:
     """What one run of a graph in f32 showed; what PyTorch cannot compute from captured operators alone is missing.
 
     Attributes:
-        largest: absolute value of each float input and result, by name.
+        largest: absolute value of each float input, parameter and result, by name.
         values: of the tensors that were asked for, by name.
     """
 
@@ -34,7 +34,7 @@ class Measured:
 def measured(
     graph: TorchModuleIRGraph, inputs: Sequence[torch.Tensor], stored: Stored, wanted: Collection[str] = ()
 ) -> Measured:
-    """Run a graph in f32 and look at each float input and result.
+    """Run a graph in f32 and look at each float input, parameter and result.
 
     Args:
         graph: what was captured, in any float element type.
@@ -43,6 +43,7 @@ def measured(
         wanted: names of the tensors whose values are kept.
     """
     found: dict[str, float] = {}
+    parameters = {variable.name for variable in graph.parameters}
 
     def watch(name: str, tensor: torch.Tensor) -> None:
         if tensor.dtype.is_floating_point:
@@ -50,6 +51,8 @@ def measured(
 
     def widened(name: str) -> torch.Tensor | None:
         tensor = stored(name)
+        if tensor is not None and name in parameters and name not in found:
+            watch(name, tensor)
         return tensor if tensor is None else _wide(tensor)
 
     wide = [_wide(tensor) for tensor in inputs]
@@ -73,10 +76,11 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 def _in_f32(graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
     """Return the graph whose casts to narrow floats are casts to f32."""
-    return replace(graph, ops=tuple(_op_in_f32(op) for op in graph.ops))
+    return replace(graph, ops=tuple(op_in_f32(op) for op in graph.ops))
 
 
-def _op_in_f32(op: TorchOp) -> TorchOp:
+def op_in_f32(op: TorchOp) -> TorchOp:
+    """Return an operator whose arguments name f32 where they named a narrow float."""
     kwargs = {name: _argument_in_f32(argument) for name, argument in op.kwargs.items()}
     return replace(op, args=tuple(map(_argument_in_f32, op.args)), kwargs=kwargs)
 
@@ -91,4 +95,4 @@ def _argument_in_f32(argument: Any) -> Any:
     return torch.float32 if isinstance(argument, torch.dtype) and argument in _NARROW else argument
 
 
-__all__ = ["Measured", "measured"]
+__all__ = ["Measured", "measured", "op_in_f32"]

@@ -317,7 +317,7 @@ class _Walk:
         return self.multiplied[key]
 
     def _taken_by_weight(self, weight: Any, exponent: int, near: TorchOp) -> Any | None:
-        """Return a fixed operand times a power of two; None for sizes, integers, and a large one that is read elsewhere too."""
+        """Return a fixed operand times a power of two; None for sizes, integers, and matrices read elsewhere or that overflow."""
         if not exponent:
             return weight
         if _is_number(weight):
@@ -326,6 +326,8 @@ class _Walk:
             return None
         parameter = self._only_parameter(weight)
         if parameter is None and weight.rank > 1 and self._is_stored(weight):
+            return None
+        if parameter is not None and exponent > 0 and self._size(parameter) * 2.0**exponent > F16_LIMIT:
             return None
         return self._times(weight, exponent, near)
 

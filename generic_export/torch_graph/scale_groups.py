@@ -44,6 +44,7 @@ class ScaleGroup:
         where: path of the module that makes it.
         exponent: their values are multiplied with 2 ** exponent; 0 where that cannot be.
         obstacle: why it cannot be, or "".
+        in_f32: they are kept in f32 instead; `tensors` are those alone that are.
     """
 
     tensors: frozenset[str]
@@ -51,6 +52,7 @@ class ScaleGroup:
     where: str
     exponent: int
     obstacle: str = ""
+    in_f32: bool = False
 
     @property
     def overflows(self) -> bool:

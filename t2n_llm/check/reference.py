@@ -20,6 +20,7 @@ from generic_export.interrupts import asking, raise_if_interrupted
 from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
 from kvcache.states import Slot
+from t2n_llm.check.cache_range import largest_values
 from t2n_llm.check.options import DEFAULT_DECODE_STEPS
 from t2n_llm.graph.interface import sliding_window_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
@@ -177,8 +178,7 @@ class ReferenceRun:
     @property
     def largest_states(self) -> dict[Slot, float]:
         """The largest magnitude of each float state after the text, by slot."""
-        floats = {slot: values for slot, values in self.text_states.items() if values.dtype.kind == "f" and values.size}
-        return {slot: float(np.abs(values).max()) for slot, values in floats.items()}
+        return largest_values(self.text_states)
 
     @property
     def decode_ids(self) -> tuple[int, ...]:

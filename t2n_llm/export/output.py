@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,12 @@ class ExportFolder:
     options: ExportOptions
     reporter: Reporter
     casts: CastReport = field(default_factory=CastReport)
+
+    def with_wide_caches(self) -> ExportFolder:
+        """Return the same folder for caches in f32, nothing streamed yet."""
+        graph = replace(self.options.graph, cache_dtype="f32")
+        casts = CastReport(refuses_nonfinite=self.casts.refuses_nonfinite)
+        return replace(self, options=replace(self.options, graph=graph), casts=casts)
 
     def archive_name(self, role: str = MODEL_ROLE) -> str:
         """Return the file or folder name of an archive: `model.nnef.tar`, `vision.nnef`."""

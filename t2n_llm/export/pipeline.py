@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from generic_export.errors import EngineLoadError, MissingTensorError, OptionError, SourceChangedError, WeightError
+from generic_export.errors import (
+    CacheRangeError,
+    EngineLoadError,
+    MissingTensorError,
+    OptionError,
+    SourceChangedError,
+    WeightError,
+)
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.held_file import HeldFile, refuse_changed
 from generic_export.weights.values import value_pieces
@@ -19,6 +26,7 @@ from generic_export.write.document import ArchivePlan, WrittenArchive
 from quant.half import CastReport
 from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
+from t2n_llm.check.cache_range import require_room
 from t2n_llm.check.engines import require_engine
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import Captured, prepare
@@ -179,6 +187,10 @@ class _Part:
     unused: tuple[str, ...]
 
 
+def _keeps_keys(graph: TaskGraph) -> bool:
+    return any(slot.kind.endswith("_key") for slot in (*graph.states, *graph.engine_states))
+
+
 def _constant(graph: TaskGraph) -> _Part:
     """Return an archive that holds no weights."""
     return _Part(graph, plain_form(graph.graph, constant_sources(graph.graph, graph.skeleton.buffers)), ())
@@ -193,7 +205,16 @@ class _Export:
     adapter: Adapter | None
 
     def run(self) -> ExportResult:
-        """Export."""
+        """Export; once more, with caches in f32, where the check sees keys or values that f16 hardly holds."""
+        try:
+            return self._run()
+        except CacheRangeError as error:
+            if not self.folder.options.graph.may_widen_cache:
+                raise
+            self.folder.reporter.warn(f"{error.message.rstrip('.')}: caches are f32, and the export begins once more.")
+        return replace(self, folder=self.folder.with_wide_caches())._run()
+
+    def _run(self) -> ExportResult:
         with self._prepared(dry=False) as (checkpoint, parts):
             return self._made(checkpoint, parts)
 
@@ -234,6 +255,15 @@ class _Export:
             self.folder.reporter.warn(
                 "nobody looked whether f16 holds the activations of this model; f32, the default, does."
             )
+        if (
+            options.graph.may_widen_cache
+            and not options.check
+            and not dry
+            and any(_keeps_keys(each) for each in graphs)
+        ):
+            self.folder.reporter.warn(
+                "nobody looked whether f16 holds the keys and values of this model; a cache in f32 does."
+            )
         if options.check:
             self.task.refuse_check(weighted(graphs), source, options.compression, options.checking)
         with ExitStack() as stack:
@@ -246,7 +276,8 @@ class _Export:
             return None
         tokenizer = folder.source.tokenizer() if options.require_tokenizer else None
         tokens = typical_tokens(folder.source.config, tokenizer)
-        return RangeRequest(checkpoint, self.adapter, tokens, folder.reporter)
+        islands = options.graph.f32_residual == "always"
+        return RangeRequest(checkpoint, self.adapter, tokens, folder.reporter, islands)
 
     def _parts(
         self, stack: ExitStack, graphs: Sequence[TaskGraph], checkpoint: Checkpoint, dry: bool
@@ -293,6 +324,8 @@ class _Export:
                 part.stored.write_recipe(staging)
             with _blaming_zeros(parts):
                 validation = self._checked(staging, parts, archives) if options.check else None
+            if validation is not None:
+                require_room(validation.largest_states, options.graph)
             described = self._described(parts, archives)
             return folder.complete(staging, archives, validation, unused, described, held)
 

@@ -22,6 +22,8 @@ ACTIVATIONS = ("auto", "f16", "f32")
 
 CACHE_DTYPES = ("auto", "f16", "f32")
 
+ISLANDS = ("auto", "always")
+
 ATTENTIONS = ("auto", "products", "sdpa")
 
 LATENTS = ("auto", "absorbed", "expanded")
@@ -56,9 +58,18 @@ class GraphOptions:
         choices=ACTIVATIONS,
         noun="element type of activations",
     )
+    f32_residual: str = option(
+        "auto",
+        "With f16 activations, streams that f16 does not hold are kept in f32. auto: where a power of two does not make them "
+        "fit. always: instead of that.",
+        Panel.GRAPH,
+        choices=ISLANDS,
+        noun="choice of streams in f32",
+    )
     cache_dtype: str = option(
         "auto",
-        "f16, f32 or auto (as --dtype): keys and values between calls.",
+        "f16, f32 or auto: keys and values between calls. auto: as --dtype, and f32 where the check sees values that f16 "
+        "hardly holds.",
         Panel.GRAPH,
         choices=CACHE_DTYPES,
         noun="element type of caches",
@@ -138,6 +149,11 @@ class GraphOptions:
             raise OptionError(
                 "f16 activations have no use for f32 weights.", "Leave --activations out, or use --dtype f16."
             )
+        if self.f32_residual == "always" and self.computes_in == "f32":
+            raise OptionError(
+                "streams are in f32 already, with f32 activations.",
+                "Leave --f32-residual out, or use --activations f16.",
+            )
         if self.cache_dtype not in ("auto", self.dtype) and (not self.mixed or self.kv_cache is not None):
             raise OptionError(
                 f"a cache in {self.cache_dtype} needs f16 weights under f32 activations, and no quantised cache.",
@@ -173,6 +189,16 @@ class GraphOptions:
     def half_cache(self) -> bool:
         """Whether keys and values are f16 where the graph computes in f32."""
         return self.mixed and self.cache_dtype != "f32"
+
+    @property
+    def keeps_half_cache(self) -> bool:
+        """Whether keys and values are f16, and not quantised."""
+        return self.kv_cache is None and (self.half_cache or self.computes_in == "f16")
+
+    @property
+    def may_widen_cache(self) -> bool:
+        """Whether keys and values are f16 for no other reason than that nobody has looked at them yet."""
+        return self.half_cache and self.kv_cache is None and self.cache_dtype == "auto"
 
     @property
     def absorbs_latents(self) -> bool:

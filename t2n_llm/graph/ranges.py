@@ -14,9 +14,10 @@ import torch
 
 from generic_export.errors import NumericRangeError
 from generic_export.nnef.graph import NnefGraph
+from generic_export.torch_graph.fitting import fitted
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.magnitudes import measured
-from generic_export.torch_graph.rescaling import rescaled, without_overflow_guards
+from generic_export.torch_graph.rescaling import without_overflow_guards
 from generic_export.torch_graph.scale_groups import F16_LIMIT, HEADROOM, ScaleGroup, float_results
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.values import read_tensor
@@ -55,6 +56,7 @@ class Ranges:
                     "largest": group.largest,
                     "tensors": len(group.tensors),
                     "factor": 2.0**group.exponent,
+                    "in_f32": group.in_f32,
                     "obstacle": group.obstacle,
                 }
                 for group in self.groups
@@ -98,12 +100,14 @@ class RangeRequest:
         adapter: merged into them, or None.
         tokens: int64 ids of typical text.
         reporter: told what was found.
+        islands: what overflows is kept in f32, what could be kept smaller included.
     """
 
     checkpoint: Checkpoint
     adapter: Adapter | None
     tokens: tuple[int, ...]
     reporter: Reporter
+    islands: bool = False
 
     def fit(
         self,
@@ -113,7 +117,7 @@ class RangeRequest:
         *,
         hands_on: bool = False,
     ) -> Fitted:
-        """Measure a captured graph, and keep what overflows times a power of two.
+        """Measure a captured graph, and keep what overflows times a power of two, or in f32.
 
         Args:
             skeleton: the model it is captured from.
@@ -122,7 +126,7 @@ class RangeRequest:
             hands_on: whether another graph takes what this one gives, so that its outputs are kept.
 
         Raises:
-            NumericRangeError: a tensor overflows and cannot be kept smaller; the message names its module.
+            NumericRangeError: what the graph is given or gives overflows; the message names its module.
             MissingTensorError: the checkpoint lacks a parameter.
         """
         self.reporter.stage(f"Measuring activations on {len(self.tokens)} tokens")
@@ -143,7 +147,7 @@ class RangeRequest:
         run = measured(captured, inputs, stored, [variable.name for variable in outputs.values()])
         largest = run.largest
         self._tell_of_unknown(captured, largest)
-        rescaling = rescaled(captured, largest)
+        rescaling = fitted(captured, largest, islands=self.islands)
         self._tell(rescaling.groups)
         ranges = Ranges(len(self.tokens), _by_module(captured, largest), rescaling.groups)
         gave = {name: run.values[made.name] for name, made in outputs.items() if made.name in run.values}
@@ -159,20 +163,24 @@ class RangeRequest:
             )
 
     def _tell(self, groups: Sequence[ScaleGroup]) -> None:
-        """Say what was done, and what has little room left; refuse what does not fit."""
-        unfit = next((group for group in groups if group.overflows and not group.exponent), None)
+        """Say what was done, and what has little room left; refuse what neither fits nor may be f32."""
+        islands = [group for group in groups if group.in_f32]
+        unfit = next((each for each in groups if each.overflows and not each.exponent and not each.in_f32), None)
         if unfit is not None:
             raise NumericRangeError(
                 f"{_size(unfit)}, f16 ends at {F16_LIMIT:.0f}, and they cannot be kept smaller: {unfit.obstacle}.",
                 "Use --activations f32, the default: f16 weights, and no such limit between them.",
             )
+        if islands:
+            count = sum(len(group.tensors) for group in islands)
+            self.reporter.warn(f"{_size(max(islands, key=_largest))}: {count} tensors are kept in f32.")
         scaled = [group for group in groups if group.exponent]
         if scaled:
             top, count = max(scaled, key=_largest), sum(len(group.tensors) for group in scaled)
             self.reporter.warn(
                 f"{_size(top)}: {count} tensors are kept times a power of two, 2^{top.exponent} for those."
             )
-        near = [group for group in groups if not group.exponent]
+        near = [group for group in groups if not group.exponent and not group.in_f32]
         if near:
             room = F16_LIMIT / max(map(_largest, near))
             self.reporter.warn(f"{_size(max(near, key=_largest))}: f16 holds no more than {room:.1f} times that.")

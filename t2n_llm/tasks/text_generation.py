@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from torch import nn
 
-from generic_export.errors import NotEnoughMemoryError, NumericRangeError, OptionError
-from generic_export.torch_graph.scale_groups import F16_LIMIT
-from kvcache.states import Slot
+from generic_export.errors import NotEnoughMemoryError, OptionError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.bundles import bundles_size, make_bundles
+from t2n_llm.check.cache_range import by_kind, require_range
 from t2n_llm.check.options import CheckingOptions
-from t2n_llm.check.reference import ReferenceRun, plan_check, run_reference, run_reference_apart
+from t2n_llm.check.reference import plan_check, run_reference, run_reference_apart
 from t2n_llm.check.runner import open_runner
 from t2n_llm.check.turns import validate_archive
 from t2n_llm.compress.request import CompressionOptions
@@ -97,7 +96,7 @@ class TextGeneration(Task):
             adapter=subject.adapter,
             overrides=subject.overrides,
         )
-        _require_range(reference, options)
+        require_range(reference.largest_states, options)
         if subject.bundles is not None:
             subject.bundles.mkdir()
             fed_back = {state.input_name: state.output_name for state in subject.states}
@@ -107,7 +106,7 @@ class TextGeneration(Task):
             report = validate_archive(
                 runner, reference, options.dtype, tolerance=subject.tolerance, on_check=subject.announce
             )
-        return replace(report, largest_states=_by_kind(reference.largest_states))
+        return replace(report, largest_states=by_kind(reference.largest_states))
 
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""
@@ -134,29 +133,6 @@ class TextGeneration(Task):
         (part,) = graphs
         reference = 4 * part.parameters - plan_residency(part.skeleton.network, checking.placement).disk_bytes
         return max(reference, stored_bytes) if checking.low_memory else reference + stored_bytes
-
-
-def _require_range(reference: ReferenceRun, options: GraphOptions) -> None:
-    """Refuse f16 caches for keys and values that f16 does not hold.
-
-    Raises:
-        NumericRangeError: the message names the layer.
-    """
-    largest = {slot: size for slot, size in reference.largest_states.items() if slot.kind.endswith(("_key", "_value"))}
-    slot = max(largest, key=lambda each: largest[each], default=None)
-    narrow = options.half_cache or options.computes_in == "f16"
-    if slot is None or not narrow or options.kv_cache is not None or largest[slot] <= F16_LIMIT:
-        return
-    raise NumericRangeError(
-        f"{slot.kind} of layer {slot.layer} reaches {largest[slot]:.3g} on the check's text, and f16 ends at {F16_LIMIT:.0f}.",
-        "Use --cache-dtype f32, with f32 activations.",
-    )
-
-
-def _by_kind(largest: Mapping[Slot, float]) -> dict[str, float]:
-    """Return the largest value of each kind of state."""
-    kinds = {slot.kind for slot in largest}
-    return {kind: max(size for slot, size in largest.items() if slot.kind == kind) for kind in sorted(kinds)}
 
 
 def _residency(network: nn.Module, source: ModelSource, checking: CheckingOptions) -> Residency:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvcache.states import StateTensor
+from kvcache.explicit_cache import states_of
+from kvcache.states import Slot, StateTensor
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_step
 from t2n_llm.check.answers import Answerer, open_answerer
+from t2n_llm.check.cache_range import largest_values
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL
 from t2n_llm.source.hub import ModelSource
@@ -50,10 +52,17 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """What PyTorch says to a prompt: the logits [vocab] after it and after each greedy token, and those tokens."""
+    """What PyTorch says to a prompt.
+
+    Attributes:
+        rows: the logits [vocab] after it and after each greedy token.
+        ids: those tokens.
+        largest_states: the largest magnitude of what it keeps then.
+    """
 
     rows: tuple[np.ndarray, ...]
     ids: tuple[int, ...]
+    largest_states: Mapping[Slot, float] = field(default_factory=dict)
 
 
 def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ...]:
@@ -141,7 +150,8 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
         rows.append(logits.float().numpy())
         tokens.append(int(logits.argmax()))
         given = {"input_ids": torch.tensor([tokens[-1:]])}
-    return Answer(tuple(rows), tuple(tokens[:-1]))
+    kept = {slot: tensor.float().numpy() for slot, tensor in states_of(cache).items()}
+    return Answer(tuple(rows), tuple(tokens[:-1]), largest_values(kept))
 
 
 class Pipeline:

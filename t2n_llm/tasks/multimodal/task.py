@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from generic_export.errors import OptionError
 from t2n_llm.check.agreement import ValidationReport
+from t2n_llm.check.cache_range import by_kind, largest_of_all, require_range
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
@@ -101,7 +103,9 @@ class MultimodalTask(Task):
         expected = run_multimodal_reference(
             source, family, subject.network, subject.needed(), prompts, checking.placement
         )
-        return check_multimodal(
+        largest = largest_of_all(answer.largest_states for answer in expected)
+        require_range(largest, subject.options)
+        report = check_multimodal(
             subject.archives,
             family,
             source.config,
@@ -113,6 +117,7 @@ class MultimodalTask(Task):
             tolerance=subject.tolerance,
             on_check=subject.announce,
         )
+        return replace(report, largest_states=by_kind(largest))
 
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""

@@ -204,7 +204,7 @@ def _answered(model: Any, case: SourceCase) -> ReferenceRun:
         rows.append(listener.answer(pending)[-1])
         ids.append(int(rows[-1].argmax()))
         pending = ids[-1:]
-    return ReferenceRun(plan, text_logits, tuple(ids), np.stack(rows), {})
+    return ReferenceRun(plan, text_logits, tuple(ids), np.stack(rows), listener.states())
 
 
 def _read_at_once(model: Any, case: SourceCase) -> np.ndarray:

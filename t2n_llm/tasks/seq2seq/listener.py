@@ -1,6 +1,6 @@
 """transformers' own encoder-decoder asked about a source as `generate()` asks it: with its own caches, some tokens at a time.
 
-In: a model with values, a source, tokens. Out: logits.
+In: a model with values, a source, tokens. Out: logits, and what the caches hold then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvcache.states import Slot
 from t2n_llm.tasks.seq2seq.adapters import read_source, run_decoder
+from t2n_llm.tasks.seq2seq.model import states_of_pair
 
 
 class Listener:
@@ -32,6 +34,10 @@ class Listener:
         result = run_decoder(self._model, self._read, tokens, past_key_values=self._caches, use_cache=True)
         logits: np.ndarray = result.logits[0].float().numpy()
         return logits
+
+    def states(self) -> dict[Slot, np.ndarray]:
+        """Return what it keeps: its own keys and values, and those of the source."""
+        return {slot: tensor.numpy() for slot, tensor in states_of_pair(self._caches).items()}
 
 
 __all__ = ["Listener"]

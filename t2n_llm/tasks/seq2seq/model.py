@@ -175,7 +175,7 @@ def run_from_source(
     read = read_source(network, given)
     mask = {ENCODER_MASK: given[ENCODER_MASK]} if ENCODER_MASK in given else {}
     run_decoder(network, read, decoder_input_ids, past_key_values=caches, use_cache=True, **mask)
-    return read, _states_of(caches)
+    return read, states_of_pair(caches)
 
 
 def run_from_states(
@@ -192,7 +192,7 @@ def run_from_states(
     """
     caches = _caches(network, states)
     result = run_decoder(network, read, input_ids, past_key_values=caches, use_cache=True, **options)
-    return result.logits, _states_of(caches)
+    return result.logits, states_of_pair(caches)
 
 
 def _caches(network: Any, states: States) -> Any:
@@ -212,7 +212,8 @@ def _caches(network: Any, states: States) -> Any:
     return caches
 
 
-def _states_of(caches: Any) -> States:
+def states_of_pair(caches: Any) -> States:
+    """Return what transformers' pair of caches holds: keys and values of the decoder, and those of its source."""
     from kvcache.explicit_cache import states_of
 
     said = states_of(caches.cross_attention_cache)

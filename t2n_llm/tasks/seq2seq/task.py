@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from generic_export.errors import OptionError
 from t2n_llm.check.agreement import ValidationReport
+from t2n_llm.check.cache_range import by_kind, largest_of_all, require_range
 from t2n_llm.compress.calibration import Calibration, PassCalibration
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface, text_model
@@ -108,7 +109,9 @@ class Seq2SeqTask(Task):
             placement=checking.placement,
             overrides=subject.overrides,
         )
-        return check_seq2seq(
+        largest = largest_of_all(run.largest_states for run in expected.runs)
+        require_range(largest, subject.options)
+        report = check_seq2seq(
             subject.archives,
             subject.states,
             subject.options.dtype,
@@ -119,6 +122,7 @@ class Seq2SeqTask(Task):
             tolerance=subject.tolerance,
             on_check=subject.announce,
         )
+        return replace(report, largest_states=by_kind(largest))
 
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""

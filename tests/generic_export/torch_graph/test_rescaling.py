@@ -16,6 +16,7 @@ from torch import nn
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.capture import Prepared, prepare
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.torch_graph.fitting import fitted
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.magnitudes import measured
 from generic_export.torch_graph.replay import replay
@@ -95,30 +96,65 @@ FITTING: Mapping[str, Callable[[], nn.Module]] = {
 }
 
 
+class Mixed(nn.Module):
+    """Two copies of a stream, mixed by weights that depend on it, as hyper-connections do; its values choose the layer too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.layer = nn.Linear(8, 2), nn.Linear(8, 8)
+        with torch.no_grad():
+            self.mix.weight.mul_(1 / _LARGE)
+            self.layer.weight.mul_(_LARGE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        copies = torch.stack((x, x.roll(1, -1)), -2)
+        for _ in range(2):
+            weights = torch.softmax(torch.tanh(self.mix(copies)), -1)
+            read = torch.softmax(torch.log1p(copies.mean(-1).abs()), -1)
+            inner = self.layer(_own_norm((read[..., None] * copies).sum(-2)))
+            copies = weights @ copies + inner[..., None, :]
+        return _own_norm(copies.sum(-2))
+
+
+ISLANDS: Mapping[str, Callable[[], nn.Module]] = {
+    "a sigmoid": lambda: Read(torch.sigmoid),
+    "a gate": lambda: Read(lambda x: _own_norm(nn.functional.silu(x) * x)),
+    "a logarithm": lambda: Read(lambda x: torch.log1p(x.abs())),
+    "integers": lambda: Read(lambda x: (x.long() // 2**14).to(x.dtype)),
+    "a size that is added": lambda: Read(lambda x: _own_norm(x + x.shape[0])),
+    "a division that rounds": lambda: Read(lambda x: _own_norm(torch.div(x, 3.0, rounding_mode="floor"))),
+    "a choice of rows": lambda: Read(lambda x: _own_norm(torch.topk(x, 6).values[..., [0, 1, 2, 3, 4, 5, 0, 1]])),
+    "hyper-connections": lambda: Read(Mixed()),
+}
+
+
 class RescaledTract(TractNNEF):
     """tract, for a graph that is measured on the tensors it had before they were multiplied."""
 
-    def __init__(self, before: Prepared, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, before: Prepared, inputs: Sequence[torch.Tensor], islands: bool) -> None:
         axes = {
             each.name: {axis: str(dim) for axis, dim in enumerate(each.shape) if not isinstance(dim, int)}
             for each in before.graph.inputs
         }
         super().__init__(check_io=False, dynamic_axes=axes)
-        self.before, self.inputs = before, inputs
+        self.before, self.inputs, self.islands = before, inputs, islands
 
     def post_capture(self, graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
         graph = without_overflow_guards(graph)
-        return rescaled(graph, measured(graph, self.inputs, self.before.stored).largest).graph
+        largest = measured(graph, self.inputs, self.before.stored).largest
+        return fitted(graph, largest, islands=self.islands).graph
 
 
-def _in_engine(before: Prepared, factors: Mapping[str, float], name: str, example: torch.Tensor) -> torch.Tensor:
+def _in_engine(
+    before: Prepared, factors: Mapping[str, float], name: str, example: torch.Tensor, *, islands: bool = False
+) -> torch.Tensor:
     """Export the module once more, its parameters multiplied and its graph rescaled, and run it in tract."""
     module = copy.deepcopy(before.model)
     with torch.no_grad():
         for parameter, factor in factors.items():
             module.get_parameter(parameter).mul_(factor)
     with tempfile.TemporaryDirectory() as folder:
-        target = RescaledTract(before, [example])
+        target = RescaledTract(before, [example], islands)
         archive = export_model_to_nnef(module, before.args, Path(folder) / "model.nnef", target, [name])
         with TractWheel(timeout_seconds=60).load(archive) as engine:
             (answer,) = engine.run([example.numpy()])
@@ -157,6 +193,27 @@ def test_a_rescaled_graph_computes_the_same_in_f16(name: str) -> None:
     assert max(largest.values()) > 65504 and any(group.exponent for group in rescaling.groups)
     found = _result(rescaling.graph, x, _with_factors(prepared, rescaling))
     engine = _in_engine(prepared, rescaling.factors, "x", x)
+    with torch.no_grad():
+        expected = module.float()(x.float())
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(engine, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", [*ISLANDS, "RMS norm", "layer norm", "a product of two such", "handed over"])
+def test_what_is_read_as_it_is_stays_in_f32(name: str) -> None:
+    """Of what could be kept smaller, where that is asked for."""
+    torch.manual_seed(0)
+    module, forced = (ISLANDS | FITTING)[name](), name in FITTING
+    x = (3 * torch.randn(5, 8)).half()
+    prepared = _captured(module)
+    largest = measured(prepared.graph, [x], prepared.stored).largest
+    fit = fitted(prepared.graph, largest, islands=forced)
+    assert any(group.in_f32 and group.overflows for group in fit.groups)
+    assert all(group.exponent or group.in_f32 for group in fit.groups if group.overflows)
+    products = [op for op in fit.graph.ops if op.target is torch.ops.aten.linear.default]
+    assert products and all(tensor.dtype is torch.float16 for op in products for tensor in op.tensor_inputs())
+    found = _result(fit.graph, x, _with_factors(prepared, fit))
+    engine = _in_engine(prepared, fit.factors, "x", x, islands=forced)
     with torch.no_grad():
         expected = module.float()(x.float())
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)

@@ -6,6 +6,7 @@ What enters the stream is multiplied by 2^k, and epsilons by 4^k: a function-pre
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from generic_export.errors import NumericRangeError
+from generic_export.errors import CacheRangeError, NumericRangeError
 from t2n_llm import export_llm
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.pipeline import ExportResult
@@ -100,6 +101,18 @@ KINDS: Mapping[str, Kind] = {
     ),
 }  # fmt: skip
 
+# What it squares and what it adds to normalised values is a stream that no power of two fits.
+ALTERNATING_UPDATES = Kind(
+    {"model_type": "gemma3n_text", "head_dim": 16, "sliding_window": 8, "rms_norm_eps": _NO_EPSILON, "laurel_rank": 16,
+     "tie_word_embeddings": False, "num_hidden_layers": 3, "num_kv_shared_layers": 0, "altup_num_inputs": 2,
+     "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": COMMON["vocab_size"], "activation_sparsity_pattern": None,
+     "layer_types": ["full_attention"] * 3},
+    ("*.embed_tokens.weight", *_POST_NORMS, "*.input_layernorm.weight", "*.post_laurel_norm.weight",
+     "*.post_per_layer_input_norm.weight"),
+    readers=("*.per_layer_input_gate.weight",),
+    power=14,
+)  # fmt: skip
+
 
 def _config(kind: Kind) -> Callable[[], Any]:
     def build() -> Any:
@@ -158,19 +171,30 @@ def test_an_inflated_model_says_the_same_bit_for_bit(name: str, tmp_path: Path) 
         assert _error(inflated) <= 1.2 * _error(plain)
 
 
+@pytest.mark.parametrize(
+    ("kind", "residual"), [(ALTERNATING_UPDATES, "auto"), (KINDS["mixture with a router"], "always")]
+)
+def test_a_stream_in_f32_is_no_worse_than_one_that_fits(kind: Kind, residual: str, tmp_path: Path) -> None:
+    source = save_tiny_model("it", tmp_path / "model", configs={"it": _config(kind)})
+    plain, _ = _exported(source, tmp_path / "plain")
+    _inflate(source, kind)
+    inflated, _ = _exported(source, tmp_path / "inflated", f32_residual=residual)
+    kept = [group for group in inflated.manifest["ranges"]["model"]["rescaled"] if group["in_f32"]]
+    assert kept and max(group["largest"] for group in kept) > 65504
+    assert _error(inflated) <= 1.2 * _error(plain)
+
+
 def _error(result: ExportResult) -> float:
     assert result.validation is not None
     return max(check.max_abs_error for check in result.validation.checks)
 
 
 def test_what_cannot_be_kept_smaller_names_the_module_that_overflows(tmp_path: Path) -> None:
-    """An activation reads the stream as it is: nothing to be done, and said before a weight is written."""
+    """Values are the interface, whose type is f16: nothing to be done, and said before a weight is written."""
     kind = KINDS["post-norms"]
     source = save_tiny_model("it", tmp_path / "model", configs={"it": _config(kind)})
-    _inflate(
-        source, Kind(kind.config, kind.entries, power=15)
-    )  # readers are not divided: gate and up overflow into silu
-    with pytest.raises(NumericRangeError, match=r"values of model\.layers\.0\.\S+ reach \S+, f16 ends at 65504"):
+    _inflate(source, Kind(kind.config, kind.entries, power=15))  # readers are not divided: values overflow
+    with pytest.raises(NumericRangeError, match=r"values of model\.layers\.\d\.\S+ reach \S+, f16 ends at 65504"):
         _exported(source, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
     _, logits = _exported(source, tmp_path / "wide", activations="f32", cache_dtype="f32")
@@ -185,14 +209,46 @@ def test_without_a_check_it_is_said_that_nobody_looked(
     assert result.manifest["ranges"] == {}
 
 
-def test_keys_beyond_f16_are_named_and_fit_a_cache_in_f32(tmp_path: Path) -> None:
-    kind = Kind({"model_type": "qwen2"}, ("*.k_proj.*",), readers=("*.q_proj.*",), power=16)
-    source = save_tiny_model("it", tmp_path / "model", configs={"it": _config(kind)})
-    _inflate(source, kind)
+def _with_large_keys(folder: Path, power: int) -> Path:
+    """Write a model whose keys are multiplied by 2^power, and what attention multiplies scores with divided."""
+    config: dict[str, Any] = {"model_type": "granite", "attention_multiplier": 0.25}
+    source = save_tiny_model("it", folder, configs={"it": _config(Kind(config, ()))})
+    _inflate(source, Kind(config, ("*.k_proj.*",), power=power))
+    saved = json.loads((source / "config.json").read_text())
+    saved["attention_multiplier"] *= 2.0**-power
+    (source / "config.json").write_text(json.dumps(saved))
+    return source
+
+
+def test_keys_beyond_f16_have_a_cache_in_f32(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain, _ = _exported(_with_large_keys(tmp_path / "fits", 0), tmp_path / "plain", activations="f32")
+    source = _with_large_keys(tmp_path / "model", 16)
     with pytest.raises(
-        NumericRangeError, match=r"cache_key of layer \d reaches \S+ on the check's text.*--cache-dtype f32"
+        CacheRangeError, match=r"cache_key of layer \d reaches \S+ on the check's text.*--cache-dtype f32"
     ):
-        _exported(source, tmp_path / "exported", activations="f32")
-    result, _ = _exported(source, tmp_path / "wide", activations="f32", cache_dtype="f32")
+        _exported(source, tmp_path / "asked", activations="f32", cache_dtype="f16")
+    result, _ = _exported(source, tmp_path / "wide", activations="f32")
+    assert re.search(
+        r"cache_key of layer \d reaches \S+ on the check's text, and f16 ends at 65504: caches are f32", caplog.text
+    )
+    assert {state["dtype"] for state in plain.manifest["graph"]["states"]} == {"f16"}
     assert {state["dtype"] for state in result.manifest["graph"]["states"]} == {"f32"}
+    assert result.manifest["options"]["cache_dtype"] == "f32"
     assert result.manifest["validation"]["largest_states"]["cache_key"] > 65504
+    assert _error(result) <= 1.2 * _error(plain)
+
+
+def test_keys_that_f16_holds_without_room_have_a_cache_in_f32(tmp_path: Path) -> None:
+    source = _with_large_keys(tmp_path / "model", 13)
+    chosen, _ = _exported(source, tmp_path / "chosen", activations="f32")
+    asked, _ = _exported(source, tmp_path / "asked", activations="f32", cache_dtype="f16")
+    assert {state["dtype"] for state in chosen.manifest["graph"]["states"]} == {"f32"}
+    assert {state["dtype"] for state in asked.manifest["graph"]["states"]} == {"f16"}
+    assert 65504 / 8 < asked.manifest["validation"]["largest_states"]["cache_key"] < 65504
+
+
+def test_without_a_check_it_is_said_that_nobody_looked_at_keys(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _exported(tiny_llama, tmp_path / "exported", check=False, activations="f32")
+    assert "nobody looked whether f16 holds the keys and values" in caplog.text

@@ -87,6 +87,23 @@ def test_every_form_of_the_export(bart: Path, tmp_path: Path, options: dict[str,
     assert len(padded) == bool(options.get("batch"))
 
 
+def test_keys_of_the_source_beyond_f16_have_caches_in_f32(bart: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(bart)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "encoder_attn.k_proj" in name or "encoder_attn.q_proj" in name:
+                parameter.mul_(2.0 ** (18 if "k_proj" in name else -18))
+    model.save_pretrained(tmp_path / "model")
+    result = export_llm(
+        str(tmp_path / "model"), tmp_path / "out", task=TEXT_TO_TEXT, dtype="f16", require_tokenizer=False
+    )
+    assert result.validation is not None and result.validation.passed
+    assert result.validation.largest_states["cross_key"] > 65504 > result.validation.largest_states["cache_key"]
+    assert {state["dtype"] for state in result.manifest["graph"]["states"]} == {"f32"}
+
+
 def test_a_folder_is_validated_again(bart: Path, tmp_path: Path) -> None:
     folder = export_llm(str(bart), tmp_path / "out", task=TEXT_TO_TEXT, dtype="f16", compress="q4_0").output_dir
     assert validate_folder(folder, str(bart)).passed
