@@ -38,7 +38,6 @@ _FOLLOWERS = {"tokenizers", "huggingface-hub"}
 _SHORT = {"transformers": ("--short", "--no-operators"), "torch": ("--short",), "python": ("--short",)}
 _PATIENCE_SECONDS = 3600
 _USUAL_PYTHON = "3.11"
-_COLUMNS = ("transformers", "torch", "python")
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,11 @@ def section(cells: Mapping[tuple[str, str], Cell]) -> Iterator[str]:
     yield ""
     yield "| package | release | with | smoke |"
     yield "|---|---|---|---|"
-    for package in _COLUMNS:
-        for cell in sorted((c for c in cells.values() if c.package == package), key=lambda c: _order(c.version)):
+    asked = {"transformers": TRANSFORMERS, "torch": TORCH, "python": [name.removeprefix("python") for name in PYTHONS]}
+    missing = {(package, version): Cell(package, version, "not run") for package in asked for version in asked[package]}
+    for package in asked:
+        rows = [cell for cell in (missing | dict(cells)).values() if cell.package == package]
+        for cell in sorted(rows, key=lambda row: _order(row.version)):
             yield f"| {package} | {cell.version} | {_beside(cell)} | {_mark(cell)} |"
 
 

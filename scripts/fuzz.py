@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fuzz one reader of foreign files, or all, guided by the branches it takes: any error that is none of ours, or a hang, is a finding.
+"""Fuzz readers of foreign files, guided by the branches they take: any error that is none of ours, or a hang, is a finding.
 
 usage: scripts/fuzz.py READER|all [--minutes N] [--corpus DIR] [--findings DIR] [--seed S] [--replay] [--list]
 

@@ -3,10 +3,10 @@
 
 usage: scripts/soak.py [--hours H] [--seed S] [--export DIR] [--records FILE]
 
-Turns go round until the time (default 2 hours) is over. The server gets a chat, a streamed answer, a client that is gone in the middle,
-a damaged request, or its engine is killed; in a process that stays, a model is opened and asked, with its engine killed or the
-temporary folder full. Every request after a fault has to be answered as before. After each round the resident memory (the process
-and its engine), open descriptors and processes of both are a line of FILE (default out/soak.jsonl). At the end: the
+Turns go round until the time (default 2 hours) is over. The server gets a request, one to be streamed, a client that is gone in the
+middle, a damaged request, or its engine is killed; in a process that stays, a model is opened and asked, with its engine killed
+or the temporary folder full. Every request after a fault has to be answered as before. After each round the resident memory (the
+process and its engine), open descriptors and processes of both are a line of FILE (default out/soak.jsonl). At the end: the
 medians of the first quarter after warming up and of the last; exit code 1 when memory grew by more than 10 % and 32 MB,
 or descriptors or processes at all. DIR is an export (default: the bundled model, exported first). Linux.
 """
