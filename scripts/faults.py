@@ -21,7 +21,7 @@ STEPS = (
     *("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link", "fcntl.flock"),
     EXCHANGE_EVENT,
 )
-REMOVALS = ("os.remove", "os.rmdir", "shutil.rmtree")
+REMOVALS = ("os.remove", "os.rmdir")
 KILLED = 77
 WEIGHTS = "model.safetensors"
 
