@@ -32,6 +32,13 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _DISK_FULL
 
 
+def is_below(error: OSError, folder: Path) -> bool:
+    """Say whether a file operation failed on something in a folder."""
+    return isinstance(error.filename, str | os.PathLike) and Path(error.filename).absolute().is_relative_to(
+        folder.absolute()
+    )
+
+
 def partial_beside(path: Path) -> Path:
     """Return a name beside a file, for what will be renamed to it, that nobody can foresee and put something under."""
     return path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")

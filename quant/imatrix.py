@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from generic_export.errors import WeightError
+from generic_export.errors import WeightError, first_line
 from generic_export.files import partial_beside
 from quant.blocks import Q4Blocks
 from quant.protocol import InputStatistics, PackedRows
@@ -194,7 +194,7 @@ def _load_own(path: Path) -> Imatrix:
             metadata = file.metadata() or {}
             tokens = json.loads(metadata.get("tokens", "{}"))
             statistics = {name: _entry(file.get_tensor(name), int(tokens.get(name, 0))) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, TypeError, AttributeError, OSError) as error:
+    except (SafetensorError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, OSError) as error:
         raise WeightError(f"imatrix {path}: damaged: {error}.", "Collect the statistics again.") from error
     if metadata.get("format") != _FORMAT:
         raise WeightError(f"imatrix {path}: it is not an imatrix of this program.", f"Expected format {_FORMAT}.")
@@ -207,10 +207,10 @@ def _entry(mean_square: torch.Tensor, tokens: int) -> InputStatistics:
 
 def _read_gguf(path: Path) -> dict[str, InputStatistics]:
     """llama.cpp's newer form: `NAME.in_sum2` [K] or [E, K] sums of squares, and `NAME.counts` of tokens."""
-    from gguf import GGUFReader
+    from quant.prequantized.gguf_reader import gguf_reader
 
     try:
-        tensors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in GGUFReader(path).tensors}
+        tensors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in gguf_reader()(path).tensors}
     except Exception as error:  # the reader raises what numpy raises
         raise WeightError(f"imatrix {path}: not a GGUF file that can be read: {error}.") from error
     entries = {}
@@ -220,7 +220,13 @@ def _read_gguf(path: Path) -> dict[str, InputStatistics]:
         base = name.removesuffix(_SUMS)
         if base + _COUNTS not in tensors:
             raise WeightError(f"imatrix {path}: {base} has sums and no counts.", "Make the file again.")
-        entries[base] = _from_sums(sums.to(torch.float64), tensors[base + _COUNTS].to(torch.float64))
+        try:
+            entries[base] = _from_sums(sums.to(torch.float64), tensors[base + _COUNTS].to(torch.float64))
+        except (RuntimeError, ValueError, OverflowError) as error:
+            raise WeightError(
+                f"imatrix {path}: the sums of {base} do not go with its counts: {first_line(error)}.",
+                "Make the file again.",
+            ) from error
     if not entries:
         raise WeightError(f"imatrix {path}: a GGUF file without imatrix entries.", "Give a file of llama-imatrix.")
     return entries

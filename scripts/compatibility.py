@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Run the smoke set (scripts/dialect_smoke.py) in every engine and release that is installed; write docs/compatibility.md.
 
+The section that scripts/compatibility_versions.py measures is kept.
+
 In: the wheel of each release, fetched where there is a network, and the command. Out: a table module x engine, with
 the reason for everything that does not pass; exit code 1 when a module that the dialect accepts is wrong somewhere.
 """
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import dialect_smoke as smoke
 import torch
+from compatibility_versions import SECTION
 from dialect_smoke import Outcome, SmokeCase, judge
 
 from generic_export.errors import EngineMissingError
@@ -126,7 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in cases:
             outcome = found[case.name, column.title] = judge(case, column.version, column.engine)
             print(f"{column.title}: {case.name}: {outcome.status} {outcome.reason}", flush=True)
-    options.output.write_text(document(table, cases, found), encoding="utf-8")
+    kept = options.output.read_text(encoding="utf-8").partition(SECTION) if options.output.exists() else ("", "", "")
+    written = [document(table, cases, found), *(["\n", *kept[1:]] if kept[1] else [])]
+    options.output.write_text("".join(written), encoding="utf-8")
     return int(any(outcome.status == "failed" for outcome in found.values()))
 
 

@@ -70,9 +70,9 @@ ORDER = {
         .
         awq recipe tensor
         gptq factors
-        prequantized
         algorithms budget
         imatrix lattice
+        prequantized
         stream weighted_search
         half block_kernel
         lanes packing protocol

@@ -25,7 +25,7 @@ DAMAGED = "The archive is damaged or was not written to its end: export or copy 
 _GZIP_MAGIC = b"\x1f\x8b"
 _READ_BYTES = 1 << 20
 # What the readers of the standard library raise on bytes that are no tar or no gzip.
-READ_ERRORS = (
+READ_ERRORS: tuple[type[Exception], ...] = (
     tarfile.TarError,
     EOFError,
     zlib.error,
@@ -36,7 +36,7 @@ READ_ERRORS = (
     RecursionError,
     MemoryError,
     OSError,
-)
+)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def readable(path: Path) -> Iterator[None]:
     """Turn what reading damaged bytes raises into an `ArchiveError` that names the archive."""
     try:
         yield
-    except READ_ERRORS as error:  # type: ignore[misc]
+    except READ_ERRORS as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ArchiveError(f"{path}: cannot be read as an archive: {reason}.", DAMAGED) from error
 

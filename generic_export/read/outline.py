@@ -7,6 +7,7 @@ Grammar: NNEF 1.0 flat and compositional syntax as far as tract 0.23.9 reads and
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -191,6 +192,7 @@ class _Reader:
         self._invocations: list[Invocation] = []
         self._operators: Counter[str] = Counter()
         self._unknown: list[UnknownText] = []
+        self._line_ends = [match.start() for match in re.finditer("\n", text)]
 
     def read(self) -> None:
         kinds = {
@@ -231,7 +233,7 @@ class _Reader:
     def _note_unknown(self, tokens: Sequence[_Token]) -> None:
         start = tokens[0].start
         excerpt = " ".join(self._text[start : min(tokens[-1].end, start + 2 * _EXCERPT)].split())[:_EXCERPT]
-        self._unknown.append(UnknownText(self._text.count("\n", 0, start) + 1, excerpt))
+        self._unknown.append(UnknownText(bisect_left(self._line_ends, start) + 1, excerpt))
 
     def _source(self, tokens: Sequence[_Token]) -> str:
         return self._text[tokens[0].start : tokens[-1].end] if tokens else ""

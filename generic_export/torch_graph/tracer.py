@@ -52,6 +52,7 @@ from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.patches import capture_patches
 from generic_export.torch_graph.request import CaptureRequest, DynamicAxes, symbol_name
 from generic_export.torch_graph.size_conditions import agrees, needed_conditions, questions_of_one
+from generic_export.torch_graph.state import buffers_kept
 from generic_export.torch_graph.units import kept_whole
 
 
@@ -237,7 +238,8 @@ class TorchModuleTracer(CaptureRequest):
             SpecializedAxisError: tract has no words for one of them.
         """
         symbols = symbol_names(replace(self, input_names=names), program)
-        found = needed_conditions(program, self._flat, call.tensors, asked, symbols)
+        with buffers_kept(self.module):
+            found = needed_conditions(program, self._flat, call.tensors, asked, symbols)
         for condition in found:
             if condition.relation is None:
                 raise _one_way(self.module, condition.source, condition.text)

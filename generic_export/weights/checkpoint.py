@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from generic_export.errors import CorruptCheckpointError, WeightError
+from generic_export.errors import CorruptCheckpointError, WeightError, described
 from generic_export.weights.held_file import HeldFile
 from generic_export.weights.safetensors_index import open_safetensors, reading
 from generic_export.weights.source import DOWNLOAD_AGAIN, TensorSource
@@ -208,7 +208,9 @@ def _read_weight_map(index: Path, text: bytes) -> dict[str, str]:
         weight_map: Any = json.loads(text)["weight_map"]
         valid = isinstance(weight_map, dict) and all(isinstance(shard, str) for shard in weight_map.values())
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{index}: not a checkpoint index ({error!r}).", DOWNLOAD_AGAIN) from error
+        raise CorruptCheckpointError(
+            f"{index}: not a checkpoint index ({described(error)[:200]}).", DOWNLOAD_AGAIN
+        ) from error
     if not valid:
         raise CorruptCheckpointError(f"{index}: its weight_map is not a table of file names.", DOWNLOAD_AGAIN)
     for shard in set(weight_map.values()):

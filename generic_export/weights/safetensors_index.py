@@ -22,6 +22,8 @@ from generic_export.weights.source import DOWNLOAD_AGAIN, FileTensor
 
 LFS_MAGIC = b"version "
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+_MOST_DIMENSIONS = 64  # of a tensor; NumPy has no more either
+_LARGEST_SIZE = (1 << 63) - 1
 
 # dtype name -> torch dtype of the tensors that can be streamed.
 DTYPES = {
@@ -189,21 +191,33 @@ def _parse_entry(path: Path, name: str, entry: Any, data_start: int) -> FileTens
         raise _corrupt(path, f"tensor {name} has no dtype, shape and data_offsets")
     stored_as, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
-        raise _corrupt(path, f"tensor {name} has shape {shape!r} and data_offsets {offsets!r}")
+        raise _corrupt(path, f"tensor {name} has shape {_shown(shape)} and data_offsets {_shown(offsets)}")
+    if not isinstance(stored_as, str):
+        raise _corrupt(path, f"tensor {name} has dtype {_shown(stored_as)}")
     begin, nbytes = offsets[0], offsets[1] - offsets[0]
     if stored_as in DTYPES:
         dtype, bits = DTYPES[stored_as], DTYPES[stored_as].itemsize * 8
     else:
-        dtype, bits = _UNREADABLE.get(str(stored_as), (torch.uint8, 0))  # 0: a dtype younger than this code
+        dtype, bits = _UNREADABLE.get(stored_as, (torch.uint8, 0))  # 0: a dtype younger than this code
     if bits and math.prod(shape) * bits != nbytes * 8:
         raise _corrupt(path, f"tensor {name} of {stored_as} {shape} takes {nbytes} bytes")
     if stored_as in DTYPES:
         return FileTensor(name, path, data_start + begin, tuple(shape), dtype)
-    return UnreadableTensor(name, path, data_start + begin, tuple(shape), dtype, str(stored_as), nbytes)
+    return UnreadableTensor(name, path, data_start + begin, tuple(shape), dtype, stored_as, nbytes)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}..."
 
 
 def _is_sizes(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    """Sizes as a file can have them; the product of many numbers of thousands of digits would take hours."""
+    return (
+        isinstance(value, list)
+        and len(value) <= _MOST_DIMENSIONS
+        and all(type(item) is int and 0 <= item <= _LARGEST_SIZE for item in value)
+    )
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

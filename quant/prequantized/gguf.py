@@ -166,12 +166,20 @@ def open_gguf(path: Path) -> GgufFile:
             "Parts of different models lie together; download them again.",
         )
     header = memoryview(reader.data[: reader.data_offset]).cast("B")
-    return GgufFile(tuple(reader.paths), str(architecture.contents()), tensors, numbers, header)
+    return GgufFile(tuple(reader.paths), _architecture(path, architecture), tensors, numbers, header)
+
+
+def _architecture(path: Path, field: Any) -> str:
+    try:
+        return str(field.contents())
+    except UnicodeDecodeError as error:
+        raise CorruptCheckpointError(f"{path}: its architecture is no text.", "Download it again.") from error
 
 
 def _numbers(fields: Mapping[str, Any]) -> Iterator[tuple[str, float | int | bool]]:
     for name, field in fields.items():
-        value = field.contents() if len(field.types) == 1 else None
+        kind = field.types[0].name if len(field.types) == 1 else "ARRAY"
+        value = field.contents() if kind not in ("ARRAY", "STRING") else None  # strings may be no text at all
         if isinstance(value, (float, int)):
             yield name, value
 

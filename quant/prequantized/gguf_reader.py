@@ -77,10 +77,14 @@ def gguf_reader() -> type[Any]:
             return super()._push_field(Field(*field), skip_sum)  # type: ignore[no-any-return]
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
+            if raw_type != GGUFValueType.ARRAY:
                 return super()._get_field_parts(orig_offs, raw_type)
             data = self.data.view(np.ndarray)
-            kind, length = struct.unpack_from("<IQ", data, orig_offs)
+            kind, length = struct.unpack_from("<IQ" if self.byte_order == "I" else ">IQ", data, orig_offs)
+            if length > len(data) - orig_offs:  # the package would look for that many values behind the end
+                raise ValueError(f"an array of {length} values ends early")
+            if self.byte_order != "I":
+                return super()._get_field_parts(orig_offs, raw_type)
             start, number = orig_offs + 12, self.gguf_scalar_to_np.get(kind)
             if length < _LONG or (number is None and kind != GGUFValueType.STRING):
                 return super()._get_field_parts(orig_offs, raw_type)

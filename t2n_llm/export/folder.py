@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError, T2NError
-from generic_export.files import exchange, is_disk_full, sha256
+from generic_export.files import exchange, is_below, is_disk_full, sha256
 from generic_export.interrupts import SIGNALS, raise_if_interrupted
 from generic_export.write.journal import OwnedFile, claim_abandoned, create_owned
 from t2n_llm.export.manifest_form import misshapen
@@ -97,9 +97,14 @@ def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
         error.message = error.message.replace(str(staging), str(target))
         raise
     except OSError as error:
-        if not is_disk_full(error):
+        if is_disk_full(error):
+            raise disk_full(target) from error
+        if not is_below(error, parent):
             raise
-        raise disk_full(target) from error
+        raise ArchiveError(
+            f"{target}: not exported, {str(error.filename).replace(str(staging), str(target))}: {error.strerror}.",
+            "See whether that disk is well and may be written to, or choose another folder with -o.",
+        ) from error
     except BaseException as interrupt:
         keep = resume and staging is not None and not isinstance(interrupt, Exception)
         if keep:

@@ -65,6 +65,10 @@ def misshapen(manifest: Mapping[str, Any]) -> str | None:
     for name in manifest.get("files", ()) if isinstance(manifest.get("files"), dict) else ():
         if not _is_name(name):
             return f"files names {_short(name)}, which no file of the folder can be"
+    parts = manifest.get("parts")
+    for role, part in parts.items() if isinstance(parts, dict) else ():
+        if isinstance(part, dict) and "archive" not in part:
+            return f"parts.{_short(role)} names no archive"
     known = {key: value for key, value in manifest.items() if not (value is None and key in _MAY_BE_NULL)}
     return _wrong(known, _FORM, "")
 

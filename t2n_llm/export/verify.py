@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from zlib_ng import gzip_ng, zlib_ng
+from zlib_ng import gzip_ng
 
 from generic_export.errors import ArchiveError
 from generic_export.files import sha256
 from generic_export.interrupts import raise_if_interrupted
+from generic_export.read.entries import READ_ERRORS
 from generic_export.write.archive import GRAPH_FILE, WriteProgress
 from t2n_llm.export.folder import MANIFEST_NAME, read_manifest
 
@@ -30,9 +31,6 @@ _GZIP_MAGIC = b"\x1f\x8b"
 DAMAGED = "damaged"
 MISSING = "missing"
 EXTRA = "extra"
-
-_InflateError: type[Exception] = zlib_ng.error  # type: ignore[assignment]
-_UNREADABLE = (tarfile.TarError, EOFError, OSError, _InflateError)
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ class _Check:
             with ExitStack() as stack:
                 for entry in _entries(self.archive, stack):
                     self._look_at(entry)
-        except _UNREADABLE as error:
+        except READ_ERRORS as error:
             self._find(self.archive.name, DAMAGED, f"cannot be read on: {error}")
         for label in self._recorded:
             if label not in self._seen:
@@ -209,7 +207,7 @@ class _Check:
             for chunk in entry.chunks:
                 digest.update(chunk)
                 self._tell(label, len(chunk))
-        except _UNREADABLE as error:
+        except READ_ERRORS as error:
             self._find(label, DAMAGED, f"cannot be read: {error}")
             if not isinstance(error, OSError) or not self.archive.is_dir():
                 raise
@@ -271,8 +269,8 @@ def _file_findings(
         path = folder / str(name)
         if name in archives:
             size = path.stat().st_size if path.is_file() else None
-            if size is not None and size != entry["bytes"]:
-                findings.append(Finding(name, DAMAGED, f"{size} bytes, {entry['bytes']} were written"))
+            if size is not None and size != entry.get("bytes"):
+                findings.append(Finding(name, DAMAGED, f"{size} bytes, {entry.get('bytes')} were written"))
         elif beside and not path.is_file():
             findings.append(Finding(name, MISSING))
         elif beside and not _same_file(path, entry):

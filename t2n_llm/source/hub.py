@@ -403,7 +403,7 @@ def _load_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # the classes check their fields as they like
-        raise _config_error(name, error) from error
+        raise _config_error(name, folder, error) from error
     # The weights are dequantised here: transformers must not look for a library that does.
     for part in (config, config.get_text_config(decoder=True)):
         if getattr(part, "quantization_config", None) is not None:
@@ -435,7 +435,7 @@ def _quantization(name: str, folder: Path) -> dict[str, Any] | None:
     return None if quantization is None else quantization | {"quant_method": method}
 
 
-def _config_error(name: str, error: Exception) -> SourceError:
+def _config_error(name: str, folder: Path, error: Exception) -> SourceError:
     message = str(error)
     if "trust_remote_code" in message:
         return SourceError(
@@ -444,11 +444,22 @@ def _config_error(name: str, error: Exception) -> SourceError:
     if "model type" in message or "model_type" in message:
         return UnknownArchitectureError(
             f"{name}: transformers does not know this model type: {_one_line(error)}",
-            "Install a transformers release that knows it.",
+            f"Install a transformers release that knows it{_written_with(folder)}.",
         )
     return SourceError(
         f"{name}: config.json cannot be read: {_one_line(error)}", "Correct that file, or download it again."
     )
+
+
+def _written_with(folder: Path) -> str:
+    """Return which release of transformers wrote a config that the installed one does not know, as far as it says so."""
+    import transformers
+
+    try:
+        release = json.loads((folder / "config.json").read_text(encoding="utf-8"))["transformers_version"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return ""
+    return f": its config was written with {str(release)[:20]}, {transformers.__version__} is installed"
 
 
 def _quantization_method(quantization: Mapping[str, Any]) -> str:

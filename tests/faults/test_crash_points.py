@@ -5,8 +5,8 @@ Python announces each step (`sys.audit`) before it is done; a process that was f
 
 from __future__ import annotations
 
+import errno
 import os
-import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from generic_export.files import EXCHANGE_EVENT, exchange
+from generic_export.errors import T2NError
+from generic_export.files import exchange
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource
@@ -32,12 +33,9 @@ from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.tasks.text_generation import TextGeneration
 from t2n_llm.weights.names import graph_sources
 from tests.families import FAMILIES, save_tiny_model
+from tests.load_script import load_script
 
-STEPS = (
-    *("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link", "fcntl.flock"),
-    EXCHANGE_EVENT,
-)
-KILLED = 77
+faults = load_script("faults")
 
 
 class Made:
@@ -79,29 +77,29 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(save_tiny_model("llama", folder, configs={"llama": small}))
 
 
-def killed_at(step: int, work: Callable[[], None]) -> bool:
-    """Do the work in a fork that dies before its n-th step; return whether it came that far."""
+def ended(fault: Callable[[], None], work: Callable[[], None]) -> int:
+    """Do the work in a fork that a fault was made for; return its exit code: 2 for an error of ours, 1 for any other."""
     child = os.fork()
     if not child:
-        left = count(step, -1)
-
-        def hook(event: str, arguments: tuple) -> None:
-            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-            if (writes or event in STEPS) and next(left) <= 0:
-                os._exit(KILLED)
-
         try:
-            sys.addaudithook(hook)
+            fault()
             work()
+        except T2NError:
+            os._exit(2)
         except BaseException:
             import traceback
 
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, KILLED)
-    return code == KILLED
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at(step: int, work: Callable[[], None]) -> bool:
+    """Do the work in a fork that dies before its n-th step; return whether it came that far."""
+    code = ended(lambda: faults.die_at(step), work)
+    assert code in (0, faults.KILLED)
+    return bool(code == faults.KILLED)
 
 
 def crashes(work: Callable[[], None]) -> Iterator[int]:
@@ -149,6 +147,28 @@ def test_every_crash_point(archive: str, force: bool, resume: bool, made: Made, 
         _reset(made, target, force)
     assert seen == ({"old", "new"} if force else {None, "new"})
     assert marker_of(target) == "new" and os.listdir(target.parent) == ["x"]
+
+
+@pytest.mark.parametrize(("number", "lasting"), [(errno.EROFS, False), (errno.ENOSPC, True)])
+def test_every_step_that_fails(number: int, lasting: bool, made: Made, tmp_path: Path) -> None:
+    """Whatever the system refuses: an error of ours and the earlier export, or a whole new one."""
+    target = tmp_path / "exports" / "x"
+    made.export(target, "tar", force=False, resume=False, marker="old")
+    codes = []
+    for step in range(45):
+        codes.append(
+            ended(
+                lambda step=step: faults.fail_at(step, number, target.parent, lasting=lasting),  # type: ignore[misc]
+                lambda: made.export(target, "tar", force=True, resume=False, marker="new"),
+            )
+        )
+        assert codes[-1] in (0, 2), step
+        assert marker_of(target) == ("old" if codes[-1] else "new"), step
+        if codes[-1] and step % 5:
+            continue
+        made.export(target, "tar", force=True, resume=False, marker="old")
+        assert os.listdir(target.parent) == ["x"], step
+    assert codes.count(2) > 5 and codes[-1] == 0  # the last step was behind the end
 
 
 def _reset(made: Made, target: Path, force: bool) -> None:

@@ -20,57 +20,20 @@ from generic_export.write.archive import WriteProgress
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.export.verify import verify_export
 from t2n_llm.reporter import LogReporter
+from tests.load_script import load_script
 from tests.t2n_llm.command_line import unchanged
 
-WEIGHTS = "model.safetensors"
-
-
-def zeros(folder: Path) -> bytes:
-    """The checkpoint with all its values zero: same header, same length."""
-    data = (folder / WEIGHTS).read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    return data[:start] + bytes(len(data) - start)
-
-
-def replaced(folder: Path) -> None:
-    (folder / "new").write_bytes(zeros(folder))
-    (folder / "new").replace(folder / WEIGHTS)
-
-
-def overwritten(folder: Path) -> None:
-    with (folder / WEIGHTS).open("r+b") as file:
-        file.write(zeros(folder))
-
-
-def truncated(folder: Path) -> None:
-    os.truncate(folder / WEIGHTS, 4096)
-
-
-def deleted(folder: Path) -> None:
-    (folder / WEIGHTS).unlink()
-
-
-def lost_config(folder: Path) -> None:
-    (folder / "generation_config.json").unlink()
+faults = load_script("faults")
+WEIGHTS = faults.WEIGHTS
 
 
 def lost_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
 
-def other_config(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
-
-
 DAMAGES: dict[Callable[[Path], None], tuple[str, str]] = {
-    replaced: (WEIGHTS, "replaced"),
-    overwritten: (WEIGHTS, "written to"),
-    truncated: (WEIGHTS, "written to"),
-    deleted: (WEIGHTS, "deleted"),
-    lost_config: ("generation_config.json", "deleted"),
+    **faults.DAMAGES,
     lost_tokenizer: ("tokenizer.json", "deleted"),
-    other_config: ("config.json", "written to"),
 }
 
 
@@ -121,7 +84,9 @@ def test_a_source_that_changes_is_never_exported(
 
 
 @pytest.mark.parametrize("moment", ["Capturing", "Running PyTorch", "Recording"])
-@pytest.mark.parametrize("damage", [replaced, overwritten, lost_config], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize(
+    "damage", [faults.replaced, faults.overwritten, faults.lost_config], ids=lambda damage: damage.__name__
+)
 def test_at_whatever_moment(damage: Callable[[Path], None], moment: str, whole_model: Path, parent: Path) -> None:
     with unchanged(parent), pytest.raises(SourceChangedError):
         export_llm(
@@ -136,7 +101,7 @@ def test_what_was_opened_is_what_is_read(model: Path) -> None:
     """A replaced file does not mix: every tensor comes from the one that was there first."""
     expected = load_file(model / WEIGHTS)
     checkpoint = open_checkpoint(model)
-    replaced(model)
+    faults.replaced(model)
     for name, source in checkpoint.tensors.items():
         assert torch.equal(read_tensor(source), expected[name]), name
 

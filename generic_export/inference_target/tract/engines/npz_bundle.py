@@ -11,11 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 
-from generic_export.errors import OptionError
+from generic_export.errors import OptionError, T2NError, described
 from generic_export.inference_target.tract.engines.engine import Array
 
 _NPZ_KINDS = "fiub"  # what tract reads from an npz, float16 excepted
@@ -88,8 +88,10 @@ def read_turns(bundle: Path) -> dict[str, int]:
                 turns[name] += 1
                 previous = name
                 _check_entry(bundle, archive, entry)
-    except (OSError, BadZipFile, ValueError) as error:
-        raise OptionError(f"{bundle}: not a readable npz ({error}).") from error
+    except T2NError:
+        raise
+    except Exception as error:  # of a damaged one zipfile, zlib and NumPy's reading of a header raise what they like
+        raise OptionError(f"{bundle}: not a readable npz ({described(error)}).", "Write it again.") from error
     return dict(turns)
 
 
