@@ -300,8 +300,8 @@ class _Names:
         maker = self._makers[name]
         while maker.operator in _FORMS and isinstance(maker.inputs[0], Reference):
             maker = self._makers[maker.inputs[0].name]
-        if maker.operator in _ROLES:
-            return _ROLES[maker.operator]
+        if maker.operator in _ROLES or maker.note.startswith("bool"):
+            return _ROLES.get(maker.operator, "mask")
         layer = re.match(rf"{module_prefix(self._list)}_\d+_(?=.)", name)
         above = f"{module_prefix(list_of(self._list))}_"
         return name[layer.end() :] if layer else name.removeprefix(above)
