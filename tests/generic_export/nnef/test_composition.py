@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from generic_export import TractNNEF, export_model_to_nnef
+from generic_export import KhronosNNEF, TractNNEF, export_model_to_nnef
 from generic_export.capture import capture, prepare
 from generic_export.documents import module_classes
+from generic_export.errors import OptionError
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.check import ToleranceLimits
 from generic_export.inference_target.tract.engines.wheel import TractWheel
@@ -238,6 +239,12 @@ def test_nodes_of_the_engine_are_known_by_their_identifiers(bert: dict[bool, Pat
             "last_hidden_state", "encoder_layer_2"
         )  # what it gives is an output
         assert modules[names[max(begins, key=len)]][0].startswith(layer.replace("encoder_layer_", "encoder.layer."))
+
+
+def test_fragments_are_for_tract(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="for tract alone"):
+        export_model_to_nnef(Stack(), (torch.zeros(1, 2, WIDTH),), tmp_path / "x", KhronosNNEF(), fragments=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_difference_inside_of_a_fragment_is_named(tmp_path: Path) -> None:
