@@ -99,7 +99,9 @@ def export_model_to_nnef(
     if debug_bundle_path is not None and not (isinstance(inference_target, TractNNEF) and inference_target.check_io):
         raise OptionError("debug_bundle_path needs a check that can fail.", "Use TractNNEF with check_io=True.")
     if fragments and not isinstance(inference_target, TractNNEF):
-        raise OptionError("fragments for modules are written for tract alone.", "Leave fragments out, or use TractNNEF.")
+        raise OptionError(
+            "fragments for modules are written for tract alone.", "Leave fragments out, or use TractNNEF."
+        )
     arguments = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(kwargs or {})
     with logging_at(log_level, logger.name), evaluation_mode(model):

@@ -171,10 +171,9 @@ class _Plan:
     def call(self, place: int, names: Mapping[str, str]) -> NnefOperation:
         """Return the call that stands for one of the modules; `names` are those of the flat form."""
         block = self.kind[place]
-        outputs = tuple(names[block.inner[index]] for index in self.results)
+        outputs = tuple(block.inner[index] for index in self.results)
         inputs = tuple(each.values[place] for each in self.given)
-        call = NnefOperation(self.name, inputs, (), outputs, self.title(block))
-        return renamed_throughout(call, {name: new for name, new in names.items() if name not in outputs})
+        return renamed_throughout(NnefOperation(self.name, inputs, (), outputs, self.title(block)), names)
 
 
 def _gathered(operations: Sequence[NnefOperation], block: Repetition, title: Block) -> list[NnefOperation]:

@@ -131,12 +131,13 @@ class _Document:
         places = [place for place in places if place not in shared]
         if not places or self._interrupted(places):
             return None
+        within = set(places)
         operations = tuple(self._operations[place] for place in places)
         inner = tuple(name for each in operations for name in each.outputs)
         own = set(inner)
         outer = tuple(dict.fromkeys(name for each in operations for name in references(each) if name not in own))
         literals = tuple(value for each in operations for value in _holes(each))
-        results = tuple(index for index, name in enumerate(inner) if self._is_read_outside(name, set(places)))
+        results = tuple(index for index, name in enumerate(inner) if self._is_read_outside(name, within))
         return Repetition(path, operations, outer, inner, literals, results)
 
     def _is_read_outside(self, name: str, places: set[int]) -> bool:

@@ -136,7 +136,7 @@ def _body(operations: Iterable[NnefOperation], fragments: Collection[str] = ()) 
             if current is not None:
                 yield ""
             current = operation.block
-            yield f"{_INDENT}# {block_title(current)}"
+            yield f"{_INDENT}# {_title(current)}"
         line = _line(operation)
         wraps = operation.operator in fragments and not operation.note and len(line) > _NOTE_COLUMN
         yield from _wrapped_call(operation) if wraps else (line,)
@@ -157,8 +157,7 @@ def _wrapped_call(operation: NnefOperation) -> Iterator[str]:
     yield f"{_INDENT});"
 
 
-def block_title(block: Block) -> str:
-    """Return what a comment calls a module: `model.norm: LlamaRMSNorm`."""
+def _title(block: Block) -> str:
     path = block.path or "(root)"
     return f"{path}: {block.module_type}" if block.module_type else path
 

@@ -106,7 +106,9 @@ class GraphOptions:
         (), "Keep these parameters in f32 (shell pattern, repeatable).", Panel.GRAPH, metavar="PATTERN"
     )
     fragments: bool = option(
-        False, "Write layers that do the same as calls of one fragment: a third of the lines of graph.nnef.", Panel.GRAPH
+        False,
+        "Write layers that do the same as calls of one fragment: a third of the lines of graph.nnef.",
+        Panel.GRAPH,
     )
     prefill_chunk: int | None = option(
         None,

@@ -185,9 +185,7 @@ class _Subject:
     outline: GraphOutline
     tensors: tuple[StoredTensor, ...]
     modules: Mapping[str, tuple[str, str]]
-    names: Mapping[
-        str, str
-    ]  # what the engine calls nodes inside of fragments -> what `outline` and `modules` call them
+    names: Mapping[str, str]  # what the engine calls nodes inside of fragments -> identifiers
     stateful: Sequence[str]
 
 
