@@ -77,6 +77,11 @@ def producer_version() -> str:
         return "0"
 
 
+def module_classes(model: nn.Module) -> dict[str, str]:
+    """Return the classes of a model's modules, by path."""
+    return {path: type(module).__name__ for path, module in model.named_modules()}
+
+
 def with_tensors(
     document: NnefGraph, sources: Mapping[str, TensorSource]
 ) -> tuple[NnefGraph, Mapping[str, TensorSource]]:
@@ -116,4 +121,4 @@ def _in_blocks(
     return (store_in_blocks(document, formats) if formats else document), sources
 
 
-__all__ = ["PRODUCER", "producer_properties", "producer_version", "translate_graph", "with_tensors"]
+__all__ = ["PRODUCER", "module_classes", "producer_properties", "producer_version", "translate_graph", "with_tensors"]

@@ -16,13 +16,14 @@ from torch import nn
 
 from generic_export.assertions import enforced, held, parse_extensions
 from generic_export.capture import class_name, evaluation_mode, prepare
-from generic_export.documents import producer_properties, translate_graph, with_tensors
+from generic_export.documents import module_classes, producer_properties, translate_graph, with_tensors
 from generic_export.errors import CaptureError, OptionError, SpecializedAxisError, T2NError
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
 from generic_export.inference_target.tract.evidence.debug_bundle import bundled_failure, write_failing_case
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
+from generic_export.nnef.composition import Composition, compose
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
 from generic_export.translate.translate import TranslationOptions
@@ -51,6 +52,7 @@ def export_model_to_nnef(
     *,
     overwrite: bool = True,
     kwargs: Mapping[str, Any] | None = None,
+    fragments: bool = False,
 ) -> Path:
     """Export a module to an NNEF archive and prove it in the target's engine.
 
@@ -78,6 +80,7 @@ def export_model_to_nnef(
             `harden_jit_for_export`; nothing is decided by a size when axes are dynamic. False keeps every decision.
         overwrite: replace an archive that is there already; an export that fails leaves it as it is.
         kwargs: keyword arguments of the forward.
+        fragments: write modules of a list that do the same (layers of a stack) as calls of one fragment.
 
     Returns:
         The path of the archive.
@@ -96,6 +99,10 @@ def export_model_to_nnef(
     check_target(target_path, overwrite)
     if debug_bundle_path is not None and not (isinstance(inference_target, TractNNEF) and inference_target.check_io):
         raise OptionError("debug_bundle_path needs a check that can fail.", "Use TractNNEF with check_io=True.")
+    if fragments and not isinstance(inference_target, TractNNEF):
+        raise OptionError(
+            "fragments for modules are written for tract alone.", "Leave fragments out, or use TractNNEF."
+        )
     arguments = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(kwargs or {})
     with logging_at(log_level, logger.name), evaluation_mode(model):
@@ -132,19 +139,20 @@ def export_model_to_nnef(
         )
         logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
         document, stored = with_tensors(document, prepared.sources)
+        forms = compose(document, module_classes(model)) if fragments else Composition(document, document)
         with ExitStack() as stack:
             checked = inference_target.check_io
             archive = stack.enter_context(_proven(target_path)) if checked else target_path
-            write_document(archive, document, stored, compression_level=level, overwrite=overwrite or checked)
+            write_document(archive, forms.composed, stored, compression_level=level, overwrite=overwrite or checked)
             logger.info("wrote %s", archive)
             write = None
             if example is not None and debug_bundle_path is not None and isinstance(inference_target, TractNNEF):
                 bundle = Path(debug_bundle_path)
-                write = partial(write_failing_case, bundle, archive, example, prepared, document, inference_target)
+                write = partial(write_failing_case, bundle, archive, example, prepared, forms.flat, inference_target)
             bundle_path = None if debug_bundle_path is None else Path(debug_bundle_path)
             stack.enter_context(bundled_failure(write))
             asked = ExampleCall(arguments, keywords, example)
-            inference_target.post_export(model, document, asked, archive, bundle_path)
+            inference_target.post_export(model, forms.composed, asked, archive, bundle_path)
         if example is not None:
             logger.info("checked %s in the engine", target_path)
     return target_path

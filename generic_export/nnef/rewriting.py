@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference
+from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference, TupleLiteral
 
 
 def attribute(operation: NnefOperation, name: str) -> Argument | None:
@@ -31,6 +31,24 @@ def renamed(operation: NnefOperation, names: Mapping[str, str]) -> NnefOperation
         return argument
 
     return replace(operation, inputs=tuple(swap(argument) for argument in operation.inputs))
+
+
+def renamed_throughout(operation: NnefOperation, names: Mapping[str, str]) -> NnefOperation:
+    """Return the operation with other names for what it reads, in attributes too, and for what it makes."""
+
+    def swap(argument: Argument) -> Argument:
+        if isinstance(argument, Reference):
+            return Reference(names.get(argument.name, argument.name))
+        if isinstance(argument, (ArrayLiteral, TupleLiteral)):
+            return replace(argument, elements=tuple(swap(element) for element in argument.elements))
+        return argument
+
+    return replace(
+        operation,
+        inputs=tuple(swap(argument) for argument in operation.inputs),
+        attributes=tuple((key, swap(value)) for key, value in operation.attributes),
+        outputs=tuple(names.get(name, name) for name in operation.outputs),
+    )
 
 
 def cast_operation(source: str, result: str, dtype: str, near: NnefOperation, note: str = "") -> NnefOperation:

@@ -6,7 +6,8 @@ In: an `NnefGraph`. Out: text that tract's parser accepts (facts/tract.md §2).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from generic_export.errors import GraphError
 from generic_export.nnef.graph import (
@@ -25,6 +26,15 @@ _INDENT = "  "
 _NOTE_COLUMN = 110
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter or a result of a fragment: its name, its type in NNEF, and what a reader wants to know of it."""
+
+    name: str
+    type: str
+    note: str = ""
+
+
 def graph_text(graph: NnefGraph) -> str:
     """Return the text of a graph, after checking it.
 
@@ -33,7 +43,7 @@ def graph_text(graph: NnefGraph) -> str:
     """
     check_graph(graph)
     lines = [*_header(graph), "", *_signature(graph), "{"]
-    lines.extend(_body(graph))
+    lines.extend(_body(graph.operations, {fragment.name for fragment in graph.fragments}))
     lines.append("}")
     text = "\n".join(lines) + "\n"
     # tract <= 0.23.7 runs the file through a template engine (facts/tract.md §1.1).
@@ -51,6 +61,31 @@ def fragment_text(
     answers = ", ".join(f"{result}: tensor<scalar>" for result in results)
     lines = [f"fragment {name}({arguments}) -> ({answers})", "{", *(_line(op) for op in operations), "}"]
     return "\n".join(lines)
+
+
+def module_fragment_text(
+    name: str,
+    title: str,
+    parameters: Sequence[Parameter],
+    results: Sequence[Parameter],
+    operations: Sequence[NnefOperation],
+) -> str:
+    """Return the text of a fragment that stands for modules, a block for each module in it; paths begin at the module.
+
+    Args:
+        name: of the fragment.
+        title: what a reader should know of it, in one line.
+        parameters, results: in order.
+        operations: its body.
+    """
+    declared = [f"{_INDENT}{each.name}: {each.type}," for each in parameters]
+    declared[-1] = declared[-1].removesuffix(",")
+    column = max(map(len, declared))
+    lines = [f"# {title}", f"fragment {name}("]
+    for text, each in zip(declared, parameters, strict=True):
+        lines.append(f"{text:<{column}}  # {each.note}" if each.note else text)
+    answers = ", ".join(f"{each.name}: {each.type}" for each in results)
+    return "\n".join([*lines, f") -> ({answers})", "{", *_body(operations), "}"])
 
 
 def _header(graph: NnefGraph) -> Iterator[str]:
@@ -94,15 +129,32 @@ def _wrapped(names: tuple[str, ...], per_line: int = 4) -> str:
     return f",\n{_INDENT}".join(rows)
 
 
-def _body(graph: NnefGraph) -> Iterator[str]:
+def _body(operations: Iterable[NnefOperation], fragments: Collection[str] = ()) -> Iterator[str]:
     current: Block | None = None
-    for operation in graph.operations:
+    for operation in operations:
         if operation.block != current:
             if current is not None:
                 yield ""
             current = operation.block
             yield f"{_INDENT}# {_title(current)}"
-        yield _line(operation)
+        line = _line(operation)
+        wraps = operation.operator in fragments and not operation.note and len(line) > _NOTE_COLUMN
+        yield from _wrapped_call(operation) if wraps else (line,)
+
+
+def _wrapped_call(operation: NnefOperation) -> Iterator[str]:
+    """Yield the lines of a call that is too long for one."""
+    yield f"{_INDENT}{_assigned(operation)} = {operation.operator}("
+    row = ""
+    arguments = _argument_texts(operation)
+    for index, argument in enumerate(arguments):
+        text = argument + ("," if index + 1 < len(arguments) else "")
+        if row and len(row) + 1 + len(text) > _NOTE_COLUMN:
+            yield row
+            row = ""
+        row = f"{row} {text}" if row else f"{_INDENT * 2}{text}"
+    yield row
+    yield f"{_INDENT});"
 
 
 def _title(block: Block) -> str:
@@ -111,17 +163,29 @@ def _title(block: Block) -> str:
 
 
 def _line(operation: NnefOperation) -> str:
+    return noted(f"{_INDENT}{_assigned(operation)} = {_call(operation)};", operation.note)
+
+
+def noted(statement: str, note: str) -> str:
+    """Return a line of a body with what a reader wants to know of its result beside it."""
+    return f"{statement:<{_NOTE_COLUMN}}  # {note}" if note else statement
+
+
+def _assigned(operation: NnefOperation) -> str:
     outputs = ", ".join(operation.outputs)
-    left = f"({outputs})" if len(operation.outputs) > 1 else outputs
-    statement = f"{_INDENT}{left} = {_call(operation)};"
-    return f"{statement:<{_NOTE_COLUMN}}  # {operation.note}" if operation.note else statement
+    return f"({outputs})" if len(operation.outputs) > 1 else outputs
 
 
 def _call(operation: NnefOperation) -> str:
-    arguments = [argument_text(value) for value in operation.inputs]
-    arguments.extend(f"{name}={argument_text(value)}" for name, value in operation.attributes)
     generic = f"<{operation.generic_type}>" if operation.generic_type else ""
-    return f"{operation.operator}{generic}({', '.join(arguments)})"
+    return f"{operation.operator}{generic}({', '.join(_argument_texts(operation))})"
+
+
+def _argument_texts(operation: NnefOperation) -> list[str]:
+    return [
+        *(argument_text(value) for value in operation.inputs),
+        *(f"{name}={argument_text(value)}" for name, value in operation.attributes),
+    ]
 
 
 def argument_text(value: Argument) -> str:

@@ -10,9 +10,10 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral, Reference, TupleLiteral
+from generic_export.read.expansion import flat_text
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
@@ -111,7 +112,19 @@ class GraphOutline:
 
 
 def read_outline(text: str) -> GraphOutline:
-    """Read the outline of a `graph.nnef`. Text that is no NNEF at all gives an outline full of `unknown`."""
+    """Read the outline of a `graph.nnef`. Text that is no NNEF at all gives an outline full of `unknown`.
+
+    Fragments that stand for modules are listed, and read as what they stand for.
+    """
+    flat = flat_text(text)
+    outline = _read(flat)
+    if flat is text:
+        return outline
+    composed = _read(text)
+    return replace(outline, fragments=composed.fragments, properties=composed.properties)
+
+
+def _read(text: str) -> GraphOutline:
     reader = _Reader(text)
     reader.read()
     return reader.outline()
@@ -125,7 +138,7 @@ def module_paths(text: str) -> dict[str, tuple[str, str]]:
     """
     paths: dict[str, tuple[str, str]] = {}
     module: tuple[str, str] | None = None
-    for line in text.splitlines():
+    for line in flat_text(text).splitlines():
         if (title := _BLOCK_TITLE.fullmatch(line)) is not None:
             module = (title[1], title[2])
         elif module is not None and (assigned := _ASSIGNED.match(line)) is not None:

@@ -12,7 +12,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from generic_export.documents import module_classes
 from generic_export.errors import OptionError
+from generic_export.nnef.composition import compose
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.unpacked_blocks import unpack_blocks
@@ -52,6 +56,11 @@ class StoredForm:
     def errors(self) -> MutableMapping[str, QuantizationError] | None:
         """What quantising does to each tensor, filled while the sources are streamed; None when everything is plain."""
         return self.compression.errors.errors if self.compression is not None else None
+
+    def composed(self, network: nn.Module) -> StoredForm:
+        """Return the same with what is repeated in the graph as fragments, named after the classes of its modules."""
+        graph = compose(self.graph, module_classes(network)).composed
+        return replace(self, graph=graph, plan=plan_document(graph, self.sources))
 
     @property
     def needed(self) -> frozenset[str]:

@@ -291,10 +291,14 @@ class _Export:
             stored_forms(asked, source, checkpoint, calibration, captured, self.folder.reporter, dry=dry)
         )
         parts = {
-            graph.role: _Part(replace(graph, graph=form.graph), form, found.unused)
+            graph.role: _Part(replace(graph, graph=form.graph), self._written_form(graph, form), found.unused)
             for graph, form, found in zip(stored, forms, sources, strict=True)
         }
         return tuple(parts[each.role] if each.role in parts else _constant(each) for each in graphs)
+
+    def _written_form(self, graph: TaskGraph, form: StoredForm) -> StoredForm:
+        """Return what is written: everything before it knows the flat graph alone."""
+        return form.composed(graph.skeleton.network) if self.folder.options.graph.fragments else form
 
     def _sources(self, graph: TaskGraph, checkpoint: Checkpoint) -> GraphSources:
         """Return where the tensors of an archive come from."""

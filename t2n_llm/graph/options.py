@@ -116,6 +116,11 @@ class GraphOptions:
     keep_f32: tuple[str, ...] = option(
         (), "Keep these parameters in f32 (shell pattern, repeatable).", Panel.GRAPH, metavar="PATTERN"
     )
+    fragments: bool = option(
+        False,
+        "Write layers that do the same as calls of one fragment: a third of the lines of graph.nnef.",
+        Panel.GRAPH,
+    )
     prefill_chunk: int | None = option(
         None,
         "Tokens of a prompt that a runtime should feed at once, noted in export.json. By default what 256 MiB have room for.",

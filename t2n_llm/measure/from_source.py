@@ -19,6 +19,7 @@ import numpy as np
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.measure import check_device
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm.check.answers import WheelAnswerer
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.folder import read_manifest
@@ -180,8 +181,9 @@ class _Running:
         self._encoder = self._stack.enter_context(engine.load(model.archives[ENCODER]))
         self._decoder = self._stack.enter_context(WheelRunner(model.archives[DECODER], engine))
         self._senses = self._stack.enter_context(model.senses.opened())
-        names = [tuple(fact.name for fact in facts) for facts in (self._encoder.inputs, self._encoder.outputs)]
-        self._reader = EncoderArchive(WheelAnswerer(engine, self._encoder), *names)
+        # The engine names what comes out after its nodes, which may stand in a fragment.
+        names = signature_of(read_graph_text(model.archives[ENCODER]))
+        self._reader = EncoderArchive(WheelAnswerer(engine, self._encoder), names.inputs, names.outputs)
         return self
 
     def __exit__(

@@ -23,6 +23,7 @@ from generic_export.inference_target.tract.engines.engine import EngineNode, Pro
 from generic_export.inference_target.tract.engines.measure import CPU
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from generic_export.read.contents import StoredTensor, read_contents
+from generic_export.read.expansion import engine_names
 from generic_export.read.outline import GraphOutline, module_paths, read_outline
 from t2n_llm.check.runner import BIND_BATCH, empty_input
 from t2n_llm.export.located import LocatedArchive
@@ -164,7 +165,8 @@ def profile_archive(
         raise OptionError(
             f"{archive.path}: keeps its caches itself: no past can be given.", "Use --past 0, or --engine wheel."
         )
-    subject = _Subject(archive, outline, contents.tensors, module_paths(contents.graph_text), stateful)
+    text = contents.graph_text
+    subject = _Subject(archive, outline, contents.tensors, module_paths(text), engine_names(text), stateful)
     progress("Profiling prefill")
     phases = [_plain_phase(subject, engine, "prefill", prefill, 0)]
     progress("Profiling decode")
@@ -183,6 +185,7 @@ class _Subject:
     outline: GraphOutline
     tensors: tuple[StoredTensor, ...]
     modules: Mapping[str, tuple[str, str]]
+    names: Mapping[str, str]  # what the engine calls nodes inside of fragments -> identifiers
     stateful: Sequence[str]
 
 
@@ -215,7 +218,14 @@ def _plain_phase(subject: _Subject, engine: TractWheel | TractCli, name: str, ne
 def _profiled(subject: _Subject, engine: TractWheel | TractCli, new: int, past: int) -> Profile:
     symbols = subject.outline.symbols
     transforms = ([BIND_BATCH] if "B" in symbols else []) if past else list(subject.stateful)
-    return engine.profile(subject.archive.path, {"S": new, "P": past}, transforms=_spelled(transforms, engine))
+    profile = engine.profile(subject.archive.path, {"S": new, "P": past}, transforms=_spelled(transforms, engine))
+    return replace(profile, nodes=tuple(_known_by_identifier(node, subject.names) for node in profile.nodes))
+
+
+def _known_by_identifier(node: EngineNode, names: Mapping[str, str]) -> EngineNode:
+    """Return a node under the identifier that it comes from, where the engine calls it after a fragment too."""
+    begin = _identifier(node.name, names)
+    return node if begin is None else replace(node, name=f"{names[begin]}{node.name[len(begin) :]}")
 
 
 # --- decoding with the engine's state --------------------------------------------------------------

@@ -18,6 +18,7 @@ from generic_export.errors import EngineError
 from generic_export.inference_target.example import ExampleRun, as_array
 from generic_export.inference_target.tract.check import Comparison, ToleranceLimits, TractCheckTolerance, compare
 from generic_export.nnef.graph import NnefGraph, references
+from generic_export.read.expansion import flat_text
 from generic_export.read.reading import read_graph_text, signature_of, unpack, with_outputs
 from generic_export.torch_graph.ir import TensorVariable, TorchModuleIRGraph
 from generic_export.torch_graph.replay import Stored, replay
@@ -192,7 +193,7 @@ class _Probe:
         self._example = example
         self._ask = ask
         self._tolerance = tolerance
-        self._text = read_graph_text(folder)
+        self._text = flat_text(read_graph_text(folder))
         self.outputs = signature_of(self._text).outputs
         self._captured = self._comparable()
         self._makers = {name: op for op in translation.document.operations for name in op.outputs}
