@@ -8,7 +8,7 @@ one must hold at each run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -93,7 +93,7 @@ def enforced(assertions: Sequence[Assertion], graph: TorchModuleIRGraph) -> tupl
     tract takes a relation on trust. Of scenarios one must hold at each run, but it settles on one as soon as no other is left,
     which may be before it knows all sizes: each is there twice.
     """
-    needed = (*_bounds(graph), *(each.relation for each in graph.conditions if each.relation is not None))
+    needed = tuple(dict.fromkeys(each.relation for each in graph.conditions if each.relation is not None))
     if not needed:
         return ()
     labels = tuple(dict.fromkeys(assertion.label for assertion in assertions if assertion.label))
@@ -104,14 +104,6 @@ def enforced(assertions: Sequence[Assertion], graph: TorchModuleIRGraph) -> tupl
         lines += [Assertion(each.relation, again).text for each in own if each.label == label]
         lines += [f"{name}: {relation}" for name in (label, again) for relation in needed]
     return tuple(lines)
-
-
-def _bounds(graph: TorchModuleIRGraph) -> Iterator[str]:
-    for symbol in graph.symbols:
-        if symbol.lower > 0:
-            yield f"{symbol.name} >= {symbol.lower}"
-        if symbol.upper is not None:
-            yield f"{symbol.name} <= {symbol.upper}"
 
 
 def _example_sizes(prepared: Prepared) -> Mapping[str, int]:

@@ -164,7 +164,7 @@ def _tell_conditions(kind: str, graph: TorchModuleIRGraph, *, refused: bool) -> 
     Raises:
         SpecializedAxisError: the engine would run there all the same.
     """
-    for condition in graph.conditions:
+    for condition in (each for each in graph.conditions if not each.stated):
         where = f" at {condition.source}" if condition.source else ""
         if not refused:
             raise SpecializedAxisError(

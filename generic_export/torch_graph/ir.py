@@ -138,11 +138,13 @@ class SizeCondition:
         relation: as tract reads it; None where it has no words for it.
         text: the same as PyTorch has it.
         source: file and line that decided by it.
+        stated: it is a bound of a symbol, which the document states anyway.
     """
 
     relation: str | None
     text: str
     source: str
+    stated: bool = False
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,9 @@ def flat_forward(module: nn.Module, call: FlatCall) -> Iterator[list[str]]:
 
     def flat(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = call.arguments(leaves)
-        output_names[:], tensors = named_outputs((whole if hooks else forward)(*args, **kwargs))
+        names, tensors = named_outputs((whole if hooks else forward)(*args, **kwargs))
+        if not output_names:  # those of the example; at other sizes there may be more or fewer
+            output_names.extend(names)
         return tensors
 
     with mock.patch.multiple(module, forward=flat, **{name: type(table)() for name, table in hooks.items()}):

@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Interpreter, Node
 
-from generic_export.compat import pytree, questions_seen, shape_guards, torch_sympy
+from generic_export.compat import OpOverload, pytree, questions_seen, schema_of, shape_guards, torch_sympy
 from generic_export.errors import DimensionError
 from generic_export.torch_graph.branches import (
     Branch,
@@ -124,7 +124,8 @@ def needed_conditions(
         if without_values or not _says_the_same(program, module, tensors, sizes):
             own = [branch for branch in branches if branch.source]
             needed |= {branch.condition: branch for branch in own or ([] if without_values else branches)}
-    return tuple(_described(branch, example, names) for branch in needed.values())
+    bounds = list(_bounds(program))
+    return tuple(_described(branch, example, names, bounds) for branch in needed.values())
 
 
 def agrees(program: ExportedProgram, module: Run, tensors: Sequence[torch.Tensor]) -> bool:
@@ -139,7 +140,7 @@ def agrees(program: ExportedProgram, module: Run, tensors: Sequence[torch.Tensor
 
 
 def _suspects(program: ExportedProgram, asked: Sequence[Branch]) -> list[Branch]:
-    """Return conditions that may fail at some size: the guards, what was asked of one, and axes that are one to be dropped."""
+    """Return conditions that may fail at some size: bounds, guards, what was asked of one, and axes that are one to be dropped."""
     symbols = set(program.range_constraints)
     guards = [
         Branch(guard.expr, source_of_guard(guard.sloc.framework_loc))
@@ -147,8 +148,17 @@ def _suspects(program: ExportedProgram, asked: Sequence[Branch]) -> list[Branch]
         if isinstance(guard.expr, sympy.Rel)
     ]
     squeezed = [branch for node in program.graph.nodes if node.target in _SQUEEZES for branch in _squeezed(node)]
-    every = {branch.condition: branch for branch in (*guards, *squeezed, *asked)}
+    every = {branch.condition: branch for branch in (*_bounds(program), *guards, *squeezed, *asked)}
     return [branch for branch in every.values() if branch.condition.free_symbols <= symbols]
+
+
+def _bounds(program: ExportedProgram) -> Iterator[Branch]:
+    """Yield the bounds of symbols; PyTorch takes every size for two or more, of which `questions_of_one` knows what matters."""
+    for symbol, found in program.range_constraints.items():
+        if found.lower.is_Integer and found.lower > 2:
+            yield Branch(sympy.Ge(symbol, found.lower), "")
+        if found.upper.is_Integer:
+            yield Branch(sympy.Le(symbol, found.upper), "")
 
 
 def _squeezed(node: Node) -> Iterator[Branch]:
@@ -240,7 +250,7 @@ class _AsCaptured(Interpreter):
     """Runs a graph with the axes dropped that were one when it was captured, whatever a dynamic one is now."""
 
     def run_node(self, n: Node) -> Any:
-        if n.op != "output" and not n.users:  # a part of a split that is not there at every size
+        if n.op != "output" and not n.users and not _writes(n):  # a part of a split that is not there at every size
             return None
         if n.target not in _SQUEEZES:
             return super().run_node(n)
@@ -248,6 +258,10 @@ class _AsCaptured(Interpreter):
         source: Any = n.args[0]
         axes = _dropped(n, [size == 1 and not isinstance(size, torch.SymInt) for size in source.meta["val"].shape])
         return given.squeeze(axes)
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
 
 
 def _dropped(node: Node, fixed: Sequence[bool]) -> tuple[int, ...]:
@@ -272,14 +286,17 @@ def _near(expected: torch.Tensor, answered: torch.Tensor) -> bool:
 # --- how they are told ---
 
 
-def _described(branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol]) -> SizeCondition:
+def _described(
+    branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol], bounds: Sequence[Branch]
+) -> SizeCondition:
     condition = branch.condition.xreplace(dict(names))
     try:
         relation = _relation(branch.condition, example, names)
     except DimensionError:
         relation = None
     relation = relation or _from_some_size_on(branch, example, names)
-    return SizeCondition(relation, str(condition), branch.source)
+    stated = any(branch.condition == bound.condition for bound in bounds)
+    return SizeCondition(relation, str(condition), branch.source, stated)
 
 
 def _from_some_size_on(branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol]) -> str | None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _LINE_SECONDS = 5.0
 
 
+_STATES = ("states", "engine_states")  # of a manifest's graph
 _PLAIN = ("f16", "f32")
 _NAMED = 3  # tensors that are named before the rest is counted
 
@@ -203,7 +204,11 @@ class Sink:
         if manifest["compression"]:
             self._compression(manifest["compression"])
         if result.validation is None:
-            self._out.print("[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it")
+            half = any(state["dtype"] == "f16" for kind in _STATES for state in manifest["graph"].get(kind, ()))
+            unseen = ", and nobody looked whether f16 holds its keys and values" if half else ""
+            self._out.print(
+                f"[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it{unseen}"
+            )
         for role, path in result.archives.items():
             several = len(sizes) > 1
             title, size = (role, f" ({sizes[role]:.1f} MB)") if several else ("archive", "")

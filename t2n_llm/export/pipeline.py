@@ -187,10 +187,6 @@ class _Part:
     unused: tuple[str, ...]
 
 
-def _keeps_keys(graph: TaskGraph) -> bool:
-    return any(slot.kind.endswith("_key") for slot in (*graph.states, *graph.engine_states))
-
-
 def _constant(graph: TaskGraph) -> _Part:
     """Return an archive that holds no weights."""
     return _Part(graph, plain_form(graph.graph, constant_sources(graph.graph, graph.skeleton.buffers)), ())
@@ -254,15 +250,6 @@ class _Export:
         if unseen and not dry:
             self.folder.reporter.warn(
                 "nobody looked whether f16 holds the activations of this model; f32, the default, does."
-            )
-        if (
-            options.graph.may_widen_cache
-            and not options.check
-            and not dry
-            and any(_keeps_keys(each) for each in graphs)
-        ):
-            self.folder.reporter.warn(
-                "nobody looked whether f16 holds the keys and values of this model; a cache in f32 does."
             )
         if options.check:
             self.task.refuse_check(weighted(graphs), source, options.compression, options.checking)

@@ -56,6 +56,25 @@ def test_a_question_whose_answer_changes_nothing_is_no_condition(recwarn: pytest
     assert not [each for each in recwarn if "is right where" in str(each.message)]
 
 
+def test_what_is_written_in_place_is_written_at_other_sizes_too(recwarn: pytest.WarningsRecorder) -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        copy = x.clone()
+        copy[:, 1::2, 2] += 5.0
+        return copy
+
+    check(forward, (torch.randn(2, 6, 4),), (torch.randn(2, 3, 4),), dynamic_axes={"input_0": {1: "T"}})
+    assert not [each for each in recwarn if "is right where" in str(each.message)]
+
+
+def test_parts_are_counted_where_the_example_is(tmp_path: Path) -> None:
+    model = Function(lambda x: x.chunk(2, dim=1)).eval()
+    target = TractNNEF(dynamic_axes={"x": {1: "T"}})
+    with pytest.warns(UserWarning, match="T >= 2"):
+        archive = export_model_to_nnef(model, (torch.randn(2, 6, 8),), tmp_path / "m", target, input_names=["x"])
+    with TractWheel(timeout_seconds=60).load(archive) as engine:
+        assert len(engine.run([torch.randn(2, 3, 8).numpy()])) == 2
+
+
 def test_a_warning_names_the_line() -> None:
     with pytest.warns(UserWarning, match=r"test_size_conditions\.py:\d+: the archive is right where .*T"):
         check(lambda x: x * (2.0 if x.shape[1] != 7 else 3.0), (torch.randn(2, 12, 6),), dynamic_axes=LENGTH)
