@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -118,13 +118,16 @@ def needed_conditions(
     by_name = {str(symbol): symbol for symbol in example}
     without_values = any(each.is_meta for each in (*tensors, *program.state_dict.values()))
     ranked = sorted(places.items(), key=lambda place: not any(branch.source for branch in place[1]))
+    bounds = {bound.condition for bound in _bounds(program)}
     needed: dict[sympy.Basic, Branch] = {}
     for place, branches in ranked[:_MOST_RUNS]:
         sizes = {by_name[name]: number for name, number in place}
-        if without_values or not _says_the_same(program, module, tensors, sizes):
+        same = None if without_values else _says_the_same(program, module, tensors, sizes)
+        if without_values or same is False:
             own = [branch for branch in branches if branch.source]
             needed |= {branch.condition: branch for branch in own or ([] if without_values else branches)}
-    bounds = list(_bounds(program))
+        elif same is None:  # the module refuses these sizes, and the engine may not know
+            needed |= {branch.condition: branch for branch in branches if branch.condition in bounds}
     return tuple(_described(branch, example, names, bounds) for branch in needed.values())
 
 
@@ -215,12 +218,12 @@ def _fails(branch: Branch, sizes: Sizes) -> bool:
 # --- what happens there ---
 
 
-def _says_the_same(program: ExportedProgram, module: Run, example: Sequence[torch.Tensor], sizes: Sizes) -> bool:
-    """Say whether module and program agree at some sizes; those at which both refuse do not matter."""
+def _says_the_same(program: ExportedProgram, module: Run, example: Sequence[torch.Tensor], sizes: Sizes) -> bool | None:
+    """Say whether module and program agree at some sizes; None where both refuse them."""
     tensors = tuple(map(repeated, example, input_shapes(program, sizes)))
     expected, answered = _result(module, tensors), _result(lambda given: _interpreted(program, given), tensors)
     if expected is None or answered is None:
-        return expected is answered
+        return None if expected is answered else False
     return _alike(expected, answered)
 
 
@@ -287,7 +290,7 @@ def _near(expected: torch.Tensor, answered: torch.Tensor) -> bool:
 
 
 def _described(
-    branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol], bounds: Sequence[Branch]
+    branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol], bounds: Collection[sympy.Basic]
 ) -> SizeCondition:
     condition = branch.condition.xreplace(dict(names))
     try:
@@ -295,8 +298,7 @@ def _described(
     except DimensionError:
         relation = None
     relation = relation or _from_some_size_on(branch, example, names)
-    stated = any(branch.condition == bound.condition for bound in bounds)
-    return SizeCondition(relation, str(condition), branch.source, stated)
+    return SizeCondition(relation, str(condition), branch.source, branch.condition in bounds)
 
 
 def _from_some_size_on(branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol]) -> str | None:

@@ -28,6 +28,7 @@ CONDITIONS: dict[str, tuple[Forward, tuple[int, ...], tuple[int, ...]]] = {
     "a prime": (lambda x: x * (2.0 if x.shape[1] != 7 else 3.0), (8, 97), (7,)),
     "no less than": (lambda x: x * (2.0 if x.shape[1] <= 5 else 3.0), (6, 97), (1, 5)),
     "multiples": (lambda x: x if x.shape[1] % 4 == 0 else x * 2, (4, 96), (1, 13, 97)),
+    "a table": (lambda x: x + torch.arange(20.0)[: x.shape[1], None].expand(x.shape[1], 6), (1, 20), (21, 97)),
     "another axis": (lambda x: x if x.shape[1] > x.shape[0] else x * 2, (3, 97), (1, 2)),
 }
 
