@@ -7,8 +7,9 @@ All of them are in torch 2.10 to 2.13, where they were tried; where releases dif
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
+from traceback import StackSummary
 from typing import Any
 from unittest import mock
 
@@ -36,6 +37,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, ShapeEnv
 
@@ -332,6 +334,61 @@ def fixed_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
         yield
 
 
+# What PyTorch computes with the shapes of each tensor that it makes. Remainders are not among them: what it makes of one depends
+# on the ranges that it knows by then.
+_ARITHMETIC = (
+    *("_add", "_sub", "_mul", "_int_floordiv", "_sym_min", "_sym_max"),
+    *("_eq", "_ne", "_gt", "_ge", "_lt", "_le", "_and", "_or", "_sym_and", "_sym_or"),
+)
+
+
+@contextmanager
+def size_arithmetic_remembered() -> Iterator[None]:
+    """Compute each sum, product and comparison of symbolic sizes once, for the length of the block.
+
+    A layer's tensors have the sizes of the layer before, and PyTorch asks of each whether it is contiguous, in every layout.
+    """
+    with ExitStack() as stack:
+        for name in _ARITHMETIC:
+            if compute := getattr(SymNode, name, None):
+                stack.enter_context(mock.patch.object(SymNode, name, _remembered(compute)))
+        yield
+
+
+def _remembered(compute: Callable[..., SymNode]) -> Callable[..., SymNode]:
+    known: dict[tuple[Any, ...], SymNode] = {}
+
+    @wraps(compute)
+    def remembered(node: SymNode, other: SymNode) -> SymNode:
+        if get_proxy_mode() is not None:  # part of what is captured
+            return compute(node, other)
+        key = (node.shape_env, *_operand(node), *_operand(other))
+        result = known.get(key)
+        if result is None:
+            result = known[key] = compute(node, other)
+        fresh = SymNode.__new__(SymNode)  # PyTorch tells nodes apart by their identity
+        fresh.__dict__.update(result.__dict__)
+        return fresh
+
+    return remembered
+
+
+def _operand(node: SymNode) -> tuple[Any, ...]:
+    return node.expr, node.pytype, node._hint, node.constant, node.fx_node
+
+
+def stacks_taken_from(frames: Callable[[], StackSummary]) -> AbstractContextManager[Any]:
+    """Let captured operators note the calls that `frames` returns, not all of PyTorch's own too, for the length of the block."""
+
+    class Stack:
+        extract = staticmethod(lambda: Stack())
+
+        def summary(self) -> StackSummary:
+            return frames()
+
+    return mock.patch("torch.fx.proxy.CapturedTraceback", Stack)
+
+
 __all__ = [
     "CAPTURE_LOGGERS",
     "COMPOSITE",
@@ -378,6 +435,8 @@ __all__ = [
     "schema_of",
     "script_function",
     "shape_guards",
+    "size_arithmetic_remembered",
+    "stacks_taken_from",
     "torch_sympy",
     "viewed",
     "without_causal_hint",

@@ -7,16 +7,20 @@ bears that very path, an inner step of a module bears the path and the operator 
 from __future__ import annotations
 
 import enum
+import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from traceback import FrameSummary, StackSummary, walk_stack
+from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch.fx import Node
 
-from generic_export.compat import schema_of
+from generic_export.compat import schema_of, stacks_taken_from
 from generic_export.errors import OptionError
 from generic_export.torch_graph.ir import Argument, FixedTensorList, TensorVariable, TorchModuleIRGraph
 
@@ -62,6 +66,20 @@ def user_source(stack_trace: str) -> str:
         if not path.startswith((_TORCH_ROOT, *_OWN_ROOTS, "<")):
             return f"{os.path.basename(path)}:{line}"
     return ""
+
+
+def short_stacks() -> AbstractContextManager[Any]:
+    """Let captured operators note the calls outside PyTorch alone, and not their text: what `user_source` reads, quickly."""
+    return stacks_taken_from(_calls_outside_torch)
+
+
+def _calls_outside_torch() -> StackSummary:
+    calls = [
+        FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False, line="")
+        for frame, line in walk_stack(inspect.currentframe())
+        if not frame.f_code.co_filename.startswith(_TORCH_ROOT)
+    ]
+    return StackSummary.from_list(reversed(calls))
 
 
 def node_source(node: Node) -> str:

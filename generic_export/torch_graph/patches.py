@@ -21,10 +21,12 @@ from generic_export.compat import (
     OpOverload,
     kernels_replaced,
     list_device_constructors,
+    size_arithmetic_remembered,
     without_causal_hint,
     without_strides_of_transforms,
 )
 from generic_export.errors import CaptureError
+from generic_export.torch_graph.naming import short_stacks
 from generic_export.torch_graph.size_guards import proved_sizes
 
 aten = torch.ops.aten
@@ -46,6 +48,8 @@ def capture_patches() -> Iterator[None]:
             _symbolic_math(),
             _gradients_off_once(),
             proved_sizes(),
+            size_arithmetic_remembered(),
+            short_stacks(),
             without_strides_of_transforms(),
         ):
             yield

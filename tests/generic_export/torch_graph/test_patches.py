@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.sym_node import SymNode
 
 from generic_export import TractNNEF
 from generic_export.capture import capture
+from generic_export.compat import size_arithmetic_remembered
+from generic_export.torch_graph.naming import short_stacks, user_source
 from generic_export.torch_graph.patches import capture_patches
 
 _FIRST_USE_INSIDE = """
@@ -45,3 +48,61 @@ def test_numbers_of_any_depth_keep_their_values(numbers: Any) -> None:
 
     graph = capture(Written(), (torch.ones(2, 2, device="meta"),), TractNNEF())
     assert not graph.constants
+
+
+class _Windows(torch.nn.Module):
+    """Sizes of several forms: halves, sums, a remainder, a comparison that is decided."""
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+        whole = torch.cat([past, x], dim=1)
+        halves = whole[:, : whole.shape[1] // 2], whole[:, whole.shape[1] // 2 :]
+        kept = x if whole.shape[1] >= x.shape[1] else past
+        scores = kept @ whole.transpose(1, 2)
+        return scores.flatten(1).sum(1) + halves[0].sum((1, 2)) * halves[1].shape[1]
+
+
+def _program() -> torch.export.ExportedProgram:
+    batch, length, past = (torch.export.Dim(name) for name in ("B", "S", "P"))
+    args = torch.ones(2, 6, 4), torch.ones(2, 10, 4)
+    return torch.export.export(_Windows(), args, dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: past}))
+
+
+def _described(program: torch.export.ExportedProgram) -> list[tuple[str, str, str]]:
+    return [
+        (
+            node.format_node() or "",
+            str(getattr(node.meta.get("val"), "shape", "")),
+            user_source(node.meta.get("stack_trace", "")),
+        )
+        for node in program.graph.nodes
+    ]
+
+
+def test_what_is_computed_once_is_what_is_computed_each_time() -> None:
+    """The same operators, sizes and lines of the model, with fewer computations."""
+    plain = _program()
+    add, asked = SymNode._add, 0  # type: ignore[attr-defined]
+
+    def counted(node: SymNode, other: SymNode) -> SymNode:
+        nonlocal asked
+        asked += 1
+        return add(node, other)
+
+    SymNode._add = counted  # type: ignore[attr-defined]
+    try:
+        _program()
+        each_time, asked = asked, 0
+        with size_arithmetic_remembered(), short_stacks():
+            once = _program()
+    finally:
+        SymNode._add = add  # type: ignore[attr-defined]
+    assert _described(once) == _described(plain)
+    assert any(source.startswith("test_patches.py:") for _, _, source in _described(once))
+    assert 0 < asked < each_time
+
+
+def test_arithmetic_of_sizes_is_put_back() -> None:
+    before = {name: getattr(SymNode, name) for name in ("_add", "_mul", "_eq")}
+    with size_arithmetic_remembered():
+        assert all(getattr(SymNode, name) is not compute for name, compute in before.items())
+    assert {name: getattr(SymNode, name) for name in before} == before
