@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 
+from kvcache.compat import takes_cache
+
 # Scores beyond any that a model computes: not to be chosen, and to be chosen in any case. Infinities are lost in tract's maxima.
 NEVER, ALWAYS = -1e30, 1e30
 
 
+@takes_cache
 def minimax_m3_keys(
     self: Any,
     hidden_states: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
-    past_key_values: Any,
+    cache: Any,
     position_ids: torch.Tensor,
 ) -> torch.Tensor:
     """MiniMax-M3: `MiniMaxM3VLIndexer.forward`, which returns the keys [B, H, S, T] themselves instead of indices of blocks."""
@@ -30,8 +33,8 @@ def minimax_m3_keys(
     key = self.k_norm(self.k_proj(hidden_states).view(batch, steps, 1, self.head_dim)).transpose(1, 2)
     cos, sin = (table[..., : self.head_dim] for table in position_embeddings)
     query, key = apply_rotary_pos_emb(query, key, cos, sin)
-    if past_key_values is not None:
-        key = past_key_values.layers[self.layer_idx].update_index(key)
+    if cache is not None:
+        key = cache.layers[self.layer_idx].update_index(key)
     total = key.shape[2]
     visible = torch.arange(total, device=key.device)[None, None, None, :] <= position_ids[:, None, :, None]
     scores = (query.float() @ key.float().transpose(-1, -2)).masked_fill(~visible, NEVER)
@@ -53,12 +56,13 @@ def minimax_m3_mask(
     return torch.zeros(keys.shape, dtype=dtype, device=keys.device).masked_fill(~keys, torch.finfo(dtype).min)
 
 
+@takes_cache
 def qwen4_keys(
     self: Any,
     hidden_states: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
     attention_mask: torch.Tensor,
-    past_key_values: Any,
+    cache: Any,
 ) -> torch.Tensor:
     """Qwen4-exp: `Qwen4ExpTextQSAIndexer.forward` for texts without padding; keys [B, 1, S, T].
 
@@ -73,8 +77,8 @@ def qwen4_keys(
     query, key = torch.split(self.index_qk_proj(hidden_states), [query_width, self.index_head_dim], dim=-1)
     query = self.q_layernorm(query.reshape(batch, steps, self.index_n_heads, self.index_head_dim))
     query = apply_rotary_pos_emb(query, cos=cos[:, total - steps :], sin=sin[:, total - steps :], unsqueeze_dim=2)
-    if past_key_values is not None:
-        key = past_key_values.update_indexer(key, self.layer_idx)
+    if cache is not None:
+        key = cache.update_indexer(key, self.layer_idx)
     pooled = self.k_layernorm(whole_blocks(key, 1, size, 0.0).float().mean(dim=2).to(key.dtype))
     starts = [whole_blocks(table, 1, size, 0.0)[:, :, 0] for table in (cos, sin)]
     pooled = apply_rotary_pos_emb(pooled.unsqueeze(2), cos=starts[0], sin=starts[1], unsqueeze_dim=2).squeeze(2)

@@ -11,15 +11,17 @@ from typing import Any
 import torch
 
 from kvcache.attention_blocks import NEVER, best, whole_blocks
+from kvcache.compat import takes_cache
 
 
+@takes_cache
 def attention(
     self: Any,
     hidden_states: torch.Tensor,
     position_embeddings: dict[str, tuple[torch.Tensor, torch.Tensor]],
     position_ids: torch.Tensor,
     attention_mask: torch.Tensor,
-    past_key_values: Any = None,
+    cache: Any = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """`DeepseekV4Attention.forward`."""
@@ -32,11 +34,11 @@ def attention(
     query = apply_rotary_pos_emb(query, cos, sin)
     key = self.kv_norm(self.kv_proj(hidden_states)).view(batch, steps, -1, self.head_dim).transpose(1, 2)
     key = apply_rotary_pos_emb(key, cos, sin)
-    if past_key_values is not None:
-        key = past_key_values.update(key, key, self.layer_idx)[0]
+    if cache is not None:
+        key = cache.update(key, key, self.layer_idx)[0]
     visible = attention_mask if attention_mask.dtype is torch.bool else attention_mask == 0
     if self.compressor is not None:
-        entries, seen = self.compressor(hidden_states, residual, position_ids, past_key_values, self.layer_idx)
+        entries, seen = self.compressor(hidden_states, residual, position_ids, cache, self.layer_idx)
         visible = torch.cat([visible.expand(batch, 1, steps, key.shape[2]), seen], dim=-1)
         key = torch.cat([key, entries], dim=2)
     mixed = torch.ops.t2n.attention(query, key, key, visible, self.scaling, False, None, self.sinks)

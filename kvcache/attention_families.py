@@ -23,7 +23,7 @@ from kvcache.attention_global import (
     repeated_molecules,
     windowed_attention,
 )
-from kvcache.compat import family_class
+from kvcache.compat import family_class, takes_cache
 
 # (family, class, method) -> what stands in its place
 Forwards = Mapping[tuple[str, str, str], Callable[..., Any]]
@@ -60,11 +60,12 @@ def explicit_attention_families() -> Iterator[None]:
         yield
 
 
+@takes_cache
 def _mpt_attention(
     self: Any,
     hidden_states: torch.Tensor,
     position_bias: torch.Tensor,
-    past_key_values: Any = None,
+    cache: Any = None,
     attention_mask: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -79,14 +80,14 @@ def _mpt_attention(
     query, key, value = (
         each.reshape(batch, steps, self.n_heads, self.head_dim).transpose(1, 2) for each in joined.chunk(3, dim=2)
     )
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, self.layer_idx)
+    if cache is not None:
+        key, value = cache.update(key, value, self.layer_idx)
     total = key.shape[2]
     # ALiBi (Press et al. 2022): slope * distance; the table's entry one before the last is that of the distance 1.
     slopes = -position_bias[:, 0, position_bias.shape[2] - 2]
     distance = torch.arange(1 - total, 1, device=key.device)[None, None, None, :]
     bias = (slopes[None, :, None, None] * distance).expand(-1, -1, steps, -1)
-    alone = past_key_values is not None and isinstance(batch, int) and batch == 1
+    alone = cache is not None and isinstance(batch, int) and batch == 1
     causal = attention_mask is None or alone
     if attention_mask is not None and not alone:
         bias = bias.masked_fill(attention_mask, HIDDEN)

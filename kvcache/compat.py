@@ -1,12 +1,15 @@
 """Names of transformers that no release promises, once each: what each is for, and the releases that have it.
 
-In: any transformers from 5.15 to 5.23, where these names were tried. Out: one name for each thing, whatever the release. Those of
+In: any transformers from 5.15 to 5.24, where these names were tried. Out: one name for each thing, whatever the release. Those of
 PyTorch are in `generic_export.compat`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from transformers import cache_utils
@@ -20,6 +23,43 @@ class _Absent:
 
 DummyLayer: Any = getattr(cache_utils, "DummyLayer", _Absent)
 """A layer that keeps nothing: 5.23 and later. Before, there is a layer of attention in its place, which stays empty."""
+
+
+# --- the name of a cache ---------------------------------------------------------------------------
+
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""What forwards and answers call the cache: the first in transformers 5.24 and later, one of the others before.
+
+A model of remote code may have an older name under any release, so each is asked what it takes."""
+
+
+def cache_keyword(forward: Callable[..., Any]) -> str:
+    """Return what a forward calls its cache; the name of most models where its signature does not say."""
+    parameters = signature(forward).parameters
+    return next((name for name in CACHE_NAMES if name in parameters), "past_key_values")
+
+
+def cache_in(named: Mapping[str, Any]) -> Any:
+    """Return the cache among the arguments of a call; None where there is none."""
+    return next((named[name] for name in CACHE_NAMES if named.get(name) is not None), None)
+
+
+def cache_of(answer: Any) -> Any:
+    """Return the cache in a model's answer; None where there is none.
+
+    5.24 answers to the older names too, as properties that warn: what the answer holds itself is looked at.
+    """
+    return cache_in(getattr(answer, "__dict__", {}))
+
+
+def takes_cache(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that stands in the place of a forward, and has a parameter `cache`, be called by any of the names."""
+
+    @wraps(function)
+    def called(*args: Any, **named: Any) -> Any:
+        return function(*args, **{"cache" if name in CACHE_NAMES else name: value for name, value in named.items()})
+
+    return called
 
 
 # --- tables of implementations ---------------------------------------------------------------------
@@ -72,4 +112,16 @@ def family_class(family: str, name: str) -> Any:
     return getattr(module, name, None)
 
 
-__all__ = ["DummyLayer", "after_experts", "attention_tables", "experts_table", "family_class", "gated_activation"]
+__all__ = [
+    "CACHE_NAMES",
+    "DummyLayer",
+    "after_experts",
+    "attention_tables",
+    "cache_in",
+    "cache_keyword",
+    "cache_of",
+    "experts_table",
+    "family_class",
+    "gated_activation",
+    "takes_cache",
+]

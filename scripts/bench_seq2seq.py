@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from kvcache.compat import cache_keyword, cache_of
 from t2n_llm import export_llm
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.output import ExportResult
@@ -148,11 +149,11 @@ def _real_time(source: Path, archives: Any, tokens: int, onnx: Path | None) -> d
         def in_pytorch() -> None:
             with torch.no_grad():
                 given: dict[str, Any] = {"input_features": torch.from_numpy(features)}
-                cache, pending = None, torch.tensor([prompt])
+                cache, pending, keyword = None, torch.tensor([prompt]), cache_keyword(model.forward)
                 for _ in range(tokens):
-                    result = model(**given, decoder_input_ids=pending, past_key_values=cache, use_cache=True)
+                    result = model(**given, decoder_input_ids=pending, use_cache=True, **{keyword: cache})
                     given = {"encoder_outputs": BaseModelOutput(last_hidden_state=result.encoder_last_hidden_state)}
-                    cache, pending = result.past_key_values, result.logits[:, -1:].argmax(-1)
+                    cache, pending = cache_of(result), result.logits[:, -1:].argmax(-1)
 
         ways: dict[str, Callable[[], None]] = {"tract": in_tract, "PyTorch": in_pytorch}
         if onnx is not None:

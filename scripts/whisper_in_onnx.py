@@ -16,6 +16,8 @@ import torch
 from torch.export import Dim
 from transformers import DynamicCache, EncoderDecoderCache
 
+from kvcache.compat import cache_keyword
+
 _PAST = 3  # positions to trace with
 
 
@@ -55,7 +57,8 @@ class Decoder(torch.nn.Module):
         cache = EncoderDecoderCache(own, told)
         cache.is_updated = dict.fromkeys(range(layers), True)
         states = cross[0].transpose(1, 2).flatten(2)  # of the right length; its values are not read
-        result = self.model.model.decoder(input_ids, encoder_hidden_states=states, past_key_values=cache)
+        told_by = {cache_keyword(self.model.model.decoder.forward): cache}
+        result = self.model.model.decoder(input_ids, encoder_hidden_states=states, **told_by)
         kept = [part for layer in own.layers for part in (layer.keys, layer.values)]
         return self.model.proj_out(result.last_hidden_state[:, -1:]), kept
 

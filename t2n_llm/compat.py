@@ -1,6 +1,6 @@
 """Names of transformers and accelerate that no release promises, once each: what each is for, and the releases that have it.
 
-All of them are in transformers 5.15 to 5.23 and in accelerate 1.1 to 1.15, where they were tried; where releases differ, the line
+All of them are in transformers 5.15 to 5.24 and in accelerate 1.1 to 1.15, where they were tried; where releases differ, the line
 says so. Those that the cache, attention and experts need are in `kvcache.compat`, those of PyTorch in `generic_export.compat`.
 """
 

@@ -22,33 +22,24 @@ def with_attribute(operation: NnefOperation, name: str, value: Argument) -> Nnef
 
 def renamed(operation: NnefOperation, names: Mapping[str, str]) -> NnefOperation:
     """Return the operation reading values under other names; attributes are left alone."""
-
-    def swap(argument: Argument) -> Argument:
-        if isinstance(argument, Reference):
-            return Reference(names.get(argument.name, argument.name))
-        if isinstance(argument, ArrayLiteral):
-            return ArrayLiteral(tuple(swap(element) for element in argument.elements))
-        return argument
-
-    return replace(operation, inputs=tuple(swap(argument) for argument in operation.inputs))
+    return replace(operation, inputs=tuple(_renamed(argument, names) for argument in operation.inputs))
 
 
 def renamed_throughout(operation: NnefOperation, names: Mapping[str, str]) -> NnefOperation:
     """Return the operation with other names for what it reads, in attributes too, and for what it makes."""
-
-    def swap(argument: Argument) -> Argument:
-        if isinstance(argument, Reference):
-            return Reference(names.get(argument.name, argument.name))
-        if isinstance(argument, (ArrayLiteral, TupleLiteral)):
-            return replace(argument, elements=tuple(swap(element) for element in argument.elements))
-        return argument
-
     return replace(
-        operation,
-        inputs=tuple(swap(argument) for argument in operation.inputs),
-        attributes=tuple((key, swap(value)) for key, value in operation.attributes),
+        renamed(operation, names),
+        attributes=tuple((key, _renamed(value, names)) for key, value in operation.attributes),
         outputs=tuple(names.get(name, name) for name in operation.outputs),
     )
+
+
+def _renamed(argument: Argument, names: Mapping[str, str]) -> Argument:
+    if isinstance(argument, Reference):
+        return Reference(names.get(argument.name, argument.name))
+    if isinstance(argument, (ArrayLiteral, TupleLiteral)):
+        return replace(argument, elements=tuple(_renamed(element, names) for element in argument.elements))
+    return argument
 
 
 def cast_operation(source: str, result: str, dtype: str, near: NnefOperation, note: str = "") -> NnefOperation:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from kvcache.compat import cache_in, cache_keyword
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead, explicit_recurrences
 from kvcache.states import States
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 # Families that number the tokens of every call from 0 when they are not told positions, as `generate()` tells them.
 _COUNTS_FROM_ZERO = frozenset({"bamba", "minimax"})
-# What their forwards call the cache.
-_ARGUMENTS = ("cache_params", "past_key_values")
 
 # Families whose mask knows nothing of the window that their cache drops keys by: past it transformers' answer depends on how
 # a text is cut into calls. The one that all cuts share with a single pass over the text is that of a cache without a window.
@@ -43,7 +41,7 @@ class CacheForm(StateForm):
     def keywords(self, model: nn.Module, past: States | None, last_read: LastRead, **inputs: Any) -> dict[str, Any]:
         """See `StateForm.keywords`."""
         length = max((tensor.shape[2] for slot, tensor in (past or {}).items() if slot.kind == "cache_key"), default=0)
-        cache = {_argument(model): self.cache(model.config, past, last_read)}
+        cache = {cache_keyword(model.forward): self.cache(model.config, past, last_read)}
         return inputs | _positions(model, inputs["input_ids"], length) | cache | {"use_cache": True}
 
     def replacements(self, module: nn.Module, last_read: LastRead) -> AbstractContextManager[None]:
@@ -52,7 +50,7 @@ class CacheForm(StateForm):
 
     def states(self, keywords: dict[str, Any]) -> States:
         """See `StateForm.states`."""
-        found: States = keywords[next(name for name in _ARGUMENTS if name in keywords)].states()
+        found: States = cache_in(keywords).states()
         return found
 
     def conversation(self, model: nn.Module, *, windowed: bool) -> CacheConversation:
@@ -79,7 +77,7 @@ class CacheConversation:
 
     def answer(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
         """See `Conversation.answer`."""
-        options |= {_argument(self._model): self._cache} | _positions(self._model, ids, self._length)
+        options |= {cache_keyword(self._model.forward): self._cache} | _positions(self._model, ids, self._length)
         logits: torch.Tensor = self._model(input_ids=ids, use_cache=True, **options).logits
         self._length += ids.shape[1]
         return logits
@@ -99,9 +97,3 @@ def positions(ids: torch.Tensor, before: int) -> torch.Tensor:
 def _positions(model: nn.Module, ids: torch.Tensor, before: int) -> dict[str, torch.Tensor]:
     config: Any = model.config
     return {"position_ids": positions(ids, before)} if config.model_type in _COUNTS_FROM_ZERO else {}
-
-
-def _argument(model: nn.Module) -> str:
-    """Return the forward's name for the cache."""
-    parameters = signature(model.forward).parameters
-    return next(name for name in _ARGUMENTS if name in parameters)

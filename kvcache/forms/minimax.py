@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kvcache.compat import cache_in, cache_keyword, takes_cache
 from kvcache.forms.cache import CacheConversation, positions
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
@@ -39,7 +40,7 @@ class MiniMaxForm(StateForm):
                 cache.set_linear_cache(slot.layer, tensor)
         before = max((tensor.shape[2] for tensor in growing.values()), default=0)
         places = positions(inputs["input_ids"], before)
-        return inputs | {"past_key_values": cache, "position_ids": places, "use_cache": True}
+        return inputs | {cache_keyword(model.forward): cache, "position_ids": places, "use_cache": True}
 
     @contextmanager
     def replacements(self, module: nn.Module, last_read: LastRead) -> Iterator[None]:
@@ -49,7 +50,7 @@ class MiniMaxForm(StateForm):
 
     def states(self, keywords: dict[str, Any]) -> States:
         """See `StateForm.states`."""
-        return _states_of(keywords["past_key_values"])
+        return _states_of(cache_in(keywords))
 
     def conversation(self, model: nn.Module, *, windowed: bool) -> MiniMaxConversation:
         """See `StateForm.conversation`; there is no window."""
@@ -86,12 +87,13 @@ def _states_of(cache: Any) -> States:
     return dict(sorted(found.items(), key=lambda item: item[0].layer))
 
 
+@takes_cache
 def lightning_attention(
     self: Any,
     hidden_states: torch.Tensor,
     position_embeddings: Any,
     attention_mask: torch.Tensor | None,
-    past_key_values: Any = None,
+    cache: Any = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`MiniMaxLightningAttention.forward` over any number of positions, which it does not read.
@@ -104,12 +106,12 @@ def lightning_attention(
     query, key, value = (part.float().transpose(0, 1) for part in mixed.split(size, dim=3))
     if attention_mask is not None:
         value = value.masked_fill(attention_mask.transpose(0, 1)[:, :, None, None] == 0, 0.0)
-    state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
+    state = None if cache is None else cache.get_linear_cache(self.layer_idx)
     if not isinstance(state, torch.Tensor):
         state = query.new_zeros((batch, heads, size, size))
     state, outputs = over_time(_step, [state.float()], [query, key, value], [torch.exp(-self.slope_rate.float())])
-    if past_key_values is not None:
-        past_key_values.set_linear_cache(self.layer_idx, state)
+    if cache is not None:
+        cache.set_linear_cache(self.layer_idx, state)
     result = self.norm(outputs.transpose(0, 1).reshape(batch, steps, heads * size).to(hidden_states.dtype))
     return self.out_proj(functional.sigmoid(self.output_gate(hidden_states)) * result), state
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kvcache.compat import cache_in, cache_keyword, takes_cache
 from kvcache.forms.cache import CacheConversation
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
@@ -30,7 +31,7 @@ class RecurrentGemmaForm(StateForm):
         """See `StateForm.keywords`."""
         from kvcache.explicit_cache import ExplicitCache
 
-        return inputs | {"past_key_values": ExplicitCache(model.config, past, last_read), "use_cache": True}
+        return inputs | {cache_keyword(model.forward): ExplicitCache(model.config, past, last_read), "use_cache": True}
 
     @contextmanager
     def replacements(self, module: nn.Module, last_read: LastRead) -> Iterator[None]:
@@ -46,7 +47,7 @@ class RecurrentGemmaForm(StateForm):
 
     def states(self, keywords: dict[str, Any]) -> States:
         """See `StateForm.states`."""
-        found: States = keywords["past_key_values"].states()
+        found: States = cache_in(keywords).states()
         return found
 
     def conversation(self, model: nn.Module, *, windowed: bool) -> RecurrentGemmaConversation:
@@ -80,22 +81,23 @@ class _Running:
     cache: Any = None
 
 
+@takes_cache
 def _block(
     block: Any,
     running: _Running,
     input_states: torch.Tensor,
     position_ids: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
-    past_key_values: Any = None,
+    cache: Any = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """`RecurrentGemmaRecurrentBlock.forward`, the convolution seeing the columns before these positions."""
     gate = block.act_fn(block.linear_y(input_states))
     columns = block.linear_x(input_states).transpose(1, 2)
-    columns = past_key_values.update_conv_state(columns, running.layer, conv_kernel_size=block.conv1d_width - 1)
+    columns = cache.update_conv_state(columns, running.layer, conv_kernel_size=block.conv1d_width - 1)
     weight, bias = block.conv_1d.weight, block.conv_1d.bias
     columns = functional.conv1d(columns, weight, bias, groups=weight.shape[0])
-    with mock.patch.object(running, "cache", past_key_values):
+    with mock.patch.object(running, "cache", cache):
         hidden = block.rg_lru(columns.transpose(1, 2), position_ids)
     return block.linear_out(hidden * gate), None
 

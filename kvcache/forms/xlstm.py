@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kvcache.compat import cache_in, cache_keyword, cache_of
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time
@@ -37,7 +38,7 @@ class XlstmForm(StateForm):
             layer: tuple(StateCell(states[Slot(_KIND, layer, index)]) for index in range(_PARTS))
             for layer in range(config.num_hidden_layers)
         }
-        return inputs | {"cache_params": Cells(layers), "use_cache": True}
+        return inputs | {cache_keyword(model.forward): Cells(layers), "use_cache": True}
 
     @contextmanager
     def replacements(self, module: nn.Module, last_read: LastRead) -> Iterator[None]:
@@ -54,7 +55,7 @@ class XlstmForm(StateForm):
 
     def states(self, keywords: dict[str, Any]) -> States:
         """See `StateForm.states`."""
-        layers = keywords["cache_params"].rnn_state
+        layers = cache_in(keywords).rnn_state
         return {
             Slot(_KIND, layer, index): cell.tensor
             for layer, cells in layers.items()
@@ -75,8 +76,8 @@ class XlstmConversation:
 
     def answer(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
         """See `Conversation.answer`; logits of all positions, the model gives no fewer."""
-        result = self._model(input_ids=ids, cache_params=self._cache, use_cache=True)
-        self._cache = result.cache_params
+        result = self._model(input_ids=ids, **{cache_keyword(self._model.forward): self._cache}, use_cache=True)
+        self._cache = cache_of(result)
         logits: torch.Tensor = result.logits
         return logits
 

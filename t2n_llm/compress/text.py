@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from generic_export.errors import OptionError
+from kvcache.compat import cache_keyword, cache_of
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.placement import Placement, plan_residency
@@ -122,10 +123,10 @@ def generated_ids(source: ModelSource, *, sequences: int, length: int, seed: int
 def _sampled(model: Any, count: int, length: int, generator: torch.Generator) -> torch.Tensor:
     vocabulary = model.config.get_text_config().vocab_size
     ids = torch.randint(vocabulary, (count, 1), generator=generator)
-    past, step = None, ids
+    past, step, keyword = None, ids, cache_keyword(model.forward)
     while ids.shape[1] < length:
-        result = model(input_ids=step, past_key_values=past, use_cache=True, logits_to_keep=1)
-        past = result.past_key_values
+        result = model(input_ids=step, use_cache=True, logits_to_keep=1, **{keyword: past})
+        past = cache_of(result)
         probabilities = result.logits[:, -1].to(torch.float32).softmax(dim=-1)
         step = torch.multinomial(probabilities, 1, generator=generator)
         ids = torch.cat([ids, step], dim=1)

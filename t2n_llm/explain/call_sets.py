@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from generic_export.errors import CaptureError, described
+from kvcache.compat import CACHE_NAMES, cache_keyword, cache_of
 from kvcache.forms import StateForm, state_form
 from kvcache.operators import ExportedCode
 from kvcache.states import States, StateTensor
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 PREFILL, DECODE, CHUNK = (7, 0), (1, 11), (5, 13)
 SIZES = (PREFILL, DECODE, CHUNK)
 _STATELESS = (7, 11, 5)  # a model that keeps no state at all
-_CACHE_NAMES = ("past_key_values", "cache_params", "state")
+_STATE = "state"  # of RWKV, which has no cache
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _as_exported(model: nn.Module, tokens: _Tokens, code: ExportedCode) -> Model
     )
     axes: dict[str, dict[int, str]] = {"input_ids": {1: "S"}}
     growing = next((state for state in states if state.kind == "cache_key"), None)
-    cache = next((name for name in _CACHE_NAMES if name in keywords[0]), None)
+    cache = next((name for name in (*CACHE_NAMES, _STATE) if name in keywords[0]), None)
     if growing is not None and growing.axis is not None and cache is not None:
         axes[f"{cache}.key_{growing.layer}"] = {growing.axis: "P"}
     return ModelCalls(keywords, axes, ("prefill", "decode", "chunk"), code)
@@ -137,8 +138,10 @@ def _own_cache(model: nn.Module, tokens: _Tokens, length: int) -> tuple[str, Any
             f"{type(model).__name__} does not run in PyTorch: {described(error)}",
             "Nothing can be said of a model that does not run; look at the traceback with --debug.",
         ) from error
-    found = ((name, getattr(result, name, None)) for name in _CACHE_NAMES)
-    return next(((name, cache) for name, cache in found if cache is not None), None)
+    if (cache := cache_of(result)) is not None:
+        return cache_keyword(model.forward), cache
+    state = getattr(result, _STATE, None)
+    return None if state is None else (_STATE, state)
 
 
 def _runs(model: nn.Module, keywords: Mapping[str, Any]) -> bool:

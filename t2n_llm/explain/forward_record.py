@@ -18,6 +18,7 @@ from generic_export.compat import OpOverload, TorchDispatchMode
 from generic_export.coverage import OperatorUse
 from generic_export.diagnose import Recording, observe
 from generic_export.errors import CaptureError, described
+from kvcache.compat import cache_keyword, cache_of
 
 _STEPS = 5
 _TORCH = os.path.dirname(torch.__file__)
@@ -59,10 +60,9 @@ def record_forward(model: nn.Module) -> ForwardRecord:
 
 def _run_with_cache(model: nn.Module, ids: torch.Tensor) -> None:
     result = model(input_ids=ids, use_cache=True)
-    for name in ("past_key_values", "cache_params"):
-        if getattr(result, name, None) is not None:
-            model(input_ids=ids[:, :1], use_cache=True, **{name: getattr(result, name)})
-            return
+    cache = cache_of(result)
+    if cache is not None:
+        model(input_ids=ids[:, :1], use_cache=True, **{cache_keyword(model.forward): cache})
 
 
 class _OperatorWatch(TorchDispatchMode):

@@ -192,6 +192,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "mlp_layer_types": ["hash_moe", "moe", "moe"],
     },
     "doge": {"is_moe": False, "keep_window_size": 8},
+    "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     "dots3_note": {
         "vision_config": {"adapter_in_dim": 64, "adapter_out_dim": 64, "mlp_layer_types": ["dense", "dense", "dense"]},

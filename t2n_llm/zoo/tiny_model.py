@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kvcache.compat import CACHE_NAMES
 from t2n_llm.compat import from_config
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import reading_of
@@ -242,8 +243,8 @@ def _generate(model: Any, inputs: Mapping[str, torch.Tensor], steps: int) -> str
 
 
 def _states_of(answer: Any) -> str:
-    for name in ("past_key_values", "cache_params", "state", "rnn_state", "mems", "past_buckets_states"):
-        state = getattr(answer, name, None)
+    for name in (*CACHE_NAMES, "state", "rnn_state", "mems", "past_buckets_states"):
+        state = vars(answer).get(name)
         if state is not None:
             return type(state).__name__
     return ""

@@ -8,6 +8,7 @@ In (stdin): {"do": "load", ...}, {"do": "time", "fresh", "turns"}, {"do": "top",
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -53,6 +54,8 @@ class TorchModel:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             request["folder"], dtype=getattr(torch, request["dtype"]), attn_implementation="sdpa", local_files_only=True
         ).eval()
+        names = inspect.signature(self._model.forward).parameters
+        self._keyword = next(name for name in ("cache", "past_key_values", "cache_params") if name in names)
         self.version = f"torch {torch.__version__}, transformers {transformers.__version__}"
         self.forget()
 
@@ -62,7 +65,8 @@ class TorchModel:
     def feed(self, tokens: list[int]) -> None:
         with self._torch.inference_mode():
             ids = self._torch.tensor([tokens])
-            self._last = self._model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+            given = {self._keyword: self._cache, "use_cache": True, "logits_to_keep": 1}
+            self._last = self._model(ids, **given).logits
 
     def logits(self) -> Any:
         return self._last[0, -1].float().numpy()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvcache.compat import cache_keyword
 from kvcache.explicit_cache import states_of
 from kvcache.states import Slot, StateTensor
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_step
@@ -136,6 +137,7 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
+    options = {cache_keyword(model.forward): cache, "use_cache": True, "logits_to_keep": 1}
     if hasattr(model.model, "rope_deltas"):
         model.model.rope_deltas = None  # of the prompt before
     ids, pixels = torch.tensor([prompt.ids]), torch.from_numpy(prompt.pixels)
@@ -146,7 +148,7 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     rows: list[np.ndarray] = []
     tokens: list[int] = []
     for _ in range(_STEPS + 1):
-        logits = model(**given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+        logits = model(**given, **options).logits[0, -1]
         rows.append(logits.float().numpy())
         tokens.append(int(logits.argmax()))
         given = {"input_ids": torch.tensor([tokens[-1:]])}

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from kvcache import explicit_attention, explicit_experts
+from kvcache.compat import cache_keyword
 from kvcache.forms import state_form
 from kvcache.states import Slot
 from t2n_llm.graph.capture import weightless_network
@@ -102,7 +103,7 @@ class DecoderModule(nn.Module):
         rows, rest = rest[: self.deepstack], rest[self.deepstack :]
         given, past = (rest[:1], rest[1:]) if self.further else ((), rest)
         cache = ExplicitCache(self.network.config, dict(zip(self.slots, past, strict=True)))
-        options: dict[str, Any] = {"logits_to_keep": 1}
+        options: dict[str, Any] = {cache_keyword(self.network.forward): cache, "logits_to_keep": 1}
         if self.further == POSITIONS:
             options[POSITIONS] = given[0]
         elif self.further == TOKEN_TYPES:
@@ -110,7 +111,7 @@ class DecoderModule(nn.Module):
             before = torch.zeros((1, past[0].shape[2]), dtype=torch.int64, device=given[0].device)
             options[TOKEN_TYPES] = torch.cat((before, given[0]), dim=1)
         with _added_to_first_layers(self.network, rows):
-            result = self.network(inputs_embeds=inputs_embeds, past_key_values=cache, use_cache=True, **options)
+            result = self.network(inputs_embeds=inputs_embeds, use_cache=True, **options)
         after = cache.states()
         return (result.logits, *(after[slot] for slot in self.slots))
 

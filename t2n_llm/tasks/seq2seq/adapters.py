@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from kvcache.compat import cache_keyword
+
 COMPOSER = "composer"
 """An input of Pop2Piano's encoder, int64 [B]: the row of the table of arrangers that is read before the sound."""
 
@@ -35,7 +37,7 @@ def run_decoder(network: Any, read: Any, tokens: torch.Tensor, **options: Any) -
         network: the whole model.
         read: what its encoder answered.
         tokens: int64 [B, S].
-        options: further arguments of the model's forward: caches, the source's mask.
+        options: further arguments of the model's forward: `cache`, whatever the forward calls it, the source's mask.
     """
     return _DECODERS.get(network.config.model_type, _decode)(network, read, tokens, options)
 
@@ -90,14 +92,20 @@ def _read_projected(network: Any, given: Mapping[str, torch.Tensor]) -> Any:
 
 def _decode(network: Any, read: Any, tokens: torch.Tensor, options: Mapping[str, Any]) -> Any:
     """Some classes look at a text that was read once more, and some refuse an image beside what was read of it."""
-    asked = {name: value for name, value in options.items() if name not in _READ_ONCE}
+    asked = _as_named(network, {name: value for name, value in options.items() if name not in _READ_ONCE})
     return network(encoder_outputs=read, decoder_input_ids=tokens, return_dict=True, **asked)
+
+
+def _as_named(module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with the cache under the name that a module's forward has for it."""
+    return {cache_keyword(module.forward) if name == "cache" else name: value for name, value in options.items()}
 
 
 def _decode_beside(network: Any, read: Any, tokens: torch.Tensor, options: Mapping[str, Any]) -> Any:
     """BLIP: a decoder of its own class, which is told what was seen."""
-    caching = {name: options[name] for name in ("past_key_values", "use_cache") if name in options}
-    return network.text_decoder(input_ids=tokens, encoder_hidden_states=read[0], return_dict=True, **caching)
+    decoder = network.text_decoder
+    caching = _as_named(decoder, {name: options[name] for name in ("cache", "use_cache") if name in options})
+    return decoder(input_ids=tokens, encoder_hidden_states=read[0], return_dict=True, **caching)
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ class _AfterSource:
     source: Any
     text: Any
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep what new tokens [B, H, S, D] say, and return what all before them say too, [B, H, T + P + S, D]."""
         said = self.source.layers[layer]
         key, value = self.text.update(key, value, layer)
@@ -123,10 +131,10 @@ def _decode_after_image(network: Any, read: Any, tokens: torch.Tensor, options: 
     from transformers import DynamicCache
     from transformers.modeling_outputs import CausalLMOutput
 
-    caches = options.get("past_key_values")
+    caches, encoder = options.get("cache"), network.git.encoder
     source, text = (DynamicCache(), DynamicCache()) if caches is None else _two_caches(caches)
     if not source.layers:
-        network.git.encoder(read[0], past_key_values=source, use_cache=True)
+        encoder(read[0], use_cache=True, **_as_named(encoder, {"cache": source}))
     before, steps = text.get_seq_length(), tokens.shape[1]
     places = torch.arange(steps, device=tokens.device)[:, None] + before
     hidden_from = torch.arange(before + steps, device=tokens.device)[None] > places
@@ -134,7 +142,8 @@ def _decode_after_image(network: Any, read: Any, tokens: torch.Tensor, options: 
     least = torch.finfo(embedded.dtype).min
     causal = torch.zeros(hidden_from.shape, dtype=embedded.dtype, device=tokens.device).masked_fill(hidden_from, least)
     mask = torch.cat((causal.new_zeros((steps, read[0].shape[1])), causal), dim=1)[None, None]
-    states = network.git.encoder(embedded, attention_mask=mask, past_key_values=_AfterSource(source, text))
+    both = _as_named(encoder, {"cache": _AfterSource(source, text)})
+    states = encoder(embedded, attention_mask=mask, **both)
     return CausalLMOutput(logits=network.output(states.last_hidden_state))
 
 

@@ -31,7 +31,7 @@ class Listener:
     def answer(self, ids: Sequence[int]) -> np.ndarray:
         """Return the logits [S, vocab] of new tokens."""
         tokens = torch.tensor([list(ids)])
-        result = run_decoder(self._model, self._read, tokens, past_key_values=self._caches, use_cache=True)
+        result = run_decoder(self._model, self._read, tokens, cache=self._caches, use_cache=True)
         logits: np.ndarray = result.logits[0].float().numpy()
         return logits
 

@@ -174,7 +174,7 @@ def run_from_source(
     caches = _caches(network, {})
     read = read_source(network, given)
     mask = {ENCODER_MASK: given[ENCODER_MASK]} if ENCODER_MASK in given else {}
-    run_decoder(network, read, decoder_input_ids, past_key_values=caches, use_cache=True, **mask)
+    run_decoder(network, read, decoder_input_ids, cache=caches, use_cache=True, **mask)
     return read, states_of_pair(caches)
 
 
@@ -191,7 +191,7 @@ def run_from_states(
         options: further arguments of the forward.
     """
     caches = _caches(network, states)
-    result = run_decoder(network, read, input_ids, past_key_values=caches, use_cache=True, **options)
+    result = run_decoder(network, read, input_ids, cache=caches, use_cache=True, **options)
     return result.logits, states_of_pair(caches)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from generic_export.diagnose import Diagnosis, Outcome, Stage
 from generic_export.errors import CaptureError, EngineLoadError, SourceError, UnsupportedOperatorError, ValidationError
+from kvcache.compat import cache_in
 from t2n_llm.explain.call_sets import calls_of
 from t2n_llm.explain.tiny_twin import tiny_twin
 from t2n_llm.export.next_step import diagnose_command
@@ -220,7 +221,7 @@ def test_the_calls_are_a_prefill_a_decode_step_and_a_chunk(family: str) -> None:
     model = tiny_twin(FAMILIES[family]()).model()
     calls = calls_of(model)
     steps = [keywords["input_ids"].shape[1] for keywords in calls.keywords]
-    pasts = [keywords["past_key_values"].get_seq_length() for keywords in calls.keywords]
+    pasts = [cache_in(keywords).get_seq_length() for keywords in calls.keywords]
     assert calls.names == ("prefill", "decode", "chunk")
     assert list(zip(steps, pasts, strict=True)) == [(7, 0), (1, 11), (5, 13)]
     with torch.no_grad():
@@ -233,7 +234,8 @@ def test_a_recurrent_model_is_called_with_its_own_state() -> None:
 
     model = tiny_twin(AutoConfig.for_model("mamba2")).model()
     calls = calls_of(model)
-    assert len(calls.keywords) >= 2 and "past_key_values" not in calls.keywords[0]
+    assert len(calls.keywords) >= 2
+    assert {slot.kind for slot in cache_in(calls.keywords[0]).states()} == {"conv_state", "recurrent_state"}
     with torch.no_grad():
         for keywords in calls.keywords:
             model(**keywords)

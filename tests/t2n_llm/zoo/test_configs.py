@@ -147,7 +147,8 @@ def test_a_backbone_has_the_stages_that_its_whole_reads() -> None:
 def test_overrides_belong_to_architectures() -> None:
     from transformers import CONFIG_MAPPING
 
-    assert [name for name in (*OVERRIDES, *TASK_OVERRIDES) if name not in CONFIG_MAPPING] == []
+    unknown = {name for name in (*OVERRIDES, *TASK_OVERRIDES) if name not in CONFIG_MAPPING}
+    assert unknown <= {"dory"}  # transformers 5.24 and later
 
 
 def test_an_unknown_architecture_is_refused() -> None:

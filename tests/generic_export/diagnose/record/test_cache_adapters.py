@@ -13,6 +13,7 @@ from generic_export.diagnose import Outcome, observe, state_adapters
 from generic_export.diagnose.record.leaves import call_layout
 from generic_export.diagnose.record.state import adapter_of
 from kvcache import Slot, state_form
+from kvcache.compat import cache_keyword
 from kvcache.recurrent import LastRead
 from kvcache.state_adapters import cache_adapters
 from tests.families import FAMILIES
@@ -98,7 +99,7 @@ def test_a_cache_comes_apart_and_together_again(make: Callable[[], Any]) -> None
 def test_what_stands_for_states_comes_apart_and_together_again(model_type: str) -> None:
     states = {Slot(kind, layer, i): torch.full((1, 4), 10.0 * layer + i) for layer in (0, 1) for kind, i in SLOTS}
     config = SimpleNamespace(model_type=model_type, num_hidden_layers=2)
-    model: Any = SimpleNamespace(config=config)
+    model: Any = SimpleNamespace(config=config, forward=lambda input_ids, cache=None: None)
     form = state_form(model)
     keywords = form.keywords(model, states, LastRead(), input_ids=torch.zeros(1, 3))
     layout = call_layout(lambda **given: given, (), keywords)
@@ -149,11 +150,12 @@ def test_generate_is_observed_with_the_cache_as_output() -> None:
         model.generate(input_ids=torch.randint(3, 160, (1, 5)), max_new_tokens=6, min_new_tokens=6)
     roots = recording.roots()
     assert len(roots) == 3
+    key = f"{cache_keyword(model.forward)}.key_1"
     for root, past in zip(roots, (0, 5, 6), strict=True):
         leaves = {leaf.name: leaf for leaf in root.call.inputs}
-        assert leaves["past_key_values.key_1"].sizes == (1, 2, past, 16)
-        assert leaves["past_key_values.key_1"].written
+        assert leaves[key].sizes == (1, 2, past, 16)
+        assert leaves[key].written
         new = 5 if past == 0 else 1
-        assert root.after["past_key_values.key_1"].shape == (1, 2, past + new, 16)
+        assert root.after[key].shape == (1, 2, past + new, 16)
     assert not recording.warnings
     assert Outcome.NOT_EXERCISED not in recording.unexercised()

@@ -177,7 +177,7 @@ def _said(model: Any, given: dict[str, torch.Tensor], cached: bool) -> torch.Ten
             return logits
         caches = EncoderDecoderCache(DynamicCache(), DynamicCache())
         steps = (_TOKENS[:, :5], _TOKENS[:, 5:])
-        rows = [run_decoder(model, read, each, past_key_values=caches, use_cache=True).logits for each in steps]
+        rows = [run_decoder(model, read, each, cache=caches, use_cache=True).logits for each in steps]
         return torch.cat(rows, dim=1)
 
 
