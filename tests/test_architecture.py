@@ -68,7 +68,7 @@ ORDER = {
     """,
     "quant": """
         .
-        awq recipe tensor
+        awq drift recipe tensor
         gptq factors
         algorithms budget
         imatrix lattice

@@ -31,6 +31,7 @@ from t2n_llm.compress.algorithms import CalibratedAlgorithm
 from t2n_llm.compress.experts import ExpertWatch, expert_parameters, one_expert_at_a_time, quantize_experts
 from t2n_llm.compress.folds import Fold, apply_fold, find_folds, producer_parameters
 from t2n_llm.compress.observe import Run, observe
+from t2n_llm.compress.reconstruct import Original, reconstruct, replace_weight, split
 from t2n_llm.compress.walk import WalkableModel, first_inputs, head_inputs, layer_runs, open_walkable
 
 logger = logging.getLogger(__name__)
@@ -125,10 +126,13 @@ def calibrate(
     model = open_walkable(model_source_folder, trust_remote_code=trust_remote_code)
     run = CalibrationRun(model.causal_lm, recipe_choice, work_dir)
     hidden, calls = first_inputs(model, text_ids)
+    original = list(hidden) if run.reconstructs else None
     for index, call in enumerate(asking(calls)):
         with model.resident(index) as layer:
             runs = layer_runs(layer, hidden, call)
-            hidden, error = run.quantize_layer(layer, model.layer_name(index), runs)
+            originals = None if original is None else layer_runs(layer, original, call)
+            made = run.quantize_layer(layer, model.layer_name(index), runs, originals)
+            hidden, original, error = made.outputs, made.original, made.error
         if progress is not None:
             progress(LayerProgress(index + 1, len(calls), error))
     run.quantize_head(model, text_ids, hidden)
@@ -174,6 +178,21 @@ def _head_statistics(
     return dict.fromkeys(names, seen.statistics())
 
 
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """What became of a layer.
+
+    Attributes:
+        outputs: what the next one reads, for each run.
+        original: what it reads in the original model, where somebody looks at that.
+        error: squared change of the outputs by quantising the layer, over their square.
+    """
+
+    outputs: list[torch.Tensor]
+    original: list[torch.Tensor] | None
+    error: float
+
+
 @dataclass
 class CalibrationRun:
     """Quantises a model, layer by layer.
@@ -190,41 +209,55 @@ class CalibrationRun:
     folder: Path
     made: CalibrationResult = field(default_factory=CalibrationResult)
 
-    def quantize_layer(self, layer: nn.Module, prefix: str, runs: Sequence[Run]) -> tuple[list[torch.Tensor], float]:
+    def quantize_layer(
+        self, layer: nn.Module, prefix: str, runs: Sequence[Run], originals: Sequence[Run] | None = None
+    ) -> QuantizedLayer:
         """Quantise a resident layer in place.
 
         Args:
             layer: with float32 values.
             prefix: its qualified name.
             runs: of it.
-
-        Returns:
-            What the next one reads, for each run, and the relative error of its outputs.
+            originals: the same on what the original layers before give; an algorithm that reconstructs needs them.
         """
         experts = self._chosen_experts(layer, prefix)
         chosen = self._chosen_linears(layer, prefix, experts)
         if not chosen and not experts:
-            return [run() for run in runs], 0.0
+            return QuantizedLayer([run() for run in runs], originals and [run() for run in originals], 0.0)
         watch = ExpertWatch(
             {name: layer.get_parameter(name) for name in experts},
             frozenset(name for name, algorithm in experts.items() if algorithm.needs_hessian),
         )
         with one_expert_at_a_time(self.network.config) if experts else nullcontext(), watch:
-            expected, statistics = observe(layer, runs, {n: a.needs_hessian for n, a in chosen.items()})
+            # What judges a second quantisation must not have been learned from by the first.
+            learned = range(len(runs)) if originals is None else split(len(runs))[0]
+            expected, statistics = observe(layer, runs, {n: a.needs_hessian for n, a in chosen.items()}, learned)
         chosen = self._reached(prefix, chosen, statistics)
         for name, seen in statistics.items():  # as they are before a scaling is folded in
             self.made.statistics[f"{prefix}.{name}.weight"] = InputStatistics(seen.mean_square, seen.tokens)
         if any(algorithm.folds for algorithm in chosen.values()):
             self._fold(layer, prefix, chosen, statistics, runs[0])
+        again = {name: algorithm.quantizer for name, algorithm in chosen.items() if algorithm.reconstructs}
+        original = None if originals is None else Original.of(layer, originals, again)
+        weights = {name: layer.get_parameter(f"{name}.weight").detach() for name in again}
         for name, algorithm in chosen.items():
             self._quantize(f"{prefix}.{name}.weight", layer.get_submodule(name), algorithm, statistics[name])
         routed = watch.statistics()
         for name, algorithm in experts.items():
             self._quantize_experts(f"{prefix}.{name}", layer, name, algorithm, routed[name])
         if not self.sequential:
-            return expected, _relative_error([runs[0]()], expected[:1])
+            return QuantizedLayer(expected, None, _relative_error([runs[0]()], expected[:1]))
+        if original is not None:
+            for name, made in reconstruct(layer, weights, again, runs, original, FEWEST_TOKENS).items():
+                self._store(f"{prefix}.{name}.weight", weights[name], chosen[name], made.blocks, made.statistics)
         actual = [run() for run in runs]
-        return actual, _relative_error(actual, expected)
+        return QuantizedLayer(actual, original and list(original.outputs), _relative_error(actual, expected))
+
+    @cached_property
+    def reconstructs(self) -> bool:
+        """Whether an algorithm looks at what the original layers give."""
+        names = (name for name, _ in self.network.named_parameters(remove_duplicate=False))
+        return any(algorithm is not None and algorithm.reconstructs for algorithm in map(self.choice, names))
 
     @cached_property
     def sequential(self) -> bool:
@@ -372,7 +405,7 @@ class CalibrationRun:
         self, parameter: str, module: nn.Module, algorithm: CalibratedAlgorithm, statistics: InputStatistics
     ) -> None:
         values = self._pack(parameter, module.get_parameter("weight").detach(), algorithm, statistics)
-        parameters_of(module)["weight"] = nn.Parameter(values, requires_grad=False)
+        replace_weight(module, values)
 
     def _quantize_experts(
         self,
@@ -402,6 +435,17 @@ class CalibrationRun:
         """Quantise one weight into the result; returns its new values."""
         enough = statistics.tokens >= FEWEST_TOKENS
         blocks = algorithm.quantizer.quantize(weight, statistics if enough else None)
+        return self._store(parameter, weight, algorithm, blocks, statistics)
+
+    def _store(
+        self,
+        parameter: str,
+        weight: torch.Tensor,
+        algorithm: CalibratedAlgorithm,
+        blocks: Q4Blocks,
+        statistics: InputStatistics,
+    ) -> torch.Tensor:
+        """Put the blocks of a weight into the result; returns its new values."""
         values = blocks.dequantize()
         self._keep(parameter, blocks)
         relative = _output_error(weight, values, statistics)

@@ -62,13 +62,16 @@ def calibrate_passes(
     with torch.no_grad():
         for stack in stacks:
             hidden, calls = _recorded(stack, runs)
+            original = list(hidden) if run.reconstructs else None
             for index, layer in enumerate(asking(stack.layers)):
-                layer_runs = [partial(run_layer, layer, *each) for each in zip(hidden, calls[index], strict=True)]
+                layer_runs = _runs(layer, hidden, calls[index])
+                originals = None if original is None else _runs(layer, original, calls[index])
                 with nullcontext() if run.sequential else _kept(layer):
-                    hidden, error = run.quantize_layer(layer, f"{stack.name}.{index}", layer_runs)
+                    made = run.quantize_layer(layer, f"{stack.name}.{index}", layer_runs, originals)
+                hidden, original = made.outputs, made.original
                 done += 1
                 if progress is not None:
-                    progress(LayerProgress(done, count, error))
+                    progress(LayerProgress(done, count, made.error))
         run.quantize_outside([stack.name for stack in stacks], runs)
     return run.made
 
@@ -203,6 +206,11 @@ def _recorded(stack: _Stack, runs: Sequence[Run]) -> tuple[list[torch.Tensor], l
         for of_layer, call in zip(calls, chain.calls, strict=True):
             of_layer.append(call)
     return hidden, calls
+
+
+def _runs(layer: nn.Module, hidden: Sequence[torch.Tensor], calls: Sequence[LayerCall]) -> list[Run]:
+    """Return a layer's run of each source."""
+    return [partial(run_layer, layer, *each) for each in zip(hidden, calls, strict=True)]
 
 
 @contextmanager

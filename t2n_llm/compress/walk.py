@@ -21,7 +21,7 @@ from generic_export.compat import parameters_of
 from generic_export.errors import CaptureError, MissingTensorError
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor
-from t2n_llm.compress.observe import Run
+from t2n_llm.compress.observe import Run, first_input
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.weights.f32_model import load_f32
@@ -173,34 +173,12 @@ def head_inputs(
         for row, states in zip(ids, hidden, strict=True):
             for index, layer in enumerate(kept):
                 layers[index] = _Recorder(layer, states)
-            yield _head_input(model.causal_lm, head, row)
+            with torch.no_grad():
+                run = partial(model.causal_lm, input_ids=row.unsqueeze(0), use_cache=False)
+                yield first_input(head, run)
     finally:
         for index, layer in enumerate(kept):
             layers[index] = layer
-
-
-class _StoppedError(Exception):
-    """Carries what a module was about to read."""
-
-    def __init__(self, inputs: torch.Tensor) -> None:
-        super().__init__()
-        self.inputs = inputs
-
-
-def _stop(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-    raise _StoppedError(args[0])
-
-
-def _head_input(causal_lm: nn.Module, head: nn.Module, row: torch.Tensor) -> torch.Tensor:
-    hook = head.register_forward_pre_hook(_stop)
-    try:
-        with torch.no_grad():
-            causal_lm(input_ids=row.unsqueeze(0), use_cache=False)
-    except _StoppedError as stopped:
-        return stopped.inputs
-    finally:
-        hook.remove()
-    raise CaptureError(f"{type(causal_lm).__name__}: its head is not called.", "Keep the head in f16.")
 
 
 def run_layer(layer: nn.Module, hidden: torch.Tensor, call: LayerCall) -> torch.Tensor:
