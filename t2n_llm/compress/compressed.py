@@ -6,6 +6,7 @@ In: `CompressionOptions` and a captured model. Out: a `Compression` of each arch
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import ModelSource
 
 if TYPE_CHECKING:
-    from t2n_llm.compress.calibrate import CalibrationResult
+    from t2n_llm.compress.calibrate import CalibrationResult, LayerProgress
+
+_WORTH_TELLING = 60.0  # seconds that a calibration goes on
 
 
 def prepare(options: CompressionOptions, reporter: Reporter) -> None:
@@ -197,8 +200,9 @@ def _calibrated(
     if not chosen:
         return None
     reporter.stage(f"Calibrating on {options.calibration}")
+    started = time.monotonic()
     result = calibration.quantized(
-        chosen.get, work, lambda layer: reporter.stage(f"Calibrated layer {layer.layer} of {layer.layers}")
+        chosen.get, work, lambda layer: reporter.stage(_layer_told(layer, time.monotonic() - started))
     )
     for name, reason in result.left.items():
         reporter.warn(f"{name}: {reason}; its values come from the data-free search.")
@@ -206,6 +210,13 @@ def _calibrated(
     if options.save_imatrix is not None:
         write_statistics(options.save_imatrix, source, result.statistics)
     return result
+
+
+def _layer_told(layer: LayerProgress, elapsed: float) -> str:
+    """Return what is said after a layer; with the time that the others take, where that is worth a minute's thought."""
+    remaining = elapsed / layer.layer * (layer.layers - layer.layer)
+    minutes = f", about {remaining / 60:.0f} min left" if remaining >= _WORTH_TELLING else ""
+    return f"Calibrated layer {layer.layer} of {layer.layers}{minutes}"
 
 
 def _tell_of_starved(result: CalibrationResult, reporter: Reporter) -> None:

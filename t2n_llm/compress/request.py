@@ -26,7 +26,7 @@ class CompressionOptions:
     name: str | None = option(
         None,
         "Recipe: q4_0, q4_0+embeddings, q4_0-mixed (with --target-size), f16, f32. "
-        "Algorithms: search (default), min_max; with calibration imatrix, gptq, awq, best.",
+        "Algorithms: search (default), min_max; with calibration imatrix, gptq, awq, best, tuned.",
         keyword="compress",
         metavar="NAME[:ALGORITHM]",
     )
@@ -45,8 +45,8 @@ class CompressionOptions:
     )
     calibration: str = option(
         "builtin",
-        "Text for imatrix, gptq, awq and best: a file, auto (the model writes it) or builtin. Encoder-decoders: lines of texts, "
-        "WAV files, pictures (docs/tasks.md).",
+        "Text for imatrix, gptq, awq, best and tuned: a file, auto (the model writes it) or builtin. Encoder-decoders: "
+        "lines of texts, WAV files, pictures (docs/tasks.md).",
         Panel.COMPRESSION,
     )
     imatrix: Path | None = option(

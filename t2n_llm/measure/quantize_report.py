@@ -62,7 +62,7 @@ class TensorQuality:
         algorithm: what chose its values, or "".
         values: how many there are.
         bits: of one value.
-        relative_error: squared error over energy; None when the values were scaled on purpose (awq, best), so that they
+        relative_error: squared error over energy; None when the values were scaled on purpose (awq, best, tuned), so that they
             cannot be compared one by one.
         output_error: the same of the layer's outputs on the calibration text; None without calibration.
     """

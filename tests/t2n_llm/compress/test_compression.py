@@ -316,12 +316,13 @@ def test_a_recipe_file_and_a_users_algorithm(tmp_path: Path, monkeypatch: pytest
     assert schemes["lm_head.weight"] == ("q4_0", "search")
 
 
-def test_trained_weights_with_calibration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["best", "tuned"])
+def test_trained_weights_with_calibration(algorithm: str, tmp_path: Path) -> None:
     # Few tokens: what is tested is that calibration's tensors arrive, not how good they are.
     text = tmp_path / "calib.txt"
     text.write_text((REAL_MODEL / "calib.txt").read_text()[:3000])
     result = export_llm(
-        str(REAL_MODEL), tmp_path / "export", compress="q4_0:best", calibration=str(text), decode_steps=STEPS
+        str(REAL_MODEL), tmp_path / "export", compress=f"q4_0:{algorithm}", calibration=str(text), decode_steps=STEPS
     )
     assert result.validation is not None and result.validation.passed
     tensors = result.manifest["compression"]["tensors"]
