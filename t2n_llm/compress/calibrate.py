@@ -223,7 +223,8 @@ class CalibrationRun:
         experts = self._chosen_experts(layer, prefix)
         chosen = self._chosen_linears(layer, prefix, experts)
         if not chosen and not experts:
-            return QuantizedLayer([run() for run in runs], originals and [run() for run in originals], 0.0)
+            plain = None if originals is None else [run() for run in originals]
+            return QuantizedLayer([run() for run in runs], plain, 0.0)
         watch = ExpertWatch(
             {name: layer.get_parameter(name) for name in experts},
             frozenset(name for name, algorithm in experts.items() if algorithm.needs_hessian),
@@ -251,7 +252,7 @@ class CalibrationRun:
             for name, made in reconstruct(layer, weights, again, runs, original, FEWEST_TOKENS).items():
                 self._store(f"{prefix}.{name}.weight", weights[name], chosen[name], made.blocks, made.statistics)
         actual = [run() for run in runs]
-        return QuantizedLayer(actual, original and list(original.outputs), _relative_error(actual, expected))
+        return QuantizedLayer(actual, None if original is None else original.outputs, _relative_error(actual, expected))
 
     @cached_property
     def reconstructs(self) -> bool:

@@ -59,11 +59,11 @@ def _stop(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
     raise _ReachedError(args[0])
 
 
-def first_input(module: nn.Module, run: Callable[[], object]) -> torch.Tensor:
+def first_input(module: nn.Module, run: Callable[[], object], name: str) -> torch.Tensor:
     """Return what a module is given first in a run, which ends there.
 
     Raises:
-        CaptureError: the run does not call it.
+        CaptureError: the run does not call it; the error has its name.
     """
     hook = module.register_forward_pre_hook(_stop)
     try:
@@ -72,7 +72,7 @@ def first_input(module: nn.Module, run: Callable[[], object]) -> torch.Tensor:
         return reached.inputs
     finally:
         hook.remove()
-    raise CaptureError(f"a {type(module).__name__} is not called.", "Keep it in f16.")
+    raise CaptureError(f"{name} is not called.", "Keep it in f16.")
 
 
 @dataclass

@@ -6,7 +6,7 @@ linear. What each should give is what it gives in the original model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,12 +31,12 @@ class Original:
         groups: the names of these linears, those that read the same tensor together, in the order of their calls.
     """
 
-    outputs: Sequence[torch.Tensor]
+    outputs: list[torch.Tensor]
     inputs: Mapping[str, Sequence[torch.Tensor]]
     groups: Sequence[Sequence[str]]
 
     @staticmethod
-    def of(layer: nn.Module, runs: Sequence[Run], linears: Sequence[str]) -> Original:
+    def of(layer: nn.Module, runs: Sequence[Run], linears: Collection[str]) -> Original:
         """Run a layer that has its own values."""
         seen: list[dict[str, list[torch.Tensor]]] = []
         outputs = []
@@ -99,7 +99,7 @@ def reconstruct(
     made: dict[str, Rebuilt] = {}
     for group in original.groups:
         true = original.inputs[group[0]]
-        pairs = _paired(layer.get_submodule(group[0]), [runs[i] for i in learned], [true[i] for i in learned])
+        pairs = _paired(layer, group[0], [runs[i] for i in learned], [true[i] for i in learned])
         seen = pairs.statistics()
         for name in group if seen.tokens >= fewest else ():
             blocks = quantizers[name].quantize(pairs.corrected(weights[name]), seen)
@@ -136,11 +136,11 @@ def _judged(layer: nn.Module, runs: Sequence[Run], original: Original, judging: 
     return distance([runs[index]() for index in judging], [original.outputs[index] for index in judging])
 
 
-def _paired(linear: nn.Module, runs: Sequence[Run], true: Sequence[torch.Tensor]) -> DriftAccumulator:
+def _paired(layer: nn.Module, linear: str, runs: Sequence[Run], true: Sequence[torch.Tensor]) -> DriftAccumulator:
     """Return how what a linear reads in runs belongs to what it should read."""
     pairs = DriftAccumulator(true[0].shape[-1])
     for run, meant in zip(runs, true, strict=True):
-        pairs.add(first_input(linear, run), meant)
+        pairs.add(first_input(layer.get_submodule(linear), run, linear), meant)
     return pairs
 
 

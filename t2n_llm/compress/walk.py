@@ -175,7 +175,7 @@ def head_inputs(
                 layers[index] = _Recorder(layer, states)
             with torch.no_grad():
                 run = partial(model.causal_lm, input_ids=row.unsqueeze(0), use_cache=False)
-                yield first_input(head, run)
+                yield first_input(head, run, f"the head of {type(model.causal_lm).__name__}")
     finally:
         for index, layer in enumerate(kept):
             layers[index] = layer

@@ -126,18 +126,18 @@ def _divergence(model: Any, reference: Any, passes: Sequence[Pass]) -> float:
 def test_every_linear_is_quantised_and_compensation_pays(family: str, tmp_path: Path) -> None:
     passes, reference = _passes(family, 1), _model(family)
     loss = {}
-    for algorithm in ("imatrix", "gptq", "best"):
+    for algorithm in ("imatrix", "gptq", "best", "tuned"):
         _, chosen, result = _calibrated(family, algorithm, passes, tmp_path)
         assert set(result.packed) == set(result.errors) == chosen
         assert result.left == {}
-        assert bool(result.changed) == (algorithm == "best")
+        assert bool(result.changed) == (algorithm in ("best", "tuned"))
         loss[algorithm] = _divergence(_with_values(family, result), reference, passes)
     plain = _model(family)
     for name in chosen:
         plain.state_dict()[name].copy_(BUILT_IN["search"].quantize(plain.state_dict()[name]).dequantize())
     search = _divergence(plain, reference, passes)
     assert 0 < loss["gptq"] < min(loss["imatrix"], search)
-    assert 0 < loss["best"] < min(loss["imatrix"], search)
+    assert 0 < max(loss["best"], loss["tuned"]) < min(loss["imatrix"], search)
 
 
 @pytest.mark.parametrize("family", ["bart", "t5", "whisper"])
