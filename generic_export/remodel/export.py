@@ -28,7 +28,7 @@ from generic_export.remodel.plan_file import parse_plan, plan_dict
 from generic_export.remodel.resolve import require_known, resolve
 from generic_export.remodel.stages import BoundaryStages
 from generic_export.remodel.subgraph import Subgraph
-from generic_export.torch_graph.request import DynamicAxes
+from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, DynamicSize
 
 PLAN_PROPERTY = "remodel_plan"
 MODULE_PROPERTY = "remodelled_module"
@@ -83,7 +83,7 @@ def remodel(subgraph: Subgraph, plan: RemodelPlan) -> Remodelled:
         args=boundary.example,
         input_names=tuple(one.outer_name for one in boundary.side.outer),
         output_names=tuple(one.outer_name for one in boundary.outer_outputs),
-        dynamic_axes=_dynamic_axes(boundary, boundary.relations.bounds),
+        dynamic_axes=_dynamic_axes(boundary),
         assertions=boundary.relations.assertions,
         stages=BoundaryStages.of(boundary),
         boundary=boundary,
@@ -165,23 +165,11 @@ def _attempts(remodelled: Remodelled) -> Iterator[Remodelled]:
     """Yield the ways to capture a sub-graph, the one that costs nothing first.
 
     A module may need to know that a size is a multiple (`x.reshape(-1, 8)`). PyTorch then has to be shown, which costs a copy of
-    the input in the archive; and it takes a multiple of 8 that may be 8 for one that may be 1, so that the least may have to be 16.
+    the input in the archive.
     """
     yield remodelled
-    multiples = remodelled.boundary.relations.multiples
-    for least in (1, 2) if multiples else ():
-        side = replace(remodelled.boundary.side, shown_multiples=multiples)
-        boundary = replace(remodelled.boundary, side=side)
-        bounds = dict(boundary.relations.bounds)
-        for symbol, factor in multiples.items():
-            low, high = bounds.get(symbol, (None, None))
-            bounds[symbol] = (max(low or 0, least * factor), high)
-        yield replace(
-            remodelled,
-            boundary=boundary,
-            module=remodelled.module.with_boundary(boundary),
-            dynamic_axes=_dynamic_axes(boundary, bounds),
-        )
+    if remodelled.boundary.relations.multiples:
+        yield replace(remodelled, dynamic_axes=_dynamic_axes(remodelled.boundary, multiples=True))
 
 
 def plan_of_archive(path: str | os.PathLike[str]) -> RemodelPlan | None:
@@ -201,15 +189,19 @@ def _properties(subgraph: Subgraph, own: Mapping[str, SubgraphPlan]) -> dict[str
     return {MODULE_PROPERTY: type(subgraph.module).__name__, **said}
 
 
-def _dynamic_axes(boundary: Boundary, bounds: Mapping[str, tuple[int | None, int | None]]) -> DynamicAxes:
-    dims: dict[str, str | Dim] = {}
-    axes: dict[str, dict[int, str | Dim]] = {}
+def _dynamic_axes(boundary: Boundary, *, multiples: bool = False) -> DynamicAxes:
+    relations = boundary.relations
+    dims: dict[str, AxisSymbol] = {}
+    axes: dict[str, dict[int, AxisSymbol]] = {}
     for one in boundary.side.outer:
         for axis, dim in enumerate(boundary.side.outer_dims(one)):
             if isinstance(dim, str):
-                low, high = bounds.get(dim, (None, None))
+                low, high = relations.bounds.get(dim, (None, None))
                 ranged = {key: value for key, value in (("min", low), ("max", high)) if value is not None}
-                axes.setdefault(one.outer_name, {})[axis] = dims.setdefault(dim, Dim(dim, **ranged) if ranged else dim)
+                symbol: AxisSymbol = Dim(dim, **ranged) if ranged else dim
+                if multiples and dim in relations.multiples:
+                    symbol = DynamicSize(dim, relations.multiples[dim], low or None, high)
+                axes.setdefault(one.outer_name, {})[axis] = dims.setdefault(dim, symbol)
     return axes
 
 

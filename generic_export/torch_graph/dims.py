@@ -63,6 +63,13 @@ def floor_div(dividend: Dim, divisor: int) -> Dim:
     return simplify_dim(torch_sympy.FloorDiv(sympy.expand(dividend), divisor))
 
 
+def whole_size(count: sympy.Expr) -> tuple[sympy.Expr, int]:
+    """Return S and 8 for S//8; a size that is no such count, and 1."""
+    if isinstance(count, torch_sympy.FloorDiv) and count.args[0].is_Symbol and count.args[1].is_Integer:
+        return count.args[0], int(count.args[1])
+    return count, 1
+
+
 def plain_size(expr: sympy.Expr) -> sympy.Expr:
     """Return a size as torch.export wrote it, in sums, products and integer divisions wherever that is possible."""
     return without_needless_extrema(without_symbolic_divisors(_without_floats(expr)))

@@ -30,7 +30,7 @@ from generic_export.torch_graph.branches import (
     symbols_at,
     trials_of,
 )
-from generic_export.torch_graph.dims import dim_text, plain_size
+from generic_export.torch_graph.dims import dim_text, plain_size, whole_size
 from generic_export.torch_graph.ir import SizeCondition
 from generic_export.torch_graph.naming import node_source
 from generic_export.torch_graph.other_sizes import repeated
@@ -91,7 +91,7 @@ def needed_conditions(
     module: Run,
     tensors: Sequence[torch.Tensor],
     asked: Sequence[Branch],
-    names: Mapping[sympy.Symbol, sympy.Symbol],
+    names: Mapping[sympy.Symbol, sympy.Expr],
 ) -> tuple[SizeCondition, ...]:
     """Return the conditions on sizes that a program needs to say what its module says.
 
@@ -290,7 +290,7 @@ def _near(expected: torch.Tensor, answered: torch.Tensor) -> bool:
 
 
 def _described(
-    branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol], bounds: Collection[sympy.Basic]
+    branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Expr], bounds: Collection[sympy.Basic]
 ) -> SizeCondition:
     condition = branch.condition.xreplace(dict(names))
     try:
@@ -301,16 +301,17 @@ def _described(
     return SizeCondition(relation, str(condition), branch.source, branch.condition in bounds)
 
 
-def _from_some_size_on(branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol]) -> str | None:
+def _from_some_size_on(branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Expr]) -> str | None:
     """Return the smallest size from which on a condition over one symbol holds; None where it fails above the example too."""
     (symbol, *others) = branch.condition.free_symbols
     if others:
         return None
     least = next((size + 1 for size in range(_FARTHEST, 0, -1) if _fails(branch, {symbol: size})), 1)
-    return f"{names[symbol]} >= {least}" if least <= example[symbol] else None
+    whole, factor = whole_size(names[symbol])
+    return f"{whole} >= {least * factor}" if least <= example[symbol] else None
 
 
-def _relation(condition: Any, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol]) -> str | None:
+def _relation(condition: Any, example: Sizes, names: Mapping[sympy.Symbol, sympy.Expr]) -> str | None:
     """Return a condition as tract reads it; one that two sizes differ is said of the side that the example is on.
 
     Raises:
@@ -332,10 +333,12 @@ def _relation(condition: Any, example: Sizes, names: Mapping[sympy.Symbol, sympy
     if kind is not sympy.Ge:
         return None
     constant, rest = difference.as_coeff_Add()
-    if rest.is_Symbol:
-        return f"{rest} >= {-constant}"
-    if (-rest).is_Symbol:
-        return f"{-rest} <= {constant}"
+    whole, factor = whole_size(rest)
+    if whole.is_Symbol:
+        return f"{whole} >= {-constant * factor}"
+    whole, factor = whole_size(-rest)
+    if whole.is_Symbol:
+        return f"{whole} <= {constant * factor + factor - 1}"
     return f"{dim_text(difference)} >= 0"
 
 

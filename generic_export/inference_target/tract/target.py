@@ -47,7 +47,7 @@ from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.registries import with_fragments
 from generic_export.torch_graph.declared_axes import AnyDynamicAxes, dynamic_axes_of
-from generic_export.torch_graph.request import DynamicAxes, symbol_name
+from generic_export.torch_graph.request import DynamicAxes, declared_sizes, symbol_name
 from generic_export.translate.choices import Numerics, Spelling
 
 LATEST_VERSION = RELEASES[-1]
@@ -172,6 +172,12 @@ class TractNNEF(EngineTarget):
             raise OptionError(
                 f"streaming is along {self.streaming.symbol!r}, which no dynamic axis has.",
                 f"Symbols of dynamic_axes: {', '.join(sorted(symbols)) or 'none'}.",
+            )
+        declared = next(iter(declared_sizes(self.dynamic_axes)), None)
+        if declared is not None:
+            raise OptionError(
+                f"{declared} is a DynamicSize, and nothing holds the pieces of a stream to it.",
+                "Give its name alone, or a torch.export.Dim.",
             )
         wheel = self.specific_tract_binary_path is None and self.release >= SemanticVersion.parse(FIRST_RELEASE)
         if self.check_io and not wheel:
