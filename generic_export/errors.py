@@ -6,6 +6,8 @@ Raised by every room; read by the CLI, which prints `message` on one line and `h
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 _LONG_WORD = re.compile(r"\S{400,}")
 
@@ -16,7 +18,12 @@ class T2NError(Exception):
     Args:
         message: one line that names the thing (operator, tensor, file) and what is wrong with it.
         hint: one line that says what to do next, or None when the message says it already.
+
+    Attributes:
+        multiples: by what the module divides sizes, by symbol: declared as multiples of it they may do.
     """
+
+    multiples: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)

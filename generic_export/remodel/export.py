@@ -6,17 +6,15 @@ In: `Subgraph`s and a `RemodelPlan`. Out: one archive each, checked in the engin
 from __future__ import annotations
 
 import json
-import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch.export import Dim
 
-from generic_export.errors import CaptureError, OptionError
+from generic_export.errors import OptionError
 from generic_export.export import export_model_to_nnef
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.read.contents import read_contents
@@ -32,8 +30,6 @@ from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, DynamicS
 
 PLAN_PROPERTY = "remodel_plan"
 MODULE_PROPERTY = "remodelled_module"
-
-logger = logging.getLogger("generic_export")
 
 
 @dataclass(frozen=True)
@@ -132,25 +128,15 @@ def export_remodelled(
 def export_one(
     remodelled: Remodelled, folder: Path, target: TractNNEF, compression_level: int | None = 0, overwrite: bool = True
 ) -> Path:
-    """Export one sub-graph, in the first way that PyTorch can capture it; see `export_remodelled`."""
-    *attempts, last = _attempts(remodelled)
-    for attempt in attempts:
-        with suppress(CaptureError):
-            return _export_attempt(attempt, folder, target, compression_level, overwrite)
-        logger.info("%s: PyTorch has to be shown that sizes are multiples", remodelled.name)
-    return _export_attempt(last, folder, target, compression_level, overwrite)
-
-
-def _export_attempt(
-    remodelled: Remodelled, folder: Path, target: TractNNEF, compression_level: int | None, overwrite: bool
-) -> Path:
+    """Export one sub-graph; see `export_remodelled`."""
+    axes = remodelled.dynamic_axes if target.refuses_sizes else _dynamic_axes(remodelled.boundary, multiples=False)
     return export_model_to_nnef(
         remodelled.module,
         remodelled.args,
         folder / f"{remodelled.name}.nnef",
         replace(
             target,
-            dynamic_axes=remodelled.dynamic_axes,
+            dynamic_axes=axes,
             specific_properties={**target.specific_properties, **remodelled.properties},
         ),
         input_names=remodelled.input_names,
@@ -159,17 +145,6 @@ def _export_attempt(
         custom_extensions=remodelled.assertions,
         overwrite=overwrite,
     )
-
-
-def _attempts(remodelled: Remodelled) -> Iterator[Remodelled]:
-    """Yield the ways to capture a sub-graph, the one that costs nothing first.
-
-    A module may need to know that a size is a multiple (`x.reshape(-1, 8)`). PyTorch then has to be shown, which costs a copy of
-    the input in the archive.
-    """
-    yield remodelled
-    if remodelled.boundary.relations.multiples:
-        yield replace(remodelled, dynamic_axes=_dynamic_axes(remodelled.boundary, multiples=True))
 
 
 def plan_of_archive(path: str | os.PathLike[str]) -> RemodelPlan | None:
@@ -189,7 +164,8 @@ def _properties(subgraph: Subgraph, own: Mapping[str, SubgraphPlan]) -> dict[str
     return {MODULE_PROPERTY: type(subgraph.module).__name__, **said}
 
 
-def _dynamic_axes(boundary: Boundary, *, multiples: bool = False) -> DynamicAxes:
+def _dynamic_axes(boundary: Boundary, *, multiples: bool = True) -> DynamicAxes:
+    """Return the axes that stay symbolic; `multiples` are said where the engine can be held to them."""
     relations = boundary.relations
     dims: dict[str, AxisSymbol] = {}
     axes: dict[str, dict[int, AxisSymbol]] = {}

@@ -122,7 +122,7 @@ class Relations:
 
     Attributes:
         bounds: smallest and largest size, by symbol; PyTorch is told, and the archive asserts them.
-        multiples: what divides a symbol's size; PyTorch is told where it needs to know, tract is not.
+        multiples: what divides a symbol's size; PyTorch is told, and the archive refuses others.
         assertions: everything else, as tract reads it.
     """
 

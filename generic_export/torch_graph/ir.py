@@ -160,6 +160,7 @@ class TorchModuleIRGraph:
         symbols: the dynamic sizes, in the order of their first appearance in the inputs.
         output_names: a name per output, in the same order.
         conditions: what sizes must be for the graph to do what the module does, beside their ranges.
+        multiples: by what PyTorch divided a size where it assumed something of it, by symbol.
     """
 
     inputs: tuple[TensorVariable, ...]
@@ -170,6 +171,7 @@ class TorchModuleIRGraph:
     symbols: tuple[SymbolRange, ...] = ()
     output_names: tuple[str, ...] = ()
     conditions: tuple[SizeCondition, ...] = ()
+    multiples: Mapping[str, int] = field(default_factory=dict)
 
     def producers(self) -> dict[str, TorchOp]:
         """Return, for the name of each result, the operator that makes it."""

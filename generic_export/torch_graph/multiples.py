@@ -7,16 +7,21 @@ inputs whole (`conversion.py`); every size after them is said of S/8.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import sympy
 import torch
+from torch.export import ExportedProgram
 
+from generic_export.compat import shape_guards, torch_sympy
 from generic_export.errors import OptionError
 from generic_export.torch_graph.dims import Dim, dim_symbol
 from generic_export.torch_graph.nested import FlatCall
-from generic_export.torch_graph.request import DynamicAxes, DynamicSize, declared_sizes, symbol_name
+from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, DynamicSize, declared_sizes, symbol_name
+from generic_export.torch_graph.size_proofs import REMAINDERS
 
 _LEAF_SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 
@@ -112,4 +117,52 @@ def _whole(tensor: torch.Tensor, fold: Mapping[int, DynamicSize]) -> torch.Tenso
     return tensor
 
 
-__all__ = ["Folds", "counted"]
+# --- multiples that nobody declared ---
+
+
+_DIVIDED = re.compile(_LEAF_SIZE.pattern + r"\s*(?://|%)\s*(\d+)")
+
+
+def divided_in(text: str, axes: Sequence[Mapping[int, AxisSymbol]]) -> dict[str, int]:
+    """Return by what PyTorch says that it divided sizes, by symbol; of those that are no declared multiples.
+
+    Args:
+        text: an error of torch.export's.
+        axes: the dynamic ones of each input.
+    """
+    found: dict[str, int] = {}
+    for number, axis, divisor in _DIVIDED.findall(text):
+        symbol = axes[int(number)].get(int(axis))
+        if symbol is not None and not isinstance(symbol, DynamicSize):
+            found[symbol_name(symbol)] = math.lcm(found.get(symbol_name(symbol), 1), int(divisor))
+    return found
+
+
+def divided_by(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) -> dict[str, int]:
+    """Return by what PyTorch divided sizes in what it assumed of them, by symbol; of those that are no declared multiples."""
+    found: dict[str, int] = {}
+    assumed = [guard.expr for guard in shape_guards(program) if isinstance(guard.expr, sympy.Rel)]
+    for part in (part for guard in assumed for part in guard.atoms(torch_sympy.FloorDiv, *REMAINDERS)):
+        whole, divisor = names.get(part.args[0]), part.args[1]
+        if whole is not None and whole.is_Symbol and divisor.is_Integer:
+            found[str(whole)] = math.lcm(found.get(str(whole), 1), int(divisor))
+    return found
+
+
+def declared_too(axes: DynamicAxes, multiples: Mapping[str, int]) -> DynamicAxes:
+    """Return dynamic axes with some symbols declared multiples."""
+    return {
+        name: {axis: _declared_too(symbol, multiples) for axis, symbol in given.items()} for name, given in axes.items()
+    }
+
+
+def _declared_too(symbol: AxisSymbol, multiples: Mapping[str, int]) -> AxisSymbol:
+    factor = multiples.get(symbol_name(symbol))
+    if factor is None:
+        return symbol
+    least, most = (getattr(symbol, bound, None) for bound in ("min", "max"))
+    known = {key: bound for key, bound in (("min", least), ("max", most)) if isinstance(bound, int) and bound > 0}
+    return DynamicSize(symbol_name(symbol), factor, **known)
+
+
+__all__ = ["Folds", "counted", "declared_too", "divided_by", "divided_in"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 from generic_export import DynamicSize, TractNNEF, export_model_to_nnef
 from generic_export.errors import CaptureError, EngineRunError, OptionError
@@ -15,6 +16,7 @@ from generic_export.inference_target.tract.checking import assert_io
 from generic_export.inference_target.tract.engines.streaming import Streaming
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.torch_graph.declared_axes import dynamic_axes_of
+from generic_export.torch_graph.multiples import divided_in
 from generic_export.torch_graph.request import DynamicAxes
 from generic_export.torchscript.fallback import stands
 from tests.engine_check import Function
@@ -177,3 +179,42 @@ class Filled(nn.Module):
 def test_what_stands_for_a_module_is_compared_at_multiples() -> None:
     axes: DynamicAxes = {"x": {1: DynamicSize("T", 4)}}
     assert [stand.how for stand in stands(Filled().eval(), lengths(2, 8), {}, axes, ["x"])][-1] == "torch.jit.trace"
+
+
+def test_what_a_module_divides_by_is_tried_and_told(tmp_path: Path) -> None:
+    module, _, example, right, refused = CASES["a ladder"]
+    target = TractNNEF(dynamic_axes={"x": {0: "B", 2: "H", 3: Dim("W", max=64)}})
+    with pytest.warns(
+        UserWarning, match=r"DynamicSize\('H', multiple_of=4\), DynamicSize\('W', multiple_of=4\).*do not broadcast"
+    ):
+        archive = export_model_to_nnef(module.eval(), example, tmp_path / "m", target, input_names=["x"])
+    for tensors in right:
+        assert_io(module, tensors, archive, target)
+    for tensors in (*refused, picture(1, 8, 68)):
+        with TractWheel(timeout_seconds=60).load(archive) as engine, pytest.raises(EngineRunError, match="scenario"):
+            engine.run([tensor.numpy() for tensor in tensors])
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (
+            "Not all values of S satisfy L['leaves'][0].size()[1] % 4 and (L['leaves'][0].size()[1] // 6) != 1",
+            {"S": 12},
+        ),
+        ("L['leaves'][1].size()[1] % 4", {}),
+        ("L['leaves'][0].size()[0] % 3", {}),
+    ],
+)
+def test_divisors_are_read_from_a_refusal(said: str, found: dict[str, int]) -> None:
+    assert divided_in(said, [{1: "S"}, {1: DynamicSize("T", 8)}]) == found
+
+
+def test_the_first_refusal_is_told_where_multiples_do_not_help() -> None:
+    def looped(x: torch.Tensor) -> torch.Tensor:
+        blocks = x.view(2, -1, 4, 6)
+        return torch.stack([blocks[:, block] for block in range(x.shape[1] // 4)])
+
+    target = TractNNEF(dynamic_axes={"x": {1: "S"}}, check_io=False)
+    with pytest.raises(CaptureError, match=r"S = x\.shape\[1\]"):
+        export_model_to_nnef(Function(looped), lengths(2, 16), "unwritten", target, input_names=["x"])
