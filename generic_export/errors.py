@@ -6,8 +6,7 @@ Raised by every room; read by the CLI, which prints `message` on one line and `h
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Any
 
 _LONG_WORD = re.compile(r"\S{400,}")
 
@@ -20,10 +19,10 @@ class T2NError(Exception):
         hint: one line that says what to do next, or None when the message says it already.
 
     Attributes:
-        multiples: by what the module divides sizes, by symbol: declared as multiples of it they may do.
+        declarations: multiples by which the module divides sizes, `DynamicSize`s: declared so, it may do.
     """
 
-    multiples: Mapping[str, int] = MappingProxyType({})
+    declarations: tuple[Any, ...] = ()
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)

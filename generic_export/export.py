@@ -128,7 +128,8 @@ def export_model_to_nnef(
                 prepared, class_name(model), model, target, assertions, nnef_variable_naming_scheme
             )
 
-        prepared, document, inference_target = _with_multiples(translated, inference_target, class_name(model))
+        prepared, document, inference_target = _as_declared(translated, inference_target, class_name(model))
+        _tell_conditions(class_name(model), prepared.graph, refused=inference_target.refuses_sizes)
         example = _example_run(model, arguments, keywords, prepared.graph) if inference_target.check_io else None
         document, stored = with_tensors(document, prepared.sources)
         forms = compose(document, module_classes(model)) if fragments else Composition(document, document)
@@ -161,7 +162,7 @@ def _document(
     """Translate what was captured.
 
     Raises:
-        T2NError: as `translate_graph`; it knows by what PyTorch divided sizes.
+        T2NError: as `translate_graph`; it knows what PyTorch assumed of sizes.
     """
     graph = prepared.graph
     logger.info("captured %s: %d operators", kind, len(graph.ops))
@@ -173,17 +174,16 @@ def _document(
     try:
         document = translate_graph(graph, target, options, model)
     except T2NError as error:
-        error.multiples = graph.multiples
+        error.declarations = graph.declarations
         raise
-    _tell_conditions(kind, graph, refused=target.refuses_sizes)
     logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
     return document
 
 
-def _with_multiples(
+def _as_declared(
     translated: Callable[[InferenceTarget], tuple[Prepared, NnefGraph]], target: InferenceTarget, kind: str
 ) -> tuple[Prepared, NnefGraph, InferenceTarget]:
-    """Return what is made for a target; where that is refused, for sizes that are multiples of what the module divides them by.
+    """Return what is made for a target; where that is refused, for sizes as the module would have them declared.
 
     Raises:
         T2NError: the first refusal.
@@ -193,18 +193,16 @@ def _with_multiples(
     except (CaptureError, DimensionError, GraphError) as error:
         refusal = error
     # Where a trace was tried after torch.export, its own refusal is the cause of this one.
-    multiples = refusal.multiples or getattr(refusal.__cause__, "multiples", {})
-    if not multiples or not target.refuses_sizes:
+    sizes = refusal.declarations or getattr(refusal.__cause__, "declarations", ())
+    if not sizes or not target.refuses_sizes:
         raise refusal
-    declared = ", ".join(f"DynamicSize({name!r}, multiple_of={factor})" for name, factor in multiples.items())
-    other = target.with_dynamic_axes(declared_too(target.dynamic_axes, multiples))
+    other = target.with_dynamic_axes(declared_too(target.dynamic_axes, sizes))
     try:
         found = (*translated(other), other)
     except T2NError:
         raise refusal from refusal.__cause__
     warnings.warn(
-        f"{kind}: sizes are taken for multiples of what the module divides them by, {declared}: tract refuses others. "
-        f"Without that: {refusal.message}",
+        f"{kind}: sizes are taken for {', '.join(map(str, sizes))}, and tract refuses others. Without that: {refusal.message}",
         stacklevel=3,
     )
     return found

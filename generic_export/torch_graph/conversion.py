@@ -58,11 +58,15 @@ def is_annotation(overload: OpOverload) -> bool:
 class Conversion:
     """The state of one conversion from an ExportedProgram to the IR; used once."""
 
-    def __init__(self, request: CaptureRequest, program: ExportedProgram) -> None:
+    def __init__(
+        self, request: CaptureRequest, program: ExportedProgram, minima: Mapping[str, int] | None = None
+    ) -> None:
+        """Begin; `minima` are the smallest sizes of symbols at which the program is right."""
         self.request = request
         self.program = program
         self.symbols = symbol_names(request, program)
         self.known = set().union(*(size.free_symbols for size in self.symbols.values()))
+        self.least = {symbol: self._least(symbol, minima or {}) for symbol in self.symbols}
         self.folds = Folds.of(request.dynamic_axes)
         # Inputs as PyTorch has them, while they wait to be made whole: by name, as the user has them.
         self.folded: dict[str, TensorVariable] = {}
@@ -277,7 +281,8 @@ class Conversion:
         return value
 
     def _named(self, expr: sympy.Expr) -> Dim:
-        renamed = plain_size(expr).subs(self.symbols) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
+        plain = plain_size(expr, self.least) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
+        renamed = plain.subs(self.symbols)
         unknown = renamed.free_symbols - self.known
         if unknown:
             raise NotCapturableError(
@@ -316,11 +321,19 @@ class Conversion:
             stacklevel=2,
         )
 
+    def _least(self, symbol: sympy.Symbol, minima: Mapping[str, int]) -> int:
+        """Return the smallest value of a symbol: PyTorch takes each for two or more, and holds nobody to that."""
+        found = self.program.range_constraints.get(symbol)
+        lower = int(found.lower) if found is not None and found.lower.is_Integer and found.lower > 2 else 0
+        whole, factor = whole_size(self.symbols[symbol])
+        return max(lower, -(-minima.get(str(whole), 0) // factor))
+
     def _symbol_ranges(self) -> tuple[SymbolRange, ...]:
         ranges = []
         for symbol, named in self.symbols.items():
             found = self.program.range_constraints.get(symbol)
             lower = int(found.lower) if found is not None and found.lower.is_Integer else 0
+            lower = max(lower, self.least[symbol])
             upper = int(found.upper) if found is not None and found.upper.is_Integer else None
             whole, factor = whole_size(named)
             ranges.append(SymbolRange(whole.name, lower * factor, None if upper is None else upper * factor))

@@ -123,8 +123,8 @@ def _whole(tensor: torch.Tensor, fold: Mapping[int, DynamicSize]) -> torch.Tenso
 _DIVIDED = re.compile(_LEAF_SIZE.pattern + r"\s*(?://|%)\s*(\d+)")
 
 
-def divided_in(text: str, axes: Sequence[Mapping[int, AxisSymbol]]) -> dict[str, int]:
-    """Return by what PyTorch says that it divided sizes, by symbol; of those that are no declared multiples.
+def divided_in(text: str, axes: Sequence[Mapping[int, AxisSymbol]]) -> tuple[DynamicSize, ...]:
+    """Return by what PyTorch says that it divided sizes; of those of which nothing is declared.
 
     Args:
         text: an error of torch.export's.
@@ -135,34 +135,41 @@ def divided_in(text: str, axes: Sequence[Mapping[int, AxisSymbol]]) -> dict[str,
         symbol = axes[int(number)].get(int(axis))
         if symbol is not None and not isinstance(symbol, DynamicSize):
             found[symbol_name(symbol)] = math.lcm(found.get(symbol_name(symbol), 1), int(divisor))
-    return found
+    return tuple(DynamicSize(name, factor) for name, factor in found.items())
 
 
-def divided_by(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) -> dict[str, int]:
-    """Return by what PyTorch divided sizes in what it assumed of them, by symbol; of those that are no declared multiples."""
+def assumed(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[DynamicSize, ...]:
+    """Return by what PyTorch divided sizes in what it assumed of them; of those that are no declared multiples."""
+    guards = [guard.expr for guard in shape_guards(program) if isinstance(guard.expr, sympy.Rel)]
+    parts = [part for guard in guards for part in guard.atoms(torch_sympy.FloorDiv, *REMAINDERS)]
     found: dict[str, int] = {}
-    assumed = [guard.expr for guard in shape_guards(program) if isinstance(guard.expr, sympy.Rel)]
-    for part in (part for guard in assumed for part in guard.atoms(torch_sympy.FloorDiv, *REMAINDERS)):
-        whole, divisor = names.get(part.args[0]), part.args[1]
-        if whole is not None and whole.is_Symbol and divisor.is_Integer:
-            found[str(whole)] = math.lcm(found.get(str(whole), 1), int(divisor))
-    return found
+    for part in parts:
+        name, divisor = names.get(part.args[0]), part.args[1]
+        if name is not None and name.is_Symbol and divisor.is_Integer:
+            found[str(name)] = math.lcm(found.get(str(name), 1), int(divisor))
+    return tuple(DynamicSize(name, factor) for name, factor in found.items())
 
 
-def declared_too(axes: DynamicAxes, multiples: Mapping[str, int]) -> DynamicAxes:
-    """Return dynamic axes with some symbols declared multiples."""
+def declared_too(axes: DynamicAxes, sizes: Sequence[DynamicSize]) -> DynamicAxes:
+    """Return dynamic axes with some symbols declared multiples, of which nothing but bounds was said."""
+    known = {size.name: size for size in sizes}
     return {
-        name: {axis: _declared_too(symbol, multiples) for axis, symbol in given.items()} for name, given in axes.items()
+        name: {axis: _declared_too(symbol, known) for axis, symbol in given.items()} for name, given in axes.items()
     }
 
 
-def _declared_too(symbol: AxisSymbol, multiples: Mapping[str, int]) -> AxisSymbol:
-    factor = multiples.get(symbol_name(symbol))
-    if factor is None:
+def _declared_too(symbol: AxisSymbol, sizes: Mapping[str, DynamicSize]) -> AxisSymbol:
+    size = sizes.get(symbol_name(symbol))
+    if size is None:
         return symbol
-    least, most = (getattr(symbol, bound, None) for bound in ("min", "max"))
-    known = {key: bound for key, bound in (("min", least), ("max", most)) if isinstance(bound, int) and bound > 0}
-    return DynamicSize(symbol_name(symbol), factor, **known)
+    least, most = (_bound(symbol, bound) for bound in ("min", "max"))
+    return DynamicSize(size.name, size.multiple_of, least, most)
 
 
-__all__ = ["Folds", "counted", "declared_too", "divided_by", "divided_in"]
+def _bound(symbol: AxisSymbol, bound: str) -> int | None:
+    """Return a bound of a `Dim`; where it has none PyTorch keeps an infinity of its own there."""
+    found = getattr(symbol, bound, None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+__all__ = ["Folds", "assumed", "counted", "declared_too", "divided_in"]

@@ -62,6 +62,13 @@ class DynamicSize:
         found += [f"{self.name} >= {self.least}"] if self.min is not None else []
         return (*found, *([] if self.most is None else [f"{self.name} <= {self.most}"]))
 
+    def __str__(self) -> str:
+        """As it is written."""
+        said = {"multiple_of": self.multiple_of if self.multiple_of > 1 else None, "min": self.min, "max": self.max}
+        return (
+            f"DynamicSize({', '.join([repr(self.name), *(f'{key}={value}' for key, value in said.items() if value)])})"
+        )
+
 
 AxisSymbol = str | Dim | DynamicSize
 """One dynamic size: a name, a torch.export `Dim`, whose bounds PyTorch then holds to, or what is known of it."""

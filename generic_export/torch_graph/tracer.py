@@ -46,7 +46,7 @@ from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
 from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
 from generic_export.torch_graph.methods import as_forward
-from generic_export.torch_graph.multiples import Folds, counted, divided_by, divided_in
+from generic_export.torch_graph.multiples import Folds, assumed, counted, divided_in
 from generic_export.torch_graph.naming import NotesSources, current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, flat_forward
 from generic_export.torch_graph.other_sizes import repeated
@@ -58,7 +58,7 @@ from generic_export.torch_graph.request import (
     declared_sizes,
     symbol_name,
 )
-from generic_export.torch_graph.size_conditions import agrees, needed_conditions, questions_of_one
+from generic_export.torch_graph.size_conditions import agrees, minima, needed_conditions, questions_of_one
 from generic_export.torch_graph.state import buffers_kept
 from generic_export.torch_graph.units import kept_whole
 
@@ -179,9 +179,9 @@ class TorchModuleTracer(CaptureRequest):
         outputs = self.output_names if self.output_names is not None else tuple(result_names)
         named = replace(self, input_names=names, output_names=outputs)
         check_symbolic(named, program, freezes)
-        converted = Conversion(named, program)
-        multiples = divided_by(program, converted.symbols)
-        graph = replace(converted.graph(), conditions=conditions, multiples=multiples)
+        converted = Conversion(named, program, minima(conditions))
+        declarations = assumed(program, converted.symbols)
+        graph = replace(converted.graph(), conditions=conditions, declarations=declarations)
         check_outputs(self.dynamic_axes, names, dict(zip(graph.output_names, graph.outputs, strict=True)))
         return graph
 
@@ -242,7 +242,7 @@ class TorchModuleTracer(CaptureRequest):
             raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
         folds, said = Folds.of(self.dynamic_axes), str(first_error).strip()
         refusal = _capture_error(self.module, first_error, folds.told(said, names), freezes)
-        refusal.multiples = divided_in(said, [self.dynamic_axes.get(name, {}) for name in names])
+        refusal.declarations = divided_in(said, [self.dynamic_axes.get(name, {}) for name in names])
         raise refusal from first_error
 
     def _declared(self) -> tuple[SizeCondition, ...]:

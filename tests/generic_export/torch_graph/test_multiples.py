@@ -19,7 +19,7 @@ from generic_export.torch_graph.declared_axes import dynamic_axes_of
 from generic_export.torch_graph.multiples import divided_in
 from generic_export.torch_graph.request import DynamicAxes
 from generic_export.torchscript.fallback import stands
-from tests.engine_check import Function
+from tests.engine_check import Function, check
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -200,13 +200,13 @@ def test_what_a_module_divides_by_is_tried_and_told(tmp_path: Path) -> None:
     [
         (
             "Not all values of S satisfy L['leaves'][0].size()[1] % 4 and (L['leaves'][0].size()[1] // 6) != 1",
-            {"S": 12},
+            (DynamicSize("S", 12),),
         ),
-        ("L['leaves'][1].size()[1] % 4", {}),
-        ("L['leaves'][0].size()[0] % 3", {}),
+        ("L['leaves'][1].size()[1] % 4", ()),
+        ("L['leaves'][0].size()[0] % 3", ()),
     ],
 )
-def test_divisors_are_read_from_a_refusal(said: str, found: dict[str, int]) -> None:
+def test_divisors_are_read_from_a_refusal(said: str, found: tuple[DynamicSize, ...]) -> None:
     assert divided_in(said, [{1: "S"}, {1: DynamicSize("T", 8)}]) == found
 
 
@@ -218,3 +218,29 @@ def test_the_first_refusal_is_told_where_multiples_do_not_help() -> None:
     target = TractNNEF(dynamic_axes={"x": {1: "S"}}, check_io=False)
     with pytest.raises(CaptureError, match=r"S = x\.shape\[1\]"):
         export_model_to_nnef(Function(looped), lengths(2, 16), "unwritten", target, input_names=["x"])
+
+
+# forwards of [B, S, 6] that take 4 positions or more
+FROM_FOUR_ON: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a table": lambda x: x[:, :4] * torch.arange(24.0).view(4, 6),
+    "the first": lambda x: x[:, :4].reshape(x.shape[0], 24),
+    "the last": lambda x: x[:, -4:].reshape(x.shape[0], 24),
+}
+
+
+@pytest.mark.parametrize("name", FROM_FOUR_ON)
+def test_a_minimum_that_a_module_needs_is_held_and_told(name: str, tmp_path: Path) -> None:
+    forward = FROM_FOUR_ON[name]
+    target = TractNNEF(dynamic_axes={"x": {0: "B", 1: "S"}})
+    with pytest.warns(UserWarning, match=r"S >= 4.*tract refuses"):
+        archive = export_model_to_nnef(Function(forward), lengths(2, 12), tmp_path / "m", target, input_names=["x"])
+    for length in (4, 5, 13):
+        assert_io(Function(forward), lengths(3, length), archive, target)
+    with TractWheel(timeout_seconds=60).load(archive) as engine, pytest.raises(EngineRunError, match="scenario"):
+        engine.run([lengths(2, 3)[0].numpy()])
+
+
+@pytest.mark.parametrize("forward", [lambda x: x[:, :4] + x[:, -4:], lambda x: x[:, 3:] - x[:, :-3]])
+def test_sizes_with_a_larger_and_a_smaller_meet(forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    others = [lengths(3, length) for length in (1, 3, 4, 5, 31)]
+    check(forward, lengths(2, 12), *others, dynamic_axes={"input_0": {0: "B", 1: "S"}})
