@@ -55,6 +55,10 @@ class Folds:
         """Return where an axis of an input is once those before it have two places each."""
         return axis + sum(other < axis for other in self.sizes.get(name, {}))
 
+    def moved(self, name: str, axes: Mapping[int, AxisSymbol]) -> dict[int, AxisSymbol]:
+        """Return the dynamic axes of an input where PyTorch has them."""
+        return {self.place(name, axis): symbol for axis, symbol in axes.items()}
+
     def told(self, text: str, names: Sequence[str]) -> str:
         """Return what PyTorch says of sizes in the user's words: `S/8` for its `S_8`, axes by their own numbers."""
 
@@ -128,7 +132,7 @@ def divided_in(text: str, axes: Sequence[Mapping[int, AxisSymbol]]) -> tuple[Dyn
 
     Args:
         text: an error of torch.export's.
-        axes: the dynamic ones of each input.
+        axes: the dynamic ones of each input, where PyTorch has them.
     """
     found: dict[str, int] = {}
     for number, axis, divisor in _DIVIDED.findall(text):

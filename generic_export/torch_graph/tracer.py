@@ -242,7 +242,7 @@ class TorchModuleTracer(CaptureRequest):
             raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
         folds, said = Folds.of(self.dynamic_axes), str(first_error).strip()
         refusal = _capture_error(self.module, first_error, folds.told(said, names), freezes)
-        refusal.declarations = divided_in(said, [self.dynamic_axes.get(name, {}) for name in names])
+        refusal.declarations = divided_in(said, [folds.moved(name, self.dynamic_axes.get(name, {})) for name in names])
         raise refusal from first_error
 
     def _declared(self) -> tuple[SizeCondition, ...]:
@@ -354,13 +354,8 @@ class TorchModuleTracer(CaptureRequest):
             for name, count in uses.items()
         }
         folds = Folds.of(self.dynamic_axes)
-        return tuple(
-            {
-                folds.place(name, axis): dims[symbol_name(symbol)]
-                for axis, symbol in self.dynamic_axes.get(name, {}).items()
-            }
-            for name in names
-        )
+        axes = (folds.moved(name, self.dynamic_axes.get(name, {})) for name in names)
+        return tuple({axis: dims[symbol_name(symbol)] for axis, symbol in moved.items()} for moved in axes)
 
 
 def _one_way(module: nn.Module, source: str, condition: str) -> SpecializedAxisError:

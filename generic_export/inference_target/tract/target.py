@@ -68,7 +68,8 @@ class TractNNEF(EngineTarget):
         check_io: run the archive in tract and compare with PyTorch before the export returns. Where `version` is not the
             installed release, its wheel is fetched once into the user's cache.
         dynamic_axes: `{name: {axis: symbol}}`, the axes that stay symbolic, or `{name: [axis, ...]}`, where each gets a symbol
-            of its own. What is said of outputs is compared with what follows from the inputs.
+            of its own; a symbol is a name, a `torch.export.Dim`, or a `DynamicSize`. What is said of outputs is compared
+            with what follows from the inputs.
         specific_tract_binary_path: the `tract` command that checks the archive, of release `version`; None for the wheel.
         check_io_tolerance: how close the engine's outputs must be to PyTorch's: one of tract's levels, its name, or numbers.
         specific_properties: further key/value pairs for the document.
