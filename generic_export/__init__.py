@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from generic_export.inference_target.tract.releases.downloader import TractBinaryDownloader
     from generic_export.torch_graph.methods import as_forward
     from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
+    from generic_export.torch_graph.request import DynamicSize
     from generic_export.write.weights_only import (
         export_tensors_from_disk_to_nnef,
         export_tensors_to_nnef,
@@ -61,6 +62,7 @@ _HOMES = {
         "generic_export.inference_target.tract.releases.downloader": "TractBinaryDownloader",
         "generic_export.torch_graph.methods": "as_forward",
         "generic_export.torch_graph.naming": "DEFAULT_VARNAME_SCHEME VariableNamingScheme",
+        "generic_export.torch_graph.request": "DynamicSize",
         "generic_export.write.weights_only": "export_tensors_from_disk_to_nnef export_tensors_to_nnef iter_torch_tensors_from_disk",
     }.items()
     for name in names.split()
@@ -69,6 +71,7 @@ _HOMES = {
 __all__ = [
     "DEFAULT_VARNAME_SCHEME",
     "CustomOpStrategy",
+    "DynamicSize",
     "InferenceTarget",
     "KhronosNNEF",
     "ModelDiagnoseOutput",

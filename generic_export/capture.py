@@ -169,7 +169,7 @@ def _graph(
 
     found = captured(call, target, read, torchscript=torchscript)
     if found[2]:
-        warnings.warn(found[2], stacklevel=4)
+        warnings.warn(found[2], stacklevel=6)
     return found
 
 

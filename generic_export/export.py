@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,17 +14,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.assertions import enforced, held, parse_extensions
-from generic_export.capture import class_name, evaluation_mode, prepare
+from generic_export.assertions import Assertion, enforced, held, parse_extensions
+from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
 from generic_export.documents import module_classes, producer_properties, translate_graph, with_tensors
-from generic_export.errors import CaptureError, OptionError, SpecializedAxisError, T2NError
+from generic_export.errors import CaptureError, DimensionError, GraphError, OptionError, SpecializedAxisError, T2NError
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
 from generic_export.inference_target.tract.evidence.debug_bundle import bundled_failure, write_failing_case
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
 from generic_export.nnef.composition import Composition, compose
+from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.ir import TorchModuleIRGraph
+from generic_export.torch_graph.multiples import declared_too
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
 from generic_export.translate.translate import TranslationOptions
 from generic_export.write.document import write_document
@@ -110,34 +112,25 @@ def export_model_to_nnef(
             answered = call_example(model, arguments, keywords)
             input_names = _completed(input_names, answered.call.names)
             output_names = _completed(output_names, answered.output_names)
-        prepared = prepare(
-            model,
-            arguments,
-            inference_target,
-            input_names,
-            output_names,
-            kwargs=keywords,
-            allow_same_io_names=allow_same_io_names,
-            auto_harden_jit=auto_harden_jit,
-        )
-        graph, kind = prepared.graph, class_name(model)
-        logger.info("captured %s: %d operators", kind, len(graph.ops))
-        relations = held(assertions, prepared)
-        if inference_target.refuses_sizes:
-            relations += enforced(assertions, graph)
-        _tell_conditions(kind, graph, refused=inference_target.refuses_sizes)
-        example = _example_run(model, arguments, keywords, graph) if inference_target.check_io else None
-        document = translate_graph(
-            graph,
-            inference_target,
-            TranslationOptions(
-                naming_scheme=nnef_variable_naming_scheme,
-                assertions=relations,
-                properties=tuple(producer_properties(source_model=kind).items()),
-            ),
-            model,
-        )
-        logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
+
+        def translated(target: InferenceTarget) -> tuple[Prepared, NnefGraph]:
+            prepared = prepare(
+                model,
+                arguments,
+                target,
+                input_names,
+                output_names,
+                kwargs=keywords,
+                allow_same_io_names=allow_same_io_names,
+                auto_harden_jit=auto_harden_jit,
+            )
+            return prepared, _document(
+                prepared, class_name(model), model, target, assertions, nnef_variable_naming_scheme
+            )
+
+        prepared, document, inference_target = _as_declared(translated, inference_target, class_name(model))
+        _tell_conditions(class_name(model), prepared.graph, refused=inference_target.refuses_sizes)
+        example = _example_run(model, arguments, keywords, prepared.graph) if inference_target.check_io else None
         document, stored = with_tensors(document, prepared.sources)
         forms = compose(document, module_classes(model)) if fragments else Composition(document, document)
         with ExitStack() as stack:
@@ -156,6 +149,63 @@ def export_model_to_nnef(
         if example is not None:
             logger.info("checked %s in the engine", target_path)
     return target_path
+
+
+def _document(
+    prepared: Prepared,
+    kind: str,
+    model: nn.Module,
+    target: InferenceTarget,
+    assertions: Sequence[Assertion],
+    naming_scheme: VariableNamingScheme | str,
+) -> NnefGraph:
+    """Translate what was captured.
+
+    Raises:
+        T2NError: as `translate_graph`; it knows what PyTorch assumed of sizes.
+    """
+    graph = prepared.graph
+    logger.info("captured %s: %d operators", kind, len(graph.ops))
+    relations = held(assertions, prepared)
+    if target.refuses_sizes:
+        relations += enforced(assertions, graph)
+    properties = tuple(producer_properties(source_model=kind).items())
+    options = TranslationOptions(naming_scheme=naming_scheme, assertions=relations, properties=properties)
+    try:
+        document = translate_graph(graph, target, options, model)
+    except T2NError as error:
+        error.declarations = graph.declarations
+        raise
+    logger.info("translated: %d operations, %d tensors", len(document.operations), len(document.variables))
+    return document
+
+
+def _as_declared(
+    translated: Callable[[InferenceTarget], tuple[Prepared, NnefGraph]], target: InferenceTarget, kind: str
+) -> tuple[Prepared, NnefGraph, InferenceTarget]:
+    """Return what is made for a target; where that is refused, for sizes as the module would have them declared.
+
+    Raises:
+        T2NError: the first refusal.
+    """
+    try:
+        return *translated(target), target
+    except (CaptureError, DimensionError, GraphError) as error:
+        refusal = error
+    # Where a trace was tried after torch.export, its own refusal is the cause of this one.
+    sizes = refusal.declarations or getattr(refusal.__cause__, "declarations", ())
+    if not sizes or not target.refuses_sizes:
+        raise refusal
+    other = target.with_dynamic_axes(declared_too(target.dynamic_axes, sizes))
+    try:
+        found = (*translated(other), other)
+    except T2NError:
+        raise refusal from refusal.__cause__
+    warnings.warn(
+        f"{kind}: sizes are taken for {', '.join(map(str, sizes))}, and tract refuses others. Without that: {refusal.message}",
+        stacklevel=3,
+    )
+    return found
 
 
 def _tell_conditions(kind: str, graph: TorchModuleIRGraph, *, refused: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -47,6 +48,12 @@ class InferenceTarget:
     def refuses_sizes(self) -> bool:
         """Whether the engine refuses a run at sizes that an archive declares itself wrong at."""
         return False
+
+    def with_dynamic_axes(self, axes: DynamicAxes) -> InferenceTarget:
+        """Return the target with other dynamic axes, whatever class of yours it is."""
+        other = copy.copy(self)
+        object.__setattr__(other, "dynamic_axes", axes)
+        return other
 
     def pre_trace(
         self, model: nn.Module, input_names: Sequence[str] | None, output_names: Sequence[str] | None

@@ -11,6 +11,7 @@ from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
 from generic_export.ops.integer_products import integer_convolution
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, simplify_dim
+from generic_export.torch_graph.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Value, ints
 from generic_export.translate.copies import copies_in_batch, picked_in_parts
 from generic_export.translate.registry import translates
@@ -232,3 +233,10 @@ def convolution(
     if transposed:
         return conv_transpose(b, input, weight, bias, stride, padding, output_padding, groups, dilation)
     return conv(b, input, weight, bias, stride, padding, dilation, groups)
+
+
+@rewrites(aten.conv_tbc.default)
+def conv_tbc(self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, pad: int = 0) -> torch.Tensor:
+    """A convolution over the first axis of [T, B, C]; the kernel is [K, C, O]."""
+    result = torch.nn.functional.conv1d(self.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad)
+    return result.permute(2, 0, 1)

@@ -202,3 +202,20 @@ for _packet, _coefficients in (
     (aten.blackman_window, (0.42, 0.5, 0.08)),
 ):
     rewrites(_packet.default, _packet.periodic)(given(_cosine_window, coefficients=_coefficients))
+
+
+@rewrites(aten.fft_fftfreq.default)
+def fft_fftfreq(
+    n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: object
+) -> torch.Tensor:
+    """The frequencies of a transform, the negative ones last; `layout` and `pin_memory` say nothing of values."""
+    steps = torch.cat([torch.arange((n + 1) // 2, device=device), torch.arange(-(n // 2), 0, device=device)])
+    return steps.to(dtype or torch.get_default_dtype()) / (n * d)
+
+
+@rewrites(aten.fft_rfftfreq.default)
+def fft_rfftfreq(
+    n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: object
+) -> torch.Tensor:
+    """The frequencies of a transform of real numbers."""
+    return torch.arange(n // 2 + 1, device=device).to(dtype or torch.get_default_dtype()) / (n * d)

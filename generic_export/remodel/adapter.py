@@ -53,10 +53,6 @@ class BoundaryAdapter(SharedState):
         kept = [outputs[position] for position in boundary.kept]
         return tuple(tensor.squeeze(gone) if gone else tensor for tensor, gone in zip(kept, axes, strict=True))
 
-    def with_boundary(self, boundary: Boundary) -> BoundaryAdapter:
-        """Return another adapter of the same module."""
-        return BoundaryAdapter(inner_of(self), boundary)
-
 
 def full_arguments(boundary: Boundary, *inputs: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments that the inner module is called with for these inputs of the archive."""

@@ -6,7 +6,7 @@ In: made by `resolve.py`. Out: what `adapter.py` computes with and `stages.py` s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -96,7 +96,6 @@ class InputSide:
         order: positions of the bound ones, each after what it is computed from.
         carriers: by symbol, the input and the axis that its size is read from.
         fixed: sizes of symbols that are fixed.
-        shown_multiples: what divides a symbol's size, where PyTorch has to be shown.
     """
 
     call: FlatCall
@@ -104,7 +103,6 @@ class InputSide:
     order: tuple[int, ...]
     carriers: Mapping[str, tuple[int, int]]
     fixed: Mapping[str, int]
-    shown_multiples: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def outer(self) -> tuple[InputBoundary, ...]:
@@ -122,20 +120,8 @@ class InputSide:
         for one, tensor in zip(self.outer, outer, strict=True):
             for axis in one.collapsed:
                 tensor = tensor.unsqueeze(axis)
-            tensors.append(self._whole_multiples(one, tensor))
+            tensors.append(tensor)
         return self.completed(tensors)
-
-    def _whole_multiples(self, one: InputBoundary, tensor: torch.Tensor) -> torch.Tensor:
-        """Show PyTorch that a size is a multiple: so many elements of it are taken, which is all of them.
-
-        A slice would do too, if PyTorch did not ask whether the size is that large.
-        """
-        for axis, dim in enumerate(one.dims):
-            factor = self.shown_multiples.get(dim) if isinstance(dim, str) else None
-            if factor is not None:
-                whole = tensor.shape[axis] // factor * factor
-                tensor = tensor.index_select(axis, torch.arange(whole, device=tensor.device))
-        return tensor
 
     def completed(self, unbound: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the module's inputs, bound ones computed from the others.

@@ -6,17 +6,15 @@ In: `Subgraph`s and a `RemodelPlan`. Out: one archive each, checked in the engin
 from __future__ import annotations
 
 import json
-import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch.export import Dim
 
-from generic_export.errors import CaptureError, OptionError
+from generic_export.errors import OptionError
 from generic_export.export import export_model_to_nnef
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.read.contents import read_contents
@@ -28,12 +26,10 @@ from generic_export.remodel.plan_file import parse_plan, plan_dict
 from generic_export.remodel.resolve import require_known, resolve
 from generic_export.remodel.stages import BoundaryStages
 from generic_export.remodel.subgraph import Subgraph
-from generic_export.torch_graph.request import DynamicAxes
+from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, DynamicSize
 
 PLAN_PROPERTY = "remodel_plan"
 MODULE_PROPERTY = "remodelled_module"
-
-logger = logging.getLogger("generic_export")
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ def remodel(subgraph: Subgraph, plan: RemodelPlan) -> Remodelled:
         args=boundary.example,
         input_names=tuple(one.outer_name for one in boundary.side.outer),
         output_names=tuple(one.outer_name for one in boundary.outer_outputs),
-        dynamic_axes=_dynamic_axes(boundary, boundary.relations.bounds),
+        dynamic_axes=_dynamic_axes(boundary),
         assertions=boundary.relations.assertions,
         stages=BoundaryStages.of(boundary),
         boundary=boundary,
@@ -132,25 +128,15 @@ def export_remodelled(
 def export_one(
     remodelled: Remodelled, folder: Path, target: TractNNEF, compression_level: int | None = 0, overwrite: bool = True
 ) -> Path:
-    """Export one sub-graph, in the first way that PyTorch can capture it; see `export_remodelled`."""
-    *attempts, last = _attempts(remodelled)
-    for attempt in attempts:
-        with suppress(CaptureError):
-            return _export_attempt(attempt, folder, target, compression_level, overwrite)
-        logger.info("%s: PyTorch has to be shown that sizes are multiples", remodelled.name)
-    return _export_attempt(last, folder, target, compression_level, overwrite)
-
-
-def _export_attempt(
-    remodelled: Remodelled, folder: Path, target: TractNNEF, compression_level: int | None, overwrite: bool
-) -> Path:
+    """Export one sub-graph; see `export_remodelled`."""
+    axes = remodelled.dynamic_axes if target.refuses_sizes else _dynamic_axes(remodelled.boundary, multiples=False)
     return export_model_to_nnef(
         remodelled.module,
         remodelled.args,
         folder / f"{remodelled.name}.nnef",
         replace(
             target,
-            dynamic_axes=remodelled.dynamic_axes,
+            dynamic_axes=axes,
             specific_properties={**target.specific_properties, **remodelled.properties},
         ),
         input_names=remodelled.input_names,
@@ -159,29 +145,6 @@ def _export_attempt(
         custom_extensions=remodelled.assertions,
         overwrite=overwrite,
     )
-
-
-def _attempts(remodelled: Remodelled) -> Iterator[Remodelled]:
-    """Yield the ways to capture a sub-graph, the one that costs nothing first.
-
-    A module may need to know that a size is a multiple (`x.reshape(-1, 8)`). PyTorch then has to be shown, which costs a copy of
-    the input in the archive; and it takes a multiple of 8 that may be 8 for one that may be 1, so that the least may have to be 16.
-    """
-    yield remodelled
-    multiples = remodelled.boundary.relations.multiples
-    for least in (1, 2) if multiples else ():
-        side = replace(remodelled.boundary.side, shown_multiples=multiples)
-        boundary = replace(remodelled.boundary, side=side)
-        bounds = dict(boundary.relations.bounds)
-        for symbol, factor in multiples.items():
-            low, high = bounds.get(symbol, (None, None))
-            bounds[symbol] = (max(low or 0, least * factor), high)
-        yield replace(
-            remodelled,
-            boundary=boundary,
-            module=remodelled.module.with_boundary(boundary),
-            dynamic_axes=_dynamic_axes(boundary, bounds),
-        )
 
 
 def plan_of_archive(path: str | os.PathLike[str]) -> RemodelPlan | None:
@@ -201,15 +164,20 @@ def _properties(subgraph: Subgraph, own: Mapping[str, SubgraphPlan]) -> dict[str
     return {MODULE_PROPERTY: type(subgraph.module).__name__, **said}
 
 
-def _dynamic_axes(boundary: Boundary, bounds: Mapping[str, tuple[int | None, int | None]]) -> DynamicAxes:
-    dims: dict[str, str | Dim] = {}
-    axes: dict[str, dict[int, str | Dim]] = {}
+def _dynamic_axes(boundary: Boundary, *, multiples: bool = True) -> DynamicAxes:
+    """Return the axes that stay symbolic; `multiples` are said where the engine can be held to them."""
+    relations = boundary.relations
+    dims: dict[str, AxisSymbol] = {}
+    axes: dict[str, dict[int, AxisSymbol]] = {}
     for one in boundary.side.outer:
         for axis, dim in enumerate(boundary.side.outer_dims(one)):
             if isinstance(dim, str):
-                low, high = bounds.get(dim, (None, None))
+                low, high = relations.bounds.get(dim, (None, None))
                 ranged = {key: value for key, value in (("min", low), ("max", high)) if value is not None}
-                axes.setdefault(one.outer_name, {})[axis] = dims.setdefault(dim, Dim(dim, **ranged) if ranged else dim)
+                symbol: AxisSymbol = Dim(dim, **ranged) if ranged else dim
+                if multiples and dim in relations.multiples:
+                    symbol = DynamicSize(dim, relations.multiples[dim], low or None, high)
+                axes.setdefault(one.outer_name, {})[axis] = dims.setdefault(dim, symbol)
     return axes
 
 

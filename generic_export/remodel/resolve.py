@@ -29,7 +29,7 @@ def resolve(subgraph: Subgraph, plan: RemodelPlan) -> Boundary:
     table = SymbolTable.of([one.tensor for one in planned], own, place)
     pins = pinned_sizes(own, table, place)
     side = input_side(signature, planned, table, pins, place)
-    relations = relations_of(table, side.fixed, own, place, subgraph.assertions, signature.bounds)
+    relations = relations_of(table, side.fixed, own, place, subgraph.assertions, signature.declared)
     unbound = [
         resized(one.tensor.value, boundary.dims, side.fixed)
         for one, boundary in zip(planned, side.inputs, strict=True)

@@ -17,7 +17,7 @@ from generic_export.errors import OptionError
 from generic_export.inference_target.example import call_example
 from generic_export.remodel.plan import AxisName
 from generic_export.torch_graph.nested import FlatCall
-from generic_export.torch_graph.request import DynamicAxes, symbol_name
+from generic_export.torch_graph.request import DynamicAxes, DynamicSize, symbol_name
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Signature:
         call: how the arguments are put together from tensors.
         inputs: every input tensor.
         outputs: every output tensor; their axes are sizes at the example.
-        bounds: smallest and largest size of symbols that were given as a `torch.export.Dim`.
+        declared: what was said of a symbol's size, by a `torch.export.Dim` or a `DynamicSize`.
     """
 
     call: FlatCall
     inputs: tuple[NamedTensor, ...]
     outputs: tuple[NamedTensor, ...]
-    bounds: Mapping[str, tuple[int | None, int | None]]
+    declared: Mapping[str, DynamicSize]
 
     @staticmethod
     def of(subgraph: Subgraph) -> Signature:
@@ -103,7 +103,7 @@ class Signature:
             NamedTensor(name, value, tuple(value.shape))
             for name, value in zip(output_names, answered.outputs, strict=True)
         ]
-        return Signature(call, tuple(inputs), tuple(results), _bounds(subgraph.dynamic_axes))
+        return Signature(call, tuple(inputs), tuple(results), _declared(subgraph.dynamic_axes))
 
 
 def _names(subgraph: Subgraph, kind: str, given: Sequence[str] | None, own: Sequence[str]) -> tuple[str, ...]:
@@ -131,9 +131,14 @@ def _dims(subgraph: Subgraph, name: str, value: torch.Tensor) -> tuple[AxisName,
     return tuple(dims)
 
 
-def _bounds(dynamic_axes: DynamicAxes) -> dict[str, tuple[int | None, int | None]]:
+def _declared(dynamic_axes: DynamicAxes) -> dict[str, DynamicSize]:
     given = [symbol for axes in dynamic_axes.values() for symbol in axes.values() if not isinstance(symbol, str)]
-    return {symbol_name(dim): (_finite(dim, "min"), _finite(dim, "max")) for dim in given}
+    return {
+        symbol_name(said): said
+        if isinstance(said, DynamicSize)
+        else DynamicSize(symbol_name(said), min=_finite(said, "min"), max=_finite(said, "max"))
+        for said in given
+    }
 
 
 def _finite(dim: object, bound: str) -> int | None:

@@ -13,6 +13,7 @@ from generic_export.remodel.plan import Place, SubgraphPlan, SymbolConstraint
 from generic_export.remodel.subgraph import NamedTensor
 from generic_export.torch_graph.dims import dim_symbol
 from generic_export.torch_graph.relations import Relation, Size
+from generic_export.torch_graph.request import DynamicSize
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Relations:
 
     Attributes:
         bounds: smallest and largest size, by symbol; PyTorch is told, and the archive asserts them.
-        multiples: what divides a symbol's size; PyTorch is told where it needs to know, tract is not.
+        multiples: what divides a symbol's size; PyTorch is told, and the archive refuses others.
         assertions: everything else, as tract reads it.
     """
 
@@ -147,7 +148,7 @@ def relations_of(
     plan: SubgraphPlan,
     place: Place,
     given: Sequence[str] = (),
-    given_bounds: Mapping[str, tuple[int | None, int | None]] | None = None,
+    declared: Mapping[str, DynamicSize] | None = None,
 ) -> Relations:
     """Gather what a sub-graph and its plan say of sizes, in the archive's names; hold it against the example.
 
@@ -157,7 +158,7 @@ def relations_of(
         plan: the plan.
         place: where it stands.
         given: assertions of the sub-graph itself.
-        given_bounds: its bounds, by its own names.
+        declared: what it says of sizes, by its own names.
 
     Raises:
         OptionError: something unknown is named, or the example (or a pinned size) is not as it should be.
@@ -166,9 +167,11 @@ def relations_of(
     bounds: dict[str, tuple[int | None, int | None]] = {}
     multiples: dict[str, int] = {}
     assertions: list[str] = []
-    for symbol, (low, high) in (given_bounds or {}).items():
+    for symbol, size in (declared or {}).items():
         if symbol in table.canonical:
-            _narrow(bounds, table.canonical[symbol], low, high)
+            name = table.canonical[symbol]
+            _narrow(bounds, name, size.least if size.multiple_of > 1 else size.min, size.max)
+            multiples[name] = math.lcm(size.multiple_of, multiples.get(name, 1))
     for text in given:
         assertions += judge.kept(text, Place())
     for symbol, constraint in plan.constraints.items():

@@ -6,6 +6,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import sympy
 import torch
@@ -16,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from generic_export.compat import HigherOrderOperator, OpOverload, pytree, schema_of
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError
-from generic_export.torch_graph.dims import Dim, dim_symbol, plain_size, simplify_dim
+from generic_export.torch_graph.dims import Dim, dim_symbol, floor_div, plain_size, simplify_dim, whole_size
 from generic_export.torch_graph.ir import (
     Argument,
     FixedTensorList,
@@ -27,8 +28,9 @@ from generic_export.torch_graph.ir import (
     TorchOp,
 )
 from generic_export.torch_graph.loops import SCAN
+from generic_export.torch_graph.multiples import Folds
 from generic_export.torch_graph.naming import module_frame, node_source
-from generic_export.torch_graph.request import CaptureRequest, symbol_name
+from generic_export.torch_graph.request import CaptureRequest, declared_sizes, symbol_name
 
 # Calls that only check or annotate: they make no value that the graph needs.
 _IGNORED_OVERLOAD_PACKETS = frozenset(
@@ -56,10 +58,18 @@ def is_annotation(overload: OpOverload) -> bool:
 class Conversion:
     """The state of one conversion from an ExportedProgram to the IR; used once."""
 
-    def __init__(self, request: CaptureRequest, program: ExportedProgram) -> None:
+    def __init__(
+        self, request: CaptureRequest, program: ExportedProgram, minima: Mapping[str, int] | None = None
+    ) -> None:
+        """Begin; `minima` are the smallest sizes of symbols at which the program is right."""
         self.request = request
         self.program = program
         self.symbols = symbol_names(request, program)
+        self.known = set().union(*(size.free_symbols for size in self.symbols.values()))
+        self.least = {symbol: self._least(symbol, minima or {}) for symbol in self.symbols}
+        self.folds = Folds.of(request.dynamic_axes)
+        # Inputs as PyTorch has them, while they wait to be made whole: by name, as the user has them.
+        self.folded: dict[str, TensorVariable] = {}
         self.values: dict[Node, Argument] = {}
         self.ops: list[TorchOp] = []
         self.parameters: dict[str, TensorVariable] = {}
@@ -104,11 +114,26 @@ class Conversion:
                     self.values[node] = value
                     continue
                 variable = self._variable(next(names, node.name), value, TensorKind.INPUT)
-                inputs.append(variable)
+                whole = self.folds.whole_shape(variable.name, variable.shape)
+                inputs.append(replace(variable, shape=whole))
                 self.values[node] = variable
+                if whole != variable.shape:
+                    self.folded[variable.name] = inputs[-1]
             else:
                 self.values[node] = self._state(node, spec, canonical)
         return inputs
+
+    def _unfolded(self, whole: TensorVariable, result: TensorVariable) -> None:
+        """Make of an input what the module sees: all of it, by sizes that the engine too knows for multiples."""
+        if result.rank > whole.rank:  # another axis is folded still
+            self.folded[result.name] = whole
+            return
+        source = whole
+        for axis in self.folds.sizes[whole.name]:
+            shape = (*result.shape[: axis + 1], *whole.shape[axis + 1 :])
+            part = result if shape == result.shape else replace(result, name=f"%{whole.name}_{axis}.0", shape=shape)
+            self.ops.append(TorchOp(torch.ops.aten.slice.Tensor, (source, axis, 0, shape[axis], 1), {}, (part,)))
+            source = part
 
     def _state(self, node: Node, spec: InputSpec, canonical: Mapping[str, str]) -> TensorVariable:
         value = node.meta["val"]
@@ -163,7 +188,11 @@ class Conversion:
             module_type=kind,
             source=node_source(node),
         )
-        self.ops.append(op)
+        whole = self.folded.get(next((tensor.name for tensor in op.tensor_inputs()), ""))
+        if whole is None:
+            self.ops.append(op)
+        else:
+            self._unfolded(whole, op.output)
         self.values[node] = FixedTensorList(outputs).elements if isinstance(value, (tuple, list)) else outputs[0]
 
     def _higher_order(self, node: Node, owner: GraphModule) -> None:
@@ -252,8 +281,9 @@ class Conversion:
         return value
 
     def _named(self, expr: sympy.Expr) -> Dim:
-        renamed = plain_size(expr).subs(self.symbols) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
-        unknown = renamed.free_symbols - set(self.symbols.values())
+        plain = plain_size(expr, self.least) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
+        renamed = plain.subs(self.symbols)
+        unknown = renamed.free_symbols - self.known
         if unknown:
             raise NotCapturableError(
                 f"size {renamed} depends on {sorted(map(str, unknown))}, which is not a declared dynamic axis.",
@@ -291,13 +321,22 @@ class Conversion:
             stacklevel=2,
         )
 
+    def _least(self, symbol: sympy.Symbol, minima: Mapping[str, int]) -> int:
+        """Return the smallest value of a symbol: PyTorch takes each for two or more, and holds nobody to that."""
+        found = self.program.range_constraints.get(symbol)
+        lower = int(found.lower) if found is not None and found.lower.is_Integer and found.lower > 2 else 0
+        whole, factor = whole_size(self.symbols[symbol])
+        return max(lower, -(-minima.get(str(whole), 0) // factor))
+
     def _symbol_ranges(self) -> tuple[SymbolRange, ...]:
         ranges = []
         for symbol, named in self.symbols.items():
             found = self.program.range_constraints.get(symbol)
             lower = int(found.lower) if found is not None and found.lower.is_Integer else 0
+            lower = max(lower, self.least[symbol])
             upper = int(found.upper) if found is not None and found.upper.is_Integer else None
-            ranges.append(SymbolRange(named.name, lower, upper))
+            whole, factor = whole_size(named)
+            ranges.append(SymbolRange(whole.name, lower * factor, None if upper is None else upper * factor))
         return tuple(ranges)
 
 
@@ -319,9 +358,10 @@ def _declared_sizes(request: CaptureRequest, program: ExportedProgram) -> Iterat
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in user_names and isinstance(node.meta.get("val"), torch.Tensor)
     ]
+    folds = Folds.of(request.dynamic_axes)
     for name, tensor in zip(request.input_names or (), tensors, strict=True):
         for axis, symbol in request.dynamic_axes.get(name, {}).items():
-            size = tensor.shape[axis]
+            size = tensor.shape[folds.place(name, axis)]
             expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
             yield name, axis, symbol_name(symbol), expr
 
@@ -337,14 +377,16 @@ def check_symbolic(request: CaptureRequest, program: ExportedProgram, freezes: S
             )
 
 
-def symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Symbol]:
-    """Map PyTorch's symbols (`s0`) to the user's (`S`)."""
-    mapping: dict[sympy.Symbol, sympy.Symbol] = {}
+def symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Expr]:
+    """Map PyTorch's symbols (`s0`) to the user's (`S`), or to what PyTorch saw of a declared multiple (`S//8`)."""
+    names: dict[sympy.Symbol, str] = {}
     for name, axis, symbol, expr in _declared_sizes(request, program):
-        known = mapping.setdefault(expr, dim_symbol(symbol))
-        if known.name != symbol:
+        known = names.setdefault(expr, symbol)
+        if known != symbol:
             raise OptionError(
-                f"axes {known.name} and {symbol} (axis {axis} of {name!r}) must be equal in this model.",
+                f"axes {known} and {symbol} (axis {axis} of {name!r}) must be equal in this model.",
                 "Give both the same symbol.",
             )
-    return mapping
+    declared = declared_sizes(request.dynamic_axes)
+    factors = {symbol: declared[name].multiple_of if name in declared else 1 for symbol, name in names.items()}
+    return {symbol: sympy.sympify(floor_div(dim_symbol(name), factors[symbol])) for symbol, name in names.items()}

@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sympy
-from torch.export import Dim
 
 from generic_export.errors import OptionError
+from generic_export.torch_graph.dims import dim_symbol, floor_div
 from generic_export.torch_graph.ir import TensorVariable
 from generic_export.torch_graph.naming import identifier
-from generic_export.torch_graph.request import DynamicAxes, symbol_name
+from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, DynamicSize, declared_sizes, symbol_name
 
-AnyDynamicAxes = Mapping[str, Mapping[int, str | Dim] | Sequence[int]]
+AnyDynamicAxes = Mapping[str, Mapping[int, AxisSymbol] | Sequence[int]]
 """Dynamic axes as they may be given: a list of axes gives each a symbol of its own, named after tensor and axis."""
 
 _HINT = "Give {name: {axis: symbol}}, or {name: [axis, ...]}."
@@ -34,11 +34,21 @@ def dynamic_axes_of(given: AnyDynamicAxes | None) -> DynamicAxes:
     if not isinstance(given, Mapping):
         raise OptionError(f"dynamic_axes is a {type(given).__name__}.", _HINT)
     symbols = [symbol for axes in given.values() if isinstance(axes, Mapping) for symbol in axes.values()]
-    taken = {symbol if isinstance(symbol, str) else getattr(symbol, "__name__", "") for symbol in symbols}
-    return {name: _axes_of(name, axes, taken) for name, axes in given.items()}
+    taken = {
+        symbol_name(symbol) if isinstance(symbol, str | DynamicSize) else getattr(symbol, "__name__", "")
+        for symbol in symbols
+    }
+    read = {name: _axes_of(name, axes, taken) for name, axes in given.items()}
+    declared = declared_sizes(read)  # holds wherever the name stands
+    return {
+        name: {
+            axis: declared.get(symbol, symbol) if isinstance(symbol, str) else symbol for axis, symbol in axes.items()
+        }
+        for name, axes in read.items()
+    }
 
 
-def _axes_of(name: str, axes: Any, taken: set[str]) -> dict[int, str | Dim]:
+def _axes_of(name: str, axes: Any, taken: set[str]) -> dict[int, AxisSymbol]:
     if not isinstance(name, str):
         raise OptionError(f"dynamic_axes has {name!r} for a name.", _HINT)
     if isinstance(axes, Mapping):
@@ -102,9 +112,10 @@ def check_outputs(axes: DynamicAxes, inputs: Sequence[str], outputs: Mapping[str
     check_names(axes, inputs, tuple(outputs))
     check_ranks(axes, tuple(outputs), [variable.shape for variable in outputs.values()])
     symbols = {symbol_name(symbol) for name in inputs for symbol in axes.get(name, {}).values()}
+    whole = _whole_sizes(axes)
     for name, variable in outputs.items():
         for axis, symbol in () if name in inputs else axes.get(name, {}).items():
-            size, wanted = variable.shape[axis], symbol_name(symbol)
+            size, wanted = sympy.sympify(variable.shape[axis]).xreplace(whole), symbol_name(symbol)
             if not sympy.sympify(size).free_symbols:
                 warnings.warn(
                     f"axis {axis} of output {name!r} is declared dynamic, but it is always {size}.", stacklevel=2
@@ -113,6 +124,15 @@ def check_outputs(axes: DynamicAxes, inputs: Sequence[str], outputs: Mapping[str
                 warnings.warn(
                     f"axis {axis} of output {name!r} is declared as {wanted}, but it is {size}.", stacklevel=2
                 )
+
+
+def _whole_sizes(axes: DynamicAxes) -> dict[sympy.Basic, sympy.Basic]:
+    """Return what to read for S/8 in a size, where S is a multiple of 8 by declaration."""
+    return {
+        sympy.sympify(floor_div(dim_symbol(size.name), size.multiple_of)): dim_symbol(size.name) / size.multiple_of
+        for size in declared_sizes(axes).values()
+        if size.multiple_of > 1
+    }
 
 
 __all__ = [

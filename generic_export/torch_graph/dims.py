@@ -63,9 +63,19 @@ def floor_div(dividend: Dim, divisor: int) -> Dim:
     return simplify_dim(torch_sympy.FloorDiv(sympy.expand(dividend), divisor))
 
 
-def plain_size(expr: sympy.Expr) -> sympy.Expr:
-    """Return a size as torch.export wrote it, in sums, products and integer divisions wherever that is possible."""
-    return without_needless_extrema(without_symbolic_divisors(_without_floats(expr)))
+def whole_size(count: sympy.Expr) -> tuple[sympy.Expr, int]:
+    """Return S and 8 for S//8; a size that is no such count, and 1."""
+    if isinstance(count, torch_sympy.FloorDiv) and count.args[0].is_Symbol and count.args[1].is_Integer:
+        return count.args[0], int(count.args[1])
+    return count, 1
+
+
+def plain_size(expr: sympy.Expr, least: Mapping[sympy.Symbol, int] | None = None) -> sympy.Expr:
+    """Return a size as torch.export wrote it, in sums, products and integer divisions wherever that is possible.
+
+    `least` is the smallest value of symbols, where that is not 0.
+    """
+    return without_needless_extrema(without_symbolic_divisors(_without_floats(expr)), least)
 
 
 def _without_floats(expr: sympy.Expr) -> sympy.Expr:
@@ -125,6 +135,10 @@ def _same_expressions(left: sympy.Expr, right: sympy.Expr) -> bool:
     trials = [dict(zip(symbols, sizes, strict=False)) for sizes in _TRIAL_SIZES if len(symbols) <= len(sizes)]
     if any(difference.subs(sizes) != 0 for sizes in trials):
         return False
+    if difference.has(*_EXTREMA):
+        for function, sign in _EXTREMA.items():
+            difference = difference.replace(function, lambda *terms, s=sign: _as_excess(terms, s))
+        difference = sympy.expand(difference)
     if difference.has(torch_sympy.FloorDiv):
         difference = sympy.expand(difference.replace(torch_sympy.FloorDiv, _reduced_floor_div))
     return bool(difference == 0) or bool(sympy.simplify(difference) == 0)
@@ -132,6 +146,21 @@ def _same_expressions(left: sympy.Expr, right: sympy.Expr) -> bool:
 
 # A size for each symbol, in their alphabetical order.
 _TRIAL_SIZES = ((101, 67, 43, 29, 19, 11), (240, 360, 120, 720, 840, 60))
+
+
+_EXTREMA = {torch_sympy.Max: 1, sympy.Max: 1, torch_sympy.Min: -1, sympy.Min: -1}
+
+
+def _as_excess(terms: Sequence[sympy.Expr], sign: int) -> sympy.Expr:
+    """Return the larger (1) or smaller (-1) of sizes in one form: min(S, 4) becomes S - max(S - 4, 0)."""
+    first, *others = terms
+    for other in others:
+        above = sympy.expand(sign * (first - other))
+        base = other
+        if above.could_extract_minus_sign():
+            above, base = -above, first
+        first = base + sign * sympy.Max(0, above, evaluate=False)
+    return first
 
 
 def _reduced_floor_div(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:

@@ -21,7 +21,7 @@ from generic_export.errors import SpecializedAxisError
 from generic_export.torch_graph.naming import current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, taken_apart
 from generic_export.torch_graph.other_sizes import repeated
-from generic_export.torch_graph.request import DynamicAxes, symbol_name
+from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
 from generic_export.torch_graph.state import state_kept
 
 _Tensor = torch.Tensor
@@ -109,9 +109,9 @@ def example_numbers(
     first = _reads(model, call, call.tensors)
     if not first:
         return None
-    others = []
+    others, declared = [], _declared(names, dynamic_axes)
     for symbol, size in sizes.items():
-        for change in (2 * size, size + 1):
+        for change in (size_near(declared[symbol], other) for other in (2 * size, size + 1)):
             tensors = [
                 _with_size(tensor, _axes_of(dynamic_axes.get(name, {}), symbol), change)
                 for name, tensor in zip(names, call.tensors, strict=True)
@@ -163,6 +163,10 @@ def _frozen(read: ReadNumber, symbols: str, reason: str) -> SpecializedAxisError
         f"{read.source}: a number is read from a tensor ({read.value} in the example), with {symbols} dynamic: {reason}.",
         "Take it from the shape of an input instead, or give an example in which all sizes differ.",
     )
+
+
+def _declared(names: Sequence[str], dynamic_axes: DynamicAxes) -> dict[str, AxisSymbol]:
+    return {symbol_name(symbol): symbol for name in names for symbol in dynamic_axes.get(name, {}).values()}
 
 
 def _first_axes(names: Sequence[str], dynamic_axes: DynamicAxes) -> dict[str, tuple[int, int]]:

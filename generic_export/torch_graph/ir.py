@@ -15,6 +15,7 @@ import torch
 
 from generic_export.compat import OpOverload, schema_of
 from generic_export.torch_graph.dims import Dim, Shape
+from generic_export.torch_graph.request import DynamicSize
 
 
 class TensorKind(enum.Enum):
@@ -160,6 +161,7 @@ class TorchModuleIRGraph:
         symbols: the dynamic sizes, in the order of their first appearance in the inputs.
         output_names: a name per output, in the same order.
         conditions: what sizes must be for the graph to do what the module does, beside their ranges.
+        declarations: multiples that PyTorch assumed of sizes without a word of the user's, as they would have to be declared.
     """
 
     inputs: tuple[TensorVariable, ...]
@@ -170,6 +172,7 @@ class TorchModuleIRGraph:
     symbols: tuple[SymbolRange, ...] = ()
     output_names: tuple[str, ...] = ()
     conditions: tuple[SizeCondition, ...] = ()
+    declarations: tuple[DynamicSize, ...] = ()
 
     def producers(self) -> dict[str, TorchOp]:
         """Return, for the name of each result, the operator that makes it."""

@@ -12,8 +12,69 @@ from torch.export import Dim
 from generic_export.compat import OpOverload
 from generic_export.errors import OptionError
 
-DynamicAxes = Mapping[str, Mapping[int, str | Dim]]
-"""`{input name: {axis: symbol}}`: a name, or a torch.export `Dim`, whose bounds then hold. One symbol is one size."""
+
+@dataclass(frozen=True)
+class DynamicSize:
+    """A size that changes, and what is known of it; tract refuses to run at other sizes.
+
+    Attributes:
+        name: its symbol.
+        multiple_of: what divides it.
+        min, max: the smallest and the largest size; None where nothing is known.
+
+    Raises:
+        OptionError: no size is left.
+    """
+
+    name: str
+    multiple_of: int = 1
+    min: int | None = None
+    max: int | None = None
+
+    def __post_init__(self) -> None:
+        for option, value in (("multiple_of", self.multiple_of), ("min", self.min), ("max", self.max)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise OptionError(f"{option} of {self.name!r} is {value!r}.", "Give a whole number from 1 on.")
+        if self.max is not None and self.least > self.max:
+            raise OptionError(f"no multiple of {self.multiple_of} is between {self.min} and {self.max} ({self.name}).")
+
+    @property
+    def least(self) -> int:
+        """The smallest multiple that it may be."""
+        return -(-(self.min or 1) // self.multiple_of) * self.multiple_of
+
+    @property
+    def most(self) -> int | None:
+        """The largest multiple that it may be; None where nothing bounds it."""
+        return None if self.max is None else self.max // self.multiple_of * self.multiple_of
+
+    def near(self, size: int) -> int:
+        """Return the smallest allowed size from a size on, or the largest there is."""
+        above = max(-(-size // self.multiple_of) * self.multiple_of, self.least)
+        return above if self.most is None else min(above, self.most)
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """What was said of it, as tract reads it."""
+        found = (
+            [f"{self.name}-({self.name}/{self.multiple_of})*{self.multiple_of} == 0"] if self.multiple_of > 1 else []
+        )
+        found += [f"{self.name} >= {self.least}"] if self.min is not None else []
+        return (*found, *([] if self.most is None else [f"{self.name} <= {self.most}"]))
+
+    def __str__(self) -> str:
+        """As it is written."""
+        said = {"multiple_of": self.multiple_of if self.multiple_of > 1 else None, "min": self.min, "max": self.max}
+        return (
+            f"DynamicSize({', '.join([repr(self.name), *(f'{key}={value}' for key, value in said.items() if value)])})"
+        )
+
+
+AxisSymbol = str | Dim | DynamicSize
+"""One dynamic size: a name, a torch.export `Dim`, whose bounds PyTorch then holds to, or what is known of it."""
+
+DynamicAxes = Mapping[str, Mapping[int, AxisSymbol]]
+"""`{input name: {axis: symbol}}`. One symbol is one size."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +107,42 @@ class CaptureRequest:
 
 
 def symbol_name(symbol: object) -> str:
-    """Return the name of a dynamic size given by its name or by a torch.export `Dim`.
+    """Return the name of a dynamic size, however it is given.
 
     Raises:
         OptionError: a hint without a name (`Dim.AUTO`), or an expression of another `Dim`.
     """
     if isinstance(symbol, str):
         return symbol
+    if isinstance(symbol, DynamicSize):
+        return symbol.name
     name = getattr(symbol, "__name__", None)
     if type(symbol) is not Dim or not isinstance(name, str):
-        raise OptionError(f"dynamic size {symbol!r} has no name.", "Give a string, or torch.export.Dim(name).")
+        raise OptionError(
+            f"dynamic size {symbol!r} has no name.",
+            "Give a string, torch.export.Dim(name), or DynamicSize(name, multiple_of=8) for what is a multiple.",
+        )
     return name
 
 
-__all__ = ["CaptureRequest", "DynamicAxes", "symbol_name"]
+def size_near(symbol: AxisSymbol, size: int) -> int:
+    """Return a size that an axis may have, near another one."""
+    return symbol.near(size) if isinstance(symbol, DynamicSize) else size
+
+
+def declared_sizes(axes: DynamicAxes) -> dict[str, DynamicSize]:
+    """Return what is declared of each symbol by a `DynamicSize`; where a symbol stands again, its name is enough.
+
+    Raises:
+        OptionError: two of them contradict.
+    """
+    found: dict[str, DynamicSize] = {}
+    for size in (symbol for given in axes.values() for symbol in given.values() if isinstance(symbol, DynamicSize)):
+        if found.setdefault(size.name, size) != size:
+            raise OptionError(
+                f"{size.name} is declared twice, as {found[size.name]} and as {size}.", "One symbol is one size."
+            )
+    return found
+
+
+__all__ = ["AxisSymbol", "CaptureRequest", "DynamicAxes", "DynamicSize", "declared_sizes", "size_near", "symbol_name"]

@@ -7,6 +7,7 @@ where both are run at sizes at which it fails, and the module says something els
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from generic_export.torch_graph.branches import (
     symbols_at,
     trials_of,
 )
-from generic_export.torch_graph.dims import dim_text, plain_size
+from generic_export.torch_graph.dims import dim_text, plain_size, whole_size
 from generic_export.torch_graph.ir import SizeCondition
 from generic_export.torch_graph.naming import node_source
 from generic_export.torch_graph.other_sizes import repeated
@@ -45,6 +46,7 @@ _NEAR = 13
 _FARTHEST = 2048
 _MOST_VALUES, _TIMES = 1 << 16, 4  # of the inputs, and as many times those of the example: both are run
 _ALIKE = 1e-3
+_MINIMUM = re.compile(r"(\w+) >= (\d+)")
 _PYTHON_OF_SIZES = ("torch/__init__.py", "torch/fx/experimental/", "generic_export/compat.py", "unittest/mock.py")
 _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
@@ -91,7 +93,7 @@ def needed_conditions(
     module: Run,
     tensors: Sequence[torch.Tensor],
     asked: Sequence[Branch],
-    names: Mapping[sympy.Symbol, sympy.Symbol],
+    names: Mapping[sympy.Symbol, sympy.Expr],
 ) -> tuple[SizeCondition, ...]:
     """Return the conditions on sizes that a program needs to say what its module says.
 
@@ -127,7 +129,8 @@ def needed_conditions(
             own = [branch for branch in branches if branch.source]
             needed |= {branch.condition: branch for branch in own or ([] if without_values else branches)}
         elif same is None:  # the module refuses these sizes, and the engine may not know
-            needed |= {branch.condition: branch for branch in branches if branch.condition in bounds}
+            least = [branch for branch in branches if branch.condition in bounds or _is_minimum(branch, example, names)]
+            needed |= {branch.condition: branch for branch in least}
     return tuple(_described(branch, example, names, bounds) for branch in needed.values())
 
 
@@ -137,6 +140,15 @@ def agrees(program: ExportedProgram, module: Run, tensors: Sequence[torch.Tensor
         return False
     expected, answered = _result(module, tensors), _result(lambda given: _interpreted(program, given), tensors)
     return expected is not None and answered is not None and _alike(expected, answered)
+
+
+def minima(conditions: Sequence[SizeCondition]) -> dict[str, int]:
+    """Return the smallest size of each symbol, as far as conditions say no more than that."""
+    said = [_MINIMUM.fullmatch(condition.relation or "") for condition in conditions]
+    found: dict[str, int] = {}
+    for symbol, least in (match.groups() for match in said if match is not None):
+        found[symbol] = max(int(least), found.get(symbol, 0))
+    return found
 
 
 # --- which conditions may matter ---
@@ -290,7 +302,7 @@ def _near(expected: torch.Tensor, answered: torch.Tensor) -> bool:
 
 
 def _described(
-    branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol], bounds: Collection[sympy.Basic]
+    branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Expr], bounds: Collection[sympy.Basic]
 ) -> SizeCondition:
     condition = branch.condition.xreplace(dict(names))
     try:
@@ -301,16 +313,26 @@ def _described(
     return SizeCondition(relation, str(condition), branch.source, branch.condition in bounds)
 
 
-def _from_some_size_on(branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol]) -> str | None:
-    """Return the smallest size from which on a condition over one symbol holds; None where it fails above the example too."""
-    (symbol, *others) = branch.condition.free_symbols
-    if others:
+def _is_minimum(branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
+    """Say whether sizes are equal from some size on, as `min(S, 4)` and 4 are: with that known, the engine loads what needs it."""
+    extrema = branch.condition.has(torch_sympy.Min, torch_sympy.Max, sympy.Min, sympy.Max)
+    return isinstance(branch.condition, sympy.Eq) and extrema and _from_some_size_on(branch, example, names) is not None
+
+
+def _from_some_size_on(branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Expr]) -> str | None:
+    """Return the smallest size from which on a condition holds; None where it fails above the example too, or by another symbol."""
+    deciding = [symbol for symbol in branch.condition.free_symbols if _fails(branch, {**example, symbol: 1})]
+    if len(deciding) != 1:
         return None
-    least = next((size + 1 for size in range(_FARTHEST, 0, -1) if _fails(branch, {symbol: size})), 1)
-    return f"{names[symbol]} >= {least}" if least <= example[symbol] else None
+    (symbol,) = deciding
+    if any(_fails(branch, {**example, other: 7 * example[other] + 1}) for other in branch.condition.free_symbols):
+        return None
+    least = next((size + 1 for size in range(_FARTHEST, 0, -1) if _fails(branch, {**example, symbol: size})), 1)
+    whole, factor = whole_size(names[symbol])
+    return f"{whole} >= {least * factor}" if least <= example[symbol] else None
 
 
-def _relation(condition: Any, example: Sizes, names: Mapping[sympy.Symbol, sympy.Symbol]) -> str | None:
+def _relation(condition: Any, example: Sizes, names: Mapping[sympy.Symbol, sympy.Expr]) -> str | None:
     """Return a condition as tract reads it; one that two sizes differ is said of the side that the example is on.
 
     Raises:
@@ -332,11 +354,13 @@ def _relation(condition: Any, example: Sizes, names: Mapping[sympy.Symbol, sympy
     if kind is not sympy.Ge:
         return None
     constant, rest = difference.as_coeff_Add()
-    if rest.is_Symbol:
-        return f"{rest} >= {-constant}"
-    if (-rest).is_Symbol:
-        return f"{-rest} <= {constant}"
+    whole, factor = whole_size(rest)
+    if whole.is_Symbol:
+        return f"{whole} >= {-constant * factor}"
+    whole, factor = whole_size(-rest)
+    if whole.is_Symbol:
+        return f"{whole} <= {constant * factor + factor - 1}"
     return f"{dim_text(difference)} >= 0"
 
 
-__all__ = ["agrees", "needed_conditions", "questions_of_one"]
+__all__ = ["agrees", "minima", "needed_conditions", "questions_of_one"]

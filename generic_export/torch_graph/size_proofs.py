@@ -46,18 +46,27 @@ def _constant_quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
     return torch_sympy.FloorDiv(base, divisor)
 
 
-def without_needless_extrema(expr: sympy.Expr) -> sympy.Expr:
-    """Return a size with `min(a, b)` as `a` wherever `a` is never larger, and `max` likewise."""
+def without_needless_extrema(expr: sympy.Expr, least: Mapping[sympy.Symbol, int] | None = None) -> sympy.Expr:
+    """Return a size with `min(a, b)` as `a` wherever `a` is never larger, and `max` likewise.
+
+    Args:
+        expr: the size.
+        least: the smallest value of symbols, where that is not 0.
+    """
+    above = {symbol: symbol + number for symbol, number in (least or {}).items()}
     for function, sign in _EXTREMA.items():
         if expr.has(function):
-            expr = expr.replace(function, lambda *terms, f=function, s=sign: _extremum(f, terms, s))
+            expr = expr.replace(function, lambda *terms, f=function, s=sign: _extremum(f, terms, s, above))
     return expr
 
 
-def _extremum(function: type, terms: tuple[sympy.Expr, ...], sign: int) -> sympy.Expr:
+def _extremum(
+    function: type, terms: tuple[sympy.Expr, ...], sign: int, above: Mapping[sympy.Symbol, sympy.Expr]
+) -> sympy.Expr:
     kept = list(terms)
     for term in terms:
-        if any(other is not term and never_negative(sympy.expand(sign * (term - other))) for other in kept):
+        differences = [sympy.expand((sign * (term - other)).subs(above)) for other in kept if other is not term]
+        if any(map(never_negative, differences)):
             kept.remove(term)
     return kept[0] if len(kept) == 1 else function(*kept)
 

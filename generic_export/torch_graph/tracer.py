@@ -46,12 +46,19 @@ from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
 from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
 from generic_export.torch_graph.methods import as_forward
+from generic_export.torch_graph.multiples import Folds, assumed, counted, divided_in
 from generic_export.torch_graph.naming import NotesSources, current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, flat_forward
 from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.patches import capture_patches
-from generic_export.torch_graph.request import CaptureRequest, DynamicAxes, symbol_name
-from generic_export.torch_graph.size_conditions import agrees, needed_conditions, questions_of_one
+from generic_export.torch_graph.request import (
+    CaptureRequest,
+    DynamicAxes,
+    DynamicSize,
+    declared_sizes,
+    symbol_name,
+)
+from generic_export.torch_graph.size_conditions import agrees, minima, needed_conditions, questions_of_one
 from generic_export.torch_graph.state import buffers_kept
 from generic_export.torch_graph.units import kept_whole
 
@@ -160,20 +167,21 @@ class TorchModuleTracer(CaptureRequest):
             SpecializedAxisError: a dynamic axis was frozen to one size by the model.
             OptionError: `input_names` or `dynamic_axes` do not match the arguments.
         """
-        call = FlatCall.of(self.module, self.args, self.kwargs)
-        names = self._checked_names(call)
+        call, names = self._call()
         whole = kept_whole(self.module, self.whole)
         with capture_patches(), whole, flat_forward(self.module, call) as result_names, _recorded_freezes() as freezes:
             with questions_of_one() as asked:
                 program = self._export(call, names, freezes)
-            conditions = self._conditions(program, call, names, asked) if self.conditional else ()
+            conditions = self._declared() + (self._conditions(program, call, names, asked) if self.conditional else ())
             program = functional(program)
             if self.keep is not None:
                 program = decomposed(program, self.keep)
         outputs = self.output_names if self.output_names is not None else tuple(result_names)
         named = replace(self, input_names=names, output_names=outputs)
         check_symbolic(named, program, freezes)
-        graph = replace(Conversion(named, program).graph(), conditions=conditions)
+        converted = Conversion(named, program, minima(conditions))
+        declarations = assumed(program, converted.symbols)
+        graph = replace(converted.graph(), conditions=conditions, declarations=declarations)
         check_outputs(self.dynamic_axes, names, dict(zip(graph.output_names, graph.outputs, strict=True)))
         return graph
 
@@ -183,11 +191,16 @@ class TorchModuleTracer(CaptureRequest):
         Raises:
             CaptureError, SpecializedAxisError, OptionError: as for `trace`.
         """
-        call = FlatCall.of(self.module, self.args, self.kwargs)
-        names = self._checked_names(call)
+        call, names = self._call()
         whole = kept_whole(self.module, self.whole)
         with capture_patches(), whole, flat_forward(self.module, call), _recorded_freezes() as freezes:
             return functional(self._export(call, names, freezes))
+
+    def _call(self) -> tuple[FlatCall, tuple[str, ...]]:
+        """Return the example as it is captured, and the names of its tensors."""
+        call = FlatCall.of(self.module, self.args, self.kwargs)
+        names = self._checked_names(call)
+        return Folds.of(self.dynamic_axes).call(call, names), names
 
     def _checked_names(self, call: FlatCall) -> tuple[str, ...]:
         names = call.names if self.input_names is None else tuple(self.input_names)
@@ -227,7 +240,17 @@ class TorchModuleTracer(CaptureRequest):
                     attempts.insert(0, strategy)
         if first_error is None:
             raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
-        raise _capture_error(self.module, first_error, names, freezes) from first_error
+        folds, said = Folds.of(self.dynamic_axes), str(first_error).strip()
+        refusal = _capture_error(self.module, first_error, folds.told(said, names), freezes)
+        refusal.declarations = divided_in(said, [folds.moved(name, self.dynamic_axes.get(name, {})) for name in names])
+        raise refusal from first_error
+
+    def _declared(self) -> tuple[SizeCondition, ...]:
+        """Return what the user said of sizes, which the engine is to hold inputs to."""
+        sizes = declared_sizes(self.dynamic_axes).values()
+        return tuple(
+            SizeCondition(relation, relation, "", stated=True) for size in sizes for relation in size.relations
+        )
 
     def _conditions(
         self, program: ExportedProgram, call: FlatCall, names: Sequence[str], asked: Sequence[Branch]
@@ -327,13 +350,12 @@ class TorchModuleTracer(CaptureRequest):
         given = {symbol_name(symbol): symbol for symbol in symbols if not isinstance(symbol, str)}
         uses = Counter(map(symbol_name, symbols))
         dims = {
-            name: _dim(name, given.get(name), bounds.get(name, {}), lenient=strategy.lenient and count == 1)
+            name: _dim(name, given.get(name), bounds, lenient=strategy.lenient and count == 1)
             for name, count in uses.items()
         }
-        return tuple(
-            {axis: dims[symbol_name(symbol)] for axis, symbol in self.dynamic_axes.get(name, {}).items()}
-            for name in names
-        )
+        folds = Folds.of(self.dynamic_axes)
+        axes = (folds.moved(name, self.dynamic_axes.get(name, {})) for name in names)
+        return tuple({axis: dims[symbol_name(symbol)] for axis, symbol in moved.items()} for moved in axes)
 
 
 def _one_way(module: nn.Module, source: str, condition: str) -> SpecializedAxisError:
@@ -353,11 +375,25 @@ def _reads_values(program: ExportedProgram) -> bool:
     return any(node.target in _VALUE_READERS for node in program.graph.nodes)
 
 
-def _dim(name: str, given: Dim | None, bounds: Mapping[str, int], *, lenient: bool) -> Any:
+def _dim(name: str, given: Dim | DynamicSize | None, bounds: Mapping[str, Mapping[str, int]], *, lenient: bool) -> Any:
     """Return a symbol as torch.export takes it: as it was given, within its bounds where PyTorch may add its own."""
+    if isinstance(given, DynamicSize):
+        return _counted(given, bounds, lenient=lenient)
     if given is None:
-        return Dim.DYNAMIC if lenient else Dim(name, **bounds)
+        return Dim.DYNAMIC if lenient else Dim(name, **bounds.get(name, {}))
     return Dim.DYNAMIC(min=_number(given.min), max=_number(given.max)) if lenient else given
+
+
+def _counted(size: DynamicSize, bounds: Mapping[str, Mapping[str, int]], *, lenient: bool) -> Any:
+    """Return what is left of a declared size as torch.export takes it: how many times what divides it."""
+    name = counted(size)
+    least, most = size.least // size.multiple_of, None if size.most is None else size.most // size.multiple_of
+    found = bounds.get(name, {})
+    lower = max(least, found.get("min", 0))
+    upper = min((bound for bound in (most, found.get("max")) if bound is not None), default=None)
+    if lenient:
+        return Dim.DYNAMIC(min=least if least > 1 else None, max=most)
+    return Dim(name, **{key: bound for key, bound in (("min", lower), ("max", upper)) if bound is not None})
 
 
 def _number(bound: Any) -> int | None:
@@ -416,12 +452,10 @@ def _accepted(suggested: Mapping[str, Mapping[str, int]], strategy: _Strategy) -
 
 
 _FROZEN = re.compile(r"(was inferred to be a constant|specialized|[Nn]ot all values of .* satisfy)[^\n]*")
-_LEAF_SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 
 
-def _capture_error(module: nn.Module, error: Exception, names: Sequence[str], freezes: Sequence[str]) -> CaptureError:
-    """Turn whatever torch.export raised into one error that keeps its first lines and the user's line."""
-    text = _LEAF_SIZE.sub(lambda match: f"{names[int(match[1])]}.shape[{match[2]}]", str(error).strip())
+def _capture_error(module: nn.Module, error: Exception, text: str, freezes: Sequence[str]) -> CaptureError:
+    """Turn whatever torch.export raised, and said, into one error that keeps its first lines and the user's line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     specialised = None if is_over_values(error) else _FROZEN.search(text)

@@ -7,7 +7,7 @@ was declared dynamic. The user is told which was used and why.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from generic_export.errors import CaptureError, SpecializedAxisError
 from generic_export.torch_graph.example_numbers import example_numbers
 from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, signature_of
 from generic_export.torch_graph.other_sizes import repeated
-from generic_export.torch_graph.request import DynamicAxes, symbol_name
+from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
 from generic_export.torch_graph.state import buffers_kept, state_kept
 from generic_export.torchscript.module import interpreted
 
@@ -213,9 +213,11 @@ def _frozen_by_trace(model: nn.Module, dynamic_axes: DynamicAxes, reason: str) -
     )
 
 
-def _at_sizes(tensor: torch.Tensor, axes: Collection[int], resized: _Resized) -> torch.Tensor:
+def _at_sizes(tensor: torch.Tensor, axes: Mapping[int, AxisSymbol], resized: _Resized) -> torch.Tensor:
     sizes = enumerate(tensor.shape)
-    return repeated(tensor, [max(resized(max(size, 1)), 1) if axis in axes else size for axis, size in sizes])
+    return repeated(
+        tensor, [size_near(axes[axis], max(resized(max(size, 1)), 1)) if axis in axes else size for axis, size in sizes]
+    )
 
 
 def _results(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...] | None:

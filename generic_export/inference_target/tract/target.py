@@ -47,7 +47,7 @@ from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.registries import with_fragments
 from generic_export.torch_graph.declared_axes import AnyDynamicAxes, dynamic_axes_of
-from generic_export.torch_graph.request import DynamicAxes, symbol_name
+from generic_export.torch_graph.request import DynamicAxes, declared_sizes, symbol_name
 from generic_export.translate.choices import Numerics, Spelling
 
 LATEST_VERSION = RELEASES[-1]
@@ -68,7 +68,8 @@ class TractNNEF(EngineTarget):
         check_io: run the archive in tract and compare with PyTorch before the export returns. Where `version` is not the
             installed release, its wheel is fetched once into the user's cache.
         dynamic_axes: `{name: {axis: symbol}}`, the axes that stay symbolic, or `{name: [axis, ...]}`, where each gets a symbol
-            of its own. What is said of outputs is compared with what follows from the inputs.
+            of its own; a symbol is a name, a `torch.export.Dim`, or a `DynamicSize`. What is said of outputs is compared
+            with what follows from the inputs.
         specific_tract_binary_path: the `tract` command that checks the archive, of release `version`; None for the wheel.
         check_io_tolerance: how close the engine's outputs must be to PyTorch's: one of tract's levels, its name, or numbers.
         specific_properties: further key/value pairs for the document.
@@ -172,6 +173,12 @@ class TractNNEF(EngineTarget):
             raise OptionError(
                 f"streaming is along {self.streaming.symbol!r}, which no dynamic axis has.",
                 f"Symbols of dynamic_axes: {', '.join(sorted(symbols)) or 'none'}.",
+            )
+        declared = next(iter(declared_sizes(self.dynamic_axes)), None)
+        if declared is not None:
+            raise OptionError(
+                f"{declared} is a DynamicSize, and nothing holds the pieces of a stream to it.",
+                "Give its name alone, or a torch.export.Dim.",
             )
         wheel = self.specific_tract_binary_path is None and self.release >= SemanticVersion.parse(FIRST_RELEASE)
         if self.check_io and not wheel:

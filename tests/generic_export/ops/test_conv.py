@@ -125,3 +125,11 @@ def test_other_element_types(dtype: torch.dtype) -> None:
     args = tuple((torch.randn(shape) * 4).to(dtype) for shape in ((1, 2, 8), (3, 2, 3)))
     tolerance = 5e-2 if dtype is torch.float16 else 1e-9
     check(lambda x, w: F.conv1d(x, w, padding=1), args, atol=tolerance)
+
+
+@pytest.mark.parametrize("pad", [0, 2])
+def test_a_convolution_over_the_first_axis(pad: int) -> None:
+    """PyTorch knows its result for fixed sizes alone."""
+    weight, bias = torch.randn(3, 4, 5), torch.randn(5)
+    for shape in ((7, 2, 4), (3, 1, 4)):
+        check(lambda x: torch.conv_tbc(x, weight, bias, pad), (torch.randn(shape),))

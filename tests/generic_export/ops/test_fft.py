@@ -104,3 +104,11 @@ def test_over_two_dynamic_axes() -> None:
         return torch.fft.fftn(x, dim=(1, 2)).real
 
     check(model, (torch.randn(3, 5, 4),), (torch.randn(1, 7, 4),), dynamic_axes={"input_0": {0: "B", 1: "S"}})
+
+
+@pytest.mark.parametrize("count", [1, 6, 7])
+def test_frequencies(count: int) -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[:, None] * torch.fft.fftfreq(count, 0.5), x[:, None] * torch.fft.rfftfreq(count, d=2.0)
+
+    check(model, (torch.randn(3),), (torch.randn(5),), dynamic_axes={"input_0": {0: "B"}})

@@ -234,3 +234,16 @@ def test_strides_over_an_axis_that_was_cut_in_two() -> None:
         return tokens.relu().view(-1, 4, 6, 8)[:, ::2, 1::2].reshape(tokens.shape[0], -1, 8).neg()
 
     check(sampled, (torch.randn(3, 24, 8),), (torch.randn(1, 24, 8),), dynamic_axes={"input_0": {0: "B"}})
+
+
+def test_grids_of_points_that_are_made_of_sizes_alone() -> None:
+    """The reference points of Deformable DETR: `linspace` has no tensor among its arguments, and `meshgrid` takes two of them."""
+
+    def points(maps: torch.Tensor) -> torch.Tensor:
+        height, width = maps.shape[2:]
+        rows, columns = torch.linspace(0.5, height - 0.5, height), torch.linspace(0.5, width - 0.5, width)
+        down, across = torch.meshgrid(rows, columns, indexing="ij")
+        return maps + down / height - across / width
+
+    axes = {"input_0": {0: "B", 2: "H", 3: "W"}}
+    check(points, (torch.randn(2, 3, 4, 6),), (torch.randn(1, 3, 5, 7),), (torch.randn(1, 3, 1, 2),), dynamic_axes=axes)
