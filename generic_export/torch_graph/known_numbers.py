@@ -19,7 +19,8 @@ from generic_export.torch_graph.ir import TensorVariable, TorchOp
 
 aten = torch.ops.aten
 
-_ALSO = frozenset({aten.where.self, aten.clone.default, aten.detach.default})
+_SELECTS = frozenset({aten.where.self, aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther})
+_ALSO = _SELECTS | {aten.clone.default, aten.detach.default}
 _CASTS = frozenset(
     {
         aten._to_copy.default,
@@ -32,10 +33,11 @@ _CASTS = frozenset(
 )
 _PLACE = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 
-_FILLED: Mapping[OpOverload, int | None] = {
-    aten.full.default: None,
-    aten.full_like.default: None,
-    aten.new_full.default: None,
+_FILLED: Mapping[OpOverload, int | str] = {
+    aten.full.default: "fill_value",
+    aten.full_like.default: "fill_value",
+    aten.new_full.default: "fill_value",
+    aten.scalar_tensor.default: "s",
     aten.ones.default: 1,
     aten.ones_like.default: 1,
     aten.new_ones.default: 1,
@@ -43,7 +45,7 @@ _FILLED: Mapping[OpOverload, int | None] = {
     aten.zeros_like.default: 0,
     aten.new_zeros.default: 0,
 }
-"""What fills a tensor with a number; None: with its `fill_value`."""
+"""What fills a tensor with a number, or with that of an argument of this name."""
 
 _MOVES = frozenset(
     {
@@ -68,12 +70,16 @@ _MOVES = frozenset(
         aten.split.Tensor,
         aten.split_with_sizes.default,
         aten.chunk.default,
+        aten.index.Tensor,
+        aten.index_select.default,
+        aten.gather.default,
     }
 )
 """What moves values and makes none: where all are equal, they still are."""
 
 _JOINS = frozenset({aten.cat.default, aten.stack.default})
 _NOT_FOLDED = _MOVES | _JOINS | _FILLED.keys()
+_PADS = frozenset({aten.pad.default, aten.constant_pad_nd.default})
 _CHOICES = frozenset(
     {aten.amax.default, aten.amin.default, aten.any.dim, aten.all.dim, aten.any.default, aten.all.default}
 )
@@ -87,6 +93,8 @@ def fold_numbers(view: GraphView, root: TorchOp) -> TorchOp | None:
     known = [None if output is None else _number(view, output) for output in root.outputs]
     if root.target in _NOT_FOLDED or not any(True for _ in root.tensor_inputs()):
         return None
+    if len(known) == 1 and known[0] is None and root.target in _SELECTS:
+        return _selected(view, root)
     if len(known) != 1 or known[0] is None:
         return None
     number = known[0].item()
@@ -94,6 +102,17 @@ def fold_numbers(view: GraphView, root: TorchOp) -> TorchOp | None:
         return None
     shape, kwargs = root.output.shape, {"dtype": root.output.dtype}
     return replace(root, target=aten.full.default, args=(shape, number), kwargs=kwargs)  # type: ignore[arg-type]
+
+
+def _selected(view: GraphView, root: TorchOp) -> TorchOp | None:
+    """where(full(shape, True), a, b) -> expand(a, shape): tract takes a condition that is the same everywhere for one of size 1."""
+    condition = _of_first(view, root)
+    if condition is None:
+        return None
+    chosen = root.args[1 if condition.item() else 2]
+    if not isinstance(chosen, TensorVariable) or chosen.dtype != root.output.dtype:
+        return None
+    return replace(root, target=aten.expand.default, args=(chosen, root.output.shape), kwargs={})
 
 
 def _number(view: GraphView, value: TensorVariable) -> torch.Tensor | None:
@@ -115,13 +134,15 @@ def _stored(view: GraphView, value: TensorVariable) -> torch.Tensor | None:
 
 def _made(view: GraphView, op: TorchOp, value: TensorVariable) -> torch.Tensor | None:
     if op.target in _FILLED:
-        number = _FILLED[op.target]
-        number = op.arguments()["fill_value"] if number is None else number
+        filler = _FILLED[op.target]
+        number = op.arguments()[filler] if isinstance(filler, str) else filler
         return torch.full((), number, dtype=value.dtype) if isinstance(number, bool | int | float) else None
     if op.target in _MOVES | _CASTS:
         return _of_first(view, op)
     if op.target in _JOINS:
         return _of_all(view, op)
+    if op.target in _PADS:
+        return _padded(view, op)
     if op.target in _CHOICES:
         return _of_first(view, op) if _count(op) else None
     if op.target in _SUMS:
@@ -137,6 +158,14 @@ def _made(view: GraphView, op: TorchOp, value: TensorVariable) -> torch.Tensor |
 
 def _of_first(view: GraphView, op: TorchOp) -> torch.Tensor | None:
     return _number(view, op.args[0]) if isinstance(op.args[0], TensorVariable) else None
+
+
+def _padded(view: GraphView, op: TorchOp) -> torch.Tensor | None:
+    """Return the number of a tensor that is padded with the same number."""
+    found, given = _of_first(view, op), op.arguments()
+    if found is None or given.get("mode", "constant") != "constant":
+        return None
+    return found if found.item() == (given.get("value") or 0) else None
 
 
 def _of_all(view: GraphView, op: TorchOp) -> torch.Tensor | None:

@@ -102,3 +102,30 @@ def test_a_long_way_to_an_input_is_walked_once() -> None:
 
     graph = capture(Long(), (torch.randn(3, 8),), TractNNEF(check_io=False), ("x",), ("y",))
     assert len(graph.ops) == 800
+
+
+class Groups(nn.Module):
+    """What belongs together, where nothing does: numbers chosen, padded and looked up (GIT's masks)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        groups = torch.where(torch.zeros_like(x, dtype=torch.int) == 1, 0, -1)
+        padded = torch.nn.functional.pad(groups, (0, 3), value=-1)
+        places = torch.arange(x.shape[1], device=x.device)
+        return x * ((padded[0, places] == padded[0, places[:, None]]) & (padded[0, places] >= 0)).any(0) + x
+
+
+class ChosenByNumber(nn.Module):
+    """One value for all places, by a condition that is known: of the size of the condition."""
+
+    def forward(self, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        chosen = torch.where(torch.zeros_like(x, dtype=torch.int) == 1, a, b)
+        places = torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
+        return torch.cat([chosen[:, places], chosen], 1)
+
+
+def test_what_is_known_is_chosen_and_looked_up() -> None:
+    torch.manual_seed(0)
+    axes = {"input_0": {1: "S"}}
+    check(Groups(), (torch.randn(1, 5),), (torch.randn(1, 9),), dynamic_axes=axes)
+    numbers = torch.randn(1, 1), torch.randn(1, 1)
+    check(ChosenByNumber(), (torch.randn(1, 5), *numbers), (torch.randn(1, 9), *numbers), dynamic_axes=axes)
