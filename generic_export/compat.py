@@ -334,6 +334,36 @@ def fixed_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def upper_bounds_seen(note: Callable[[Mapping[str, int]], None]) -> Iterator[None]:
+    """Tell `note` the largest that sizes may be, by PyTorch's names, once an inequality says so, for the length of the block."""
+    refine = ShapeEnv._refine_ranges
+
+    def refined(env: ShapeEnv, expr: Any) -> None:
+        before = dict(env.var_to_range)
+        refine(env, expr)
+        if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
+            return
+        found = {
+            symbol: int(known.upper)
+            for symbol, known in env.var_to_range.items()
+            if symbol in before and known.lower < known.upper < before[symbol].upper and known.upper.is_Integer
+        }
+        largest = {
+            _name_of(source): most for symbol, most in found.items() for source in env.var_to_sources.get(symbol, ())
+        }
+        if largest:
+            note(largest)
+
+    with mock.patch.object(ShapeEnv, "_refine_ranges", refined):
+        yield
+
+
+def _name_of(source: Any) -> str:
+    """Return what PyTorch calls a size; older releases have a method for it."""
+    return str(source.name() if callable(source.name) else source.name)
+
+
 # What PyTorch computes with the shapes of each tensor that it makes. Remainders are not among them: what it makes of one depends
 # on the ranges that it knows by then.
 _ARITHMETIC = (
@@ -438,6 +468,7 @@ __all__ = [
     "size_arithmetic_remembered",
     "stacks_taken_from",
     "torch_sympy",
+    "upper_bounds_seen",
     "viewed",
     "without_causal_hint",
     "without_modes",

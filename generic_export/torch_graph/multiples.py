@@ -23,7 +23,8 @@ from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, DynamicSize, declared_sizes, symbol_name
 from generic_export.torch_graph.size_proofs import REMAINDERS
 
-_LEAF_SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+LEAF_SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+"""What torch.export calls the size of an input: its number, and the axis."""
 
 
 def counted(size: DynamicSize) -> str:
@@ -68,7 +69,7 @@ class Folds:
             axis = next((axis for axis in range(place + 1) if self.place(name, axis) >= place), place)
             return f"{name}.shape[{axis}]" + (f"/{found[axis].multiple_of}" if axis in found else "")
 
-        text = _LEAF_SIZE.sub(own, text)
+        text = LEAF_SIZE.sub(own, text)
         sizes = {counted(size): size for found in self.sizes.values() for size in found.values()}
         for count, size in sizes.items():
             text = re.sub(rf"\b{count}\b", f"{size.name}/{size.multiple_of}", text)
@@ -124,7 +125,7 @@ def _whole(tensor: torch.Tensor, fold: Mapping[int, DynamicSize]) -> torch.Tenso
 # --- multiples that nobody declared ---
 
 
-_DIVIDED = re.compile(_LEAF_SIZE.pattern + r"\s*(?://|%)\s*(\d+)")
+_DIVIDED = re.compile(LEAF_SIZE.pattern + r"\s*(?://|%)\s*(\d+)")
 
 
 def divided_in(text: str, axes: Sequence[Mapping[int, AxisSymbol]]) -> tuple[DynamicSize, ...]:
@@ -176,4 +177,4 @@ def _bound(symbol: AxisSymbol, bound: str) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-__all__ = ["Folds", "assumed", "counted", "declared_too", "divided_in"]
+__all__ = ["LEAF_SIZE", "Folds", "assumed", "counted", "declared_too", "divided_in"]

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -41,6 +41,7 @@ from generic_export.torch_graph.branches import Branch, OneWay
 from generic_export.torch_graph.conversion import Conversion, check_symbolic, symbol_names
 from generic_export.torch_graph.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.decomposition import decomposed, functional
+from generic_export.torch_graph.early_bounds import SizesBoundedError, told_of_bounds
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
@@ -87,6 +88,9 @@ _STRATEGIES = (
     _Strategy(lenient=True),
     _Strategy(bounded_below=True),
 )
+
+
+_MOST_EARLY_BOUNDS = 4  # beginnings of a capture: one for each table, and one for sums of sizes
 
 
 @dataclass(frozen=True, init=False)
@@ -217,17 +221,23 @@ class TorchModuleTracer(CaptureRequest):
         """Try the strategies in order; when none captures the module the first one's error is told."""
         first_error: Exception | None = None
         suggested: dict[str, dict[str, int]] = {}
-        attempts = list(_STRATEGIES)
+        attempts, early = list(_STRATEGIES), _MOST_EARLY_BOUNDS
+        axes = [self.dynamic_axes.get(name, {}) for name in names]
         while attempts:
             strategy = attempts.pop(0)
             bounds = _accepted(suggested, strategy)
             try:
                 shapes = self._dynamic_shapes(names, strategy, bounds)
-                program = self._export_once(call, shapes, strategy)
+                with told_of_bounds(axes) if early and not strategy.lenient else nullcontext():
+                    program = self._export_once(call, shapes, strategy)
                 if not strategy.lenient:
                     return program
                 if not freezing_guards(program):
                     return self._whichever_way(program, replace(call, names=tuple(names)), shapes, strategy)
+            except SizesBoundedError as found:
+                suggested |= found.bounds
+                early = early - 1 if _accepted(suggested, strategy) != bounds else 0
+                attempts.insert(0, strategy)
             except T2NError:
                 raise
             except Exception as error:  # torch.export raises many unrelated classes, none of them documented
@@ -242,7 +252,7 @@ class TorchModuleTracer(CaptureRequest):
             raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
         folds, said = Folds.of(self.dynamic_axes), str(first_error).strip()
         refusal = _capture_error(self.module, first_error, folds.told(said, names), freezes)
-        refusal.declarations = divided_in(said, [folds.moved(name, self.dynamic_axes.get(name, {})) for name in names])
+        refusal.declarations = divided_in(said, list(map(folds.moved, names, axes)))
         raise refusal from first_error
 
     def _declared(self) -> tuple[SizeCondition, ...]:

@@ -1,0 +1,51 @@
+"""Bounds that a model sets to sizes (a table of 512 positions), told when it first asks for one.
+
+torch.export refuses a size that is bounded once all is captured, and says what to ask for instead: a model of many layers would be
+captured twice. In: the dynamic axes of a capture. Out: `SizesBoundedError`, raised at the first question that bounds one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from generic_export.compat import upper_bounds_seen
+from generic_export.torch_graph.multiples import LEAF_SIZE
+from generic_export.torch_graph.request import AxisSymbol, DynamicSize, symbol_name
+
+
+class SizesBoundedError(Exception):
+    """A model bounds sizes that were to be any; never seen outside a capture.
+
+    Attributes:
+        bounds: `max`, the largest size, by symbol.
+    """
+
+    def __init__(self, bounds: dict[str, dict[str, int]]) -> None:
+        super().__init__(f"bounded: {bounds}")
+        self.bounds = bounds
+
+
+@contextmanager
+def told_of_bounds(axes: Sequence[Mapping[int, AxisSymbol]]) -> Iterator[None]:
+    """Raise `SizesBoundedError` inside the capture that the block holds, where its model bounds a dynamic size.
+
+    Args:
+        axes: the dynamic ones of each input. What is declared a multiple is left to torch.export's message.
+    """
+
+    def note(largest: Mapping[str, int]) -> None:
+        bounds = {}
+        for size, most in largest.items():
+            place = LEAF_SIZE.fullmatch(size)
+            symbol = axes[int(place[1])].get(int(place[2])) if place else None
+            if symbol is not None and not isinstance(symbol, DynamicSize):
+                bounds[symbol_name(symbol)] = {"max": most}
+        if bounds:
+            raise SizesBoundedError(bounds)
+
+    with upper_bounds_seen(note):
+        yield
+
+
+__all__ = ["SizesBoundedError", "told_of_bounds"]

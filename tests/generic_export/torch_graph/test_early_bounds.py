@@ -1,0 +1,98 @@
+"""What bounds a size is known before a model is captured whole, and is what torch.export would say after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.capture import capture
+from generic_export.errors import SpecializedAxisError
+from generic_export.torch_graph import tracer
+from generic_export.torch_graph.ir import SymbolRange
+from tests.engine_check import check
+
+_RUN: list[int] = []
+"""The tables that were asked, by their sizes; what a capture changes in a module it puts back."""
+
+
+class Layer(nn.Module):
+    """Biases by place, from a table."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.linspace(-1, 1, places * places).reshape(places, places))
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        _RUN.append(len(self.table))
+        whole = torch.cat([past, x], 1)
+        total, new = whole.shape[1], x.shape[1]
+        scores = x @ whole.transpose(1, 2) + self.table[total - new : total, :total]
+        return scores.softmax(-1) @ whole, whole
+
+
+class Model(nn.Module):
+    def __init__(self, places: tuple[int, ...] = (64, 64, 64)) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(map(Layer, places))
+
+    def forward(self, x: torch.Tensor, *past: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kept = []
+        for layer, before in zip(self.layers, past, strict=True):
+            x, whole = layer(x, before)
+            kept.append(whole)
+        return (x, *kept)
+
+
+def _inputs(new: int, before: int, layers: int = 3) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(new)
+    return tuple(torch.randn(1, size, 8) for size in (new, *[before] * layers))
+
+
+def _axes(layers: int = 3) -> dict[str, dict[int, str]]:
+    return {"x": {1: "S"}} | {f"past_{place}": {1: "P"} for place in range(layers)}
+
+
+def _captured(model: nn.Module, axes: dict[str, dict[int, str]]) -> tuple[list[str], tuple[SymbolRange, ...]]:
+    graph = capture(model, _inputs(5, 7), TractNNEF(dynamic_axes=axes, check_io=False), tuple(axes))
+    return [str(op) for op in graph.ops], graph.symbols
+
+
+@pytest.mark.parametrize("places", [(64, 65, 66), (64, 48, 66), (40, 64, 36)])
+def test_bounds_are_those_that_torch_export_asks_for(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    _RUN.clear()
+    early = _captured(Model(places), _axes())
+    runs = _RUN.count(places[-1])
+    monkeypatch.setattr(tracer, "_MOST_EARLY_BOUNDS", 0)
+    _RUN.clear()
+    assert _captured(Model(places), _axes()) == early
+    assert {bound.name: bound.upper for bound in early[1]} == {"S": min(places) - 2, "P": min(places) - 2}
+    assert runs < _RUN.count(places[-1]) or places[-1] == min(places)
+
+
+def test_in_the_engine() -> None:
+    check(
+        Model(),
+        _inputs(5, 7),
+        _inputs(1, 30),
+        _inputs(20, 3),
+        dynamic_axes={f"input_{i}": {1: "PS"[i == 0]} for i in range(4)},
+    )
+
+
+def test_a_size_that_is_frozen_is_no_bound(tmp_path: Path) -> None:
+    class Frozen(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.ones(1, 5, 8)
+
+    with pytest.raises(SpecializedAxisError):
+        export_model_to_nnef(
+            Frozen(),
+            _inputs(5, 7)[0],
+            tmp_path / "model.nnef.tgz",
+            input_names=["x"],
+            inference_target=TractNNEF(dynamic_axes={"x": {1: "S"}}),
+        )
