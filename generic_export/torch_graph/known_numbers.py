@@ -15,7 +15,7 @@ import torch
 
 from generic_export.compat import OpOverload
 from generic_export.torch_graph.fusion import GraphView
-from generic_export.torch_graph.ir import TensorVariable, TorchOp
+from generic_export.torch_graph.ir import Argument, TensorVariable, TorchOp
 
 aten = torch.ops.aten
 
@@ -79,6 +79,13 @@ _MOVES = frozenset(
 
 _JOINS = frozenset({aten.cat.default, aten.stack.default})
 _NOT_FOLDED = _MOVES | _JOINS | _FILLED.keys()
+_NEUTRAL: Mapping[OpOverload, bool] = {
+    aten.bitwise_and.Tensor: True,
+    aten.logical_and.default: True,
+    aten.bitwise_or.Tensor: False,
+    aten.logical_or.default: False,
+}
+"""What leaves the other operand as it is; its opposite decides alone."""
 _PADS = frozenset({aten.pad.default, aten.constant_pad_nd.default})
 _CHOICES = frozenset(
     {aten.amax.default, aten.amin.default, aten.any.dim, aten.all.dim, aten.any.default, aten.all.default}
@@ -93,8 +100,8 @@ def fold_numbers(view: GraphView, root: TorchOp) -> TorchOp | None:
     known = [None if output is None else _number(view, output) for output in root.outputs]
     if root.target in _NOT_FOLDED or not any(True for _ in root.tensor_inputs()):
         return None
-    if len(known) == 1 and known[0] is None and root.target in _SELECTS:
-        return _selected(view, root)
+    if len(known) == 1 and known[0] is None:
+        return _chosen(view, root)
     if len(known) != 1 or known[0] is None:
         return None
     number = known[0].item()
@@ -104,15 +111,28 @@ def fold_numbers(view: GraphView, root: TorchOp) -> TorchOp | None:
     return replace(root, target=aten.full.default, args=(shape, number), kwargs=kwargs)  # type: ignore[arg-type]
 
 
-def _selected(view: GraphView, root: TorchOp) -> TorchOp | None:
-    """where(full(shape, True), a, b) -> expand(a, shape): tract takes a condition that is the same everywhere for one of size 1."""
-    condition = _of_first(view, root)
-    if condition is None:
-        return None
-    chosen = root.args[1 if condition.item() else 2]
+def _chosen(view: GraphView, root: TorchOp) -> TorchOp | None:
+    """where(full(shape, True), a, b), and(full(shape, True), a) -> expand(a, shape)
+
+    tract takes a condition that is the same everywhere for one of size 1, and does not load some graphs with such a mask (LongT5).
+    """
+    chosen = None
+    if root.target in _SELECTS and (condition := _of_first(view, root)) is not None:
+        chosen = root.args[1 if condition.item() else 2]
+    elif root.target in _NEUTRAL:
+        chosen = _other_operand(view, root)
     if not isinstance(chosen, TensorVariable) or chosen.dtype != root.output.dtype:
         return None
     return replace(root, target=aten.expand.default, args=(chosen, root.output.shape), kwargs={})
+
+
+def _other_operand(view: GraphView, root: TorchOp) -> Argument | None:
+    """Return the operand of a logical operator whose other one changes nothing."""
+    for number, other in (root.args[:2], root.args[1::-1]):
+        known = _number(view, number) if isinstance(number, TensorVariable) and number.dtype is torch.bool else None
+        if known is not None and known.item() is _NEUTRAL[root.target]:
+            return other
+    return None
 
 
 def _number(view: GraphView, value: TensorVariable) -> torch.Tensor | None:
@@ -149,6 +169,8 @@ def _made(view: GraphView, op: TorchOp, value: TensorVariable) -> torch.Tensor |
         first, count = _of_first(view, op), _count(op)
         known = first is not None and count is not None and count <= _MOST_SUMMED
         return first.expand(count, *first.shape).sum(0) if known else None  # type: ignore[union-attr, arg-type]
+    if op.target in _NEUTRAL and (decided := _decided(view, op)) is not None:
+        return decided
     if torch.Tag.nondeterministic_seeded in op.target.tags or len(op.outputs) != 1:
         return None
     if torch.Tag.pointwise in op.target.tags or op.target in _ALSO:
@@ -158,6 +180,13 @@ def _made(view: GraphView, op: TorchOp, value: TensorVariable) -> torch.Tensor |
 
 def _of_first(view: GraphView, op: TorchOp) -> torch.Tensor | None:
     return _number(view, op.args[0]) if isinstance(op.args[0], TensorVariable) else None
+
+
+def _decided(view: GraphView, op: TorchOp) -> torch.Tensor | None:
+    """Return what one operand of a logical operator makes it, whatever the other one is."""
+    operands = [each for each in op.args if isinstance(each, TensorVariable) and each.dtype is torch.bool]
+    known = [number for each in operands if (number := _number(view, each)) is not None]
+    return next((number for number in known if number.item() is not _NEUTRAL[op.target]), None)
 
 
 def _padded(view: GraphView, op: TorchOp) -> torch.Tensor | None:

@@ -129,3 +129,22 @@ def test_what_is_known_is_chosen_and_looked_up() -> None:
     check(Groups(), (torch.randn(1, 5),), (torch.randn(1, 9),), dynamic_axes=axes)
     numbers = torch.randn(1, 1), torch.randn(1, 1)
     check(ChosenByNumber(), (torch.randn(1, 5), *numbers), (torch.randn(1, 9), *numbers), dynamic_axes=axes)
+
+
+class Masked(nn.Module):
+    """Masks of which some say nothing, and one says all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = torch.ones_like(x, dtype=torch.bool)
+        positive = x > 0
+        kept = positive & seen[:1] | ~seen
+        return x * kept + torch.logical_or(seen, positive) + torch.logical_and(positive[:, :1], ~seen)
+
+
+def test_masks_that_say_nothing_are_left_out() -> None:
+    target = TractNNEF(dynamic_axes={"x": {1: "S"}}, check_io=False)
+    graph = capture(Masked(), (torch.randn(2, 5, device="meta"),), target, ("x",), ("y",))
+    logic = {aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.logical_and.default, aten.logical_or.default}
+    assert not any(op.target in logic for op in graph.ops)
+    torch.manual_seed(0)
+    check(Masked(), (torch.randn(2, 5),), (torch.randn(2, 9),), dynamic_axes={"input_0": {1: "S"}})
