@@ -221,7 +221,8 @@ class TorchModuleTracer(CaptureRequest):
         """Try the strategies in order; when none captures the module the first one's error is told."""
         first_error: Exception | None = None
         suggested: dict[str, dict[str, int]] = {}
-        attempts, early = list(_STRATEGIES), _MOST_EARLY_BOUNDS
+        # An interpreted script tells of the branches that it takes, which it knows only when PyTorch has answered.
+        attempts, early = list(_STRATEGIES), 0 if self._is_interpreted() else _MOST_EARLY_BOUNDS
         axes = [self.dynamic_axes.get(name, {}) for name in names]
         while attempts:
             strategy = attempts.pop(0)
@@ -254,6 +255,9 @@ class TorchModuleTracer(CaptureRequest):
         refusal = _capture_error(self.module, first_error, folds.told(said, names), freezes)
         refusal.declarations = divided_in(said, list(map(folds.moved, names, axes)))
         raise refusal from first_error
+
+    def _is_interpreted(self) -> bool:
+        return any(isinstance(module, NotesSources) for module in self.module.modules())
 
     def _declared(self) -> tuple[SizeCondition, ...]:
         """Return what the user said of sizes, which the engine is to hold inputs to."""
@@ -340,7 +344,7 @@ class TorchModuleTracer(CaptureRequest):
     ) -> ExportedProgram:
         oblivious = oblivious_to_sizes(strategy.oblivious)
         # Interpreted scripts note their own source lines; other modules' are in the stack of Python.
-        noted = fx_traceback.preserve_node_meta(any(isinstance(m, NotesSources) for m in self.module.modules()))
+        noted = fx_traceback.preserve_node_meta(self._is_interpreted())
         quiet = logging_at(logging.CRITICAL, *CAPTURE_LOGGERS)  # the error that is raised carries what they would say
         with torch.no_grad(), oblivious, noted, quiet, without_printed_graphs(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own pytree code
