@@ -128,10 +128,10 @@ class Skeleton:
         states = (torch.from_numpy(state.at_start(1)) for state in self.states)
         return (torch.tensor([tokens], dtype=torch.int64), *states)
 
-    def example_inputs(self, steps: int = 5, past: int = 7) -> tuple[torch.Tensor, ...]:
+    def example_inputs(self) -> tuple[torch.Tensor, ...]:
         """Return meta tensors of the right shapes; the sizes are only hints and never reach the graph."""
-        batch = 3 if self.batched else 1
-        ids = torch.zeros((batch, steps), dtype=torch.int64, device="meta")
+        batch, past = 3 if self.batched else 1, _several_blocks(self.config) + 7
+        ids = torch.zeros((batch, 5), dtype=torch.int64, device="meta")
         states = (
             torch.zeros(state.sizes(batch, past), dtype=state.torch_dtype, device="meta") for state in self.states
         )
@@ -170,6 +170,12 @@ def build_skeleton(
         return Skeleton(module, buffers, states, tied, causal_lm.config, options.torch_dtype, options.batch)
 
     return attention.first_that_runs(build)
+
+
+def _several_blocks(config: Any) -> int:
+    """Return how many tokens are two of the largest blocks that a model sums up (DeepSeek-V4): PyTorch takes one for a number."""
+    rates = getattr(config, "compress_rates", None) or {}
+    return 2 * max(rates.values(), default=0)
 
 
 def _windowed(

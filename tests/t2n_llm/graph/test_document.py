@@ -18,6 +18,7 @@ from t2n_llm import export_llm
 from t2n_llm.check.runner import STATEFUL_TRANSFORM, WheelRunner
 from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.zoo.configs import tiny_config
 from tests.families import FAMILIES, save_tiny_model
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
@@ -245,3 +246,12 @@ def test_an_8b_skeleton_never_holds_a_weight() -> None:
     assert matrices == 32 * 7 + 2
     assert lines > 1000
     assert growth_mib < 400
+
+
+def test_blocks_of_real_size_bound_no_length() -> None:
+    """DeepSeek-V4 sums up 128 tokens: an example of fewer than two such blocks would leave it with one."""
+    config = tiny_config("deepseek_v4")
+    config.compress_rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+    text = text_of(GraphOptions(dtype="f32"), config)
+    assert "tract_assert P >= 0;" in text
+    assert "tract_assert P <=" not in text and "tract_assert S <=" not in text
