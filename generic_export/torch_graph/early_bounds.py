@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from generic_export.compat import upper_bounds_seen
 from generic_export.torch_graph.multiples import LEAF_SIZE
-from generic_export.torch_graph.request import AxisSymbol, DynamicSize, symbol_name
+from generic_export.torch_graph.request import AxisSymbol
 
 
 class SizesBoundedError(Exception):
@@ -31,7 +31,8 @@ def told_of_bounds(axes: Sequence[Mapping[int, AxisSymbol]]) -> Iterator[None]:
     """Raise `SizesBoundedError` inside the capture that the block holds, where its model bounds a dynamic size.
 
     Args:
-        axes: the dynamic ones of each input. What is declared a multiple is left to torch.export's message.
+        axes: the dynamic ones of each input, where PyTorch has them. Of a size that is more than a name something was said
+            already: it is left to torch.export's message.
     """
 
     def note(largest: Mapping[str, int]) -> None:
@@ -39,8 +40,8 @@ def told_of_bounds(axes: Sequence[Mapping[int, AxisSymbol]]) -> Iterator[None]:
         for size, most in largest.items():
             place = LEAF_SIZE.fullmatch(size)
             symbol = axes[int(place[1])].get(int(place[2])) if place else None
-            if symbol is not None and not isinstance(symbol, DynamicSize):
-                bounds[symbol_name(symbol)] = {"max": most}
+            if isinstance(symbol, str):
+                bounds[symbol] = {"max": most}
         if bounds:
             raise SizesBoundedError(bounds)
 

@@ -100,10 +100,10 @@ def fold_numbers(view: GraphView, root: TorchOp) -> TorchOp | None:
     known = [None if output is None else _number(view, output) for output in root.outputs]
     if root.target in _NOT_FOLDED or not any(True for _ in root.tensor_inputs()):
         return None
-    if len(known) == 1 and known[0] is None:
-        return _chosen(view, root)
-    if len(known) != 1 or known[0] is None:
+    if len(known) != 1:
         return None
+    if known[0] is None:
+        return _chosen(view, root)
     number = known[0].item()
     if isinstance(number, complex) or (isinstance(number, float) and math.isnan(number)):
         return None

@@ -11,9 +11,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 import torch
+from torch.export import Dim as TorchDim
 from torch.export import ExportedProgram
 
 from generic_export.compat import shape_guards, torch_sympy
@@ -30,6 +32,22 @@ LEAF_SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 def counted(size: DynamicSize) -> str:
     """Return what PyTorch calls a declared size: how many times there is what divides it."""
     return size.name if size.multiple_of == 1 else f"{size.name}_{size.multiple_of}"
+
+
+def counted_dim(size: DynamicSize, bounds: Mapping[str, int], *, lenient: bool) -> Any:
+    """Return what is left of a declared size as torch.export takes it: how many times what divides it.
+
+    Args:
+        size: the declaration.
+        bounds: `min` and `max` of the count, as PyTorch asked for them.
+        lenient: whether PyTorch may add bounds of its own.
+    """
+    least, most = size.least // size.multiple_of, None if size.most is None else size.most // size.multiple_of
+    if lenient:
+        return TorchDim.DYNAMIC(min=least if least > 1 else None, max=most)
+    lower = max(least, bounds.get("min", 0))
+    upper = min((bound for bound in (most, bounds.get("max")) if bound is not None), default=None)
+    return TorchDim(counted(size), min=lower, **({} if upper is None else {"max": upper}))
 
 
 @dataclass(frozen=True)
@@ -177,4 +195,4 @@ def _bound(symbol: AxisSymbol, bound: str) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-__all__ = ["LEAF_SIZE", "Folds", "assumed", "counted", "declared_too", "divided_in"]
+__all__ = ["LEAF_SIZE", "Folds", "assumed", "counted", "counted_dim", "declared_too", "divided_in"]

@@ -47,12 +47,13 @@ from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
 from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
 from generic_export.torch_graph.methods import as_forward
-from generic_export.torch_graph.multiples import Folds, assumed, counted, divided_in
+from generic_export.torch_graph.multiples import Folds, assumed, counted, counted_dim, divided_in
 from generic_export.torch_graph.naming import NotesSources, current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, flat_forward
 from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.patches import capture_patches
 from generic_export.torch_graph.request import (
+    AxisSymbol,
     CaptureRequest,
     DynamicAxes,
     DynamicSize,
@@ -223,7 +224,7 @@ class TorchModuleTracer(CaptureRequest):
         suggested: dict[str, dict[str, int]] = {}
         # An interpreted script tells of the branches that it takes, which it knows only when PyTorch has answered.
         attempts, early = list(_STRATEGIES), 0 if self._is_interpreted() else _MOST_EARLY_BOUNDS
-        axes = [self.dynamic_axes.get(name, {}) for name in names]
+        folds, axes = Folds.of(self.dynamic_axes), self._moved_axes(names)
         while attempts:
             strategy = attempts.pop(0)
             bounds = _accepted(suggested, strategy)
@@ -251,10 +252,15 @@ class TorchModuleTracer(CaptureRequest):
                     attempts.insert(0, strategy)
         if first_error is None:
             raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
-        folds, said = Folds.of(self.dynamic_axes), str(first_error).strip()
+        said = str(first_error).strip()
         refusal = _capture_error(self.module, first_error, folds.told(said, names), freezes)
-        refusal.declarations = divided_in(said, list(map(folds.moved, names, axes)))
+        refusal.declarations = divided_in(said, axes)
         raise refusal from first_error
+
+    def _moved_axes(self, names: Sequence[str]) -> list[dict[int, AxisSymbol]]:
+        """Return the dynamic axes of each input, where PyTorch has them."""
+        folds = Folds.of(self.dynamic_axes)
+        return [folds.moved(name, self.dynamic_axes.get(name, {})) for name in names]
 
     def _is_interpreted(self) -> bool:
         return any(isinstance(module, NotesSources) for module in self.module.modules())
@@ -367,9 +373,9 @@ class TorchModuleTracer(CaptureRequest):
             name: _dim(name, given.get(name), bounds, lenient=strategy.lenient and count == 1)
             for name, count in uses.items()
         }
-        folds = Folds.of(self.dynamic_axes)
-        axes = (folds.moved(name, self.dynamic_axes.get(name, {})) for name in names)
-        return tuple({axis: dims[symbol_name(symbol)] for axis, symbol in moved.items()} for moved in axes)
+        return tuple(
+            {axis: dims[symbol_name(symbol)] for axis, symbol in moved.items()} for moved in self._moved_axes(names)
+        )
 
 
 def _one_way(module: nn.Module, source: str, condition: str) -> SpecializedAxisError:
@@ -392,22 +398,10 @@ def _reads_values(program: ExportedProgram) -> bool:
 def _dim(name: str, given: Dim | DynamicSize | None, bounds: Mapping[str, Mapping[str, int]], *, lenient: bool) -> Any:
     """Return a symbol as torch.export takes it: as it was given, within its bounds where PyTorch may add its own."""
     if isinstance(given, DynamicSize):
-        return _counted(given, bounds, lenient=lenient)
+        return counted_dim(given, bounds.get(counted(given), {}), lenient=lenient)
     if given is None:
         return Dim.DYNAMIC if lenient else Dim(name, **bounds.get(name, {}))
     return Dim.DYNAMIC(min=_number(given.min), max=_number(given.max)) if lenient else given
-
-
-def _counted(size: DynamicSize, bounds: Mapping[str, Mapping[str, int]], *, lenient: bool) -> Any:
-    """Return what is left of a declared size as torch.export takes it: how many times what divides it."""
-    name = counted(size)
-    least, most = size.least // size.multiple_of, None if size.most is None else size.most // size.multiple_of
-    found = bounds.get(name, {})
-    lower = max(least, found.get("min", 0))
-    upper = min((bound for bound in (most, found.get("max")) if bound is not None), default=None)
-    if lenient:
-        return Dim.DYNAMIC(min=least if least > 1 else None, max=most)
-    return Dim(name, **{key: bound for key, bound in (("min", lower), ("max", upper)) if bound is not None})
 
 
 def _number(bound: Any) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from generic_export import TractNNEF, export_model_to_nnef
+from generic_export import DynamicSize, TractNNEF, export_model_to_nnef
 from generic_export.capture import capture
 from generic_export.errors import SpecializedAxisError
 from generic_export.torch_graph import tracer
@@ -81,6 +81,24 @@ def test_in_the_engine() -> None:
         _inputs(20, 3),
         dynamic_axes={f"input_{i}": {1: "PS"[i == 0]} for i in range(4)},
     )
+
+
+class Beside(nn.Module):
+    """A table along the second of three axes, the first of which is folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.linspace(-1, 1, 20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        halves = x.unflatten(0, (-1, 2)).sum(1)
+        return halves + self.table[: x.shape[1], None]
+
+
+def test_a_bound_is_that_of_its_own_axis_beside_a_declared_multiple() -> None:
+    axes = {"x": {0: DynamicSize("B", multiple_of=2), 1: "S", 2: "T"}}
+    graph = capture(Beside(), (torch.randn(4, 5, 6),), TractNNEF(dynamic_axes=axes, check_io=False), ("x",))
+    assert {bound.name: bound.upper for bound in graph.symbols} == {"B": None, "S": 20, "T": None}
 
 
 def test_a_size_that_is_frozen_is_no_bound(tmp_path: Path) -> None:
