@@ -29,6 +29,9 @@ _MAX_DEPTH = 8  # of dicts in dicts; a pickle can contain itself
 _ZIP_MAGIC = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<26xHH")  # zip: lengths of the name and of the extra field, at the end of 30 bytes
 
+_DEFLATE_RATIO = 1032  # at best: 258 bytes of output for two bits
+_LARGEST_ALIGNMENT = 1 << 20  # bytes; torch.save writes 64
+
 _SAVE_STATE_DICT = (
     "Where you trust the file, load it with weights_only=False and save its state_dict() alone, "
     "best with safetensors.torch.save_file."
@@ -98,7 +101,7 @@ def _load(path: Path, *, mmap: bool = False) -> Any:
 def _load_error(path: Path, error: Exception) -> WeightError:
     refused = _REFUSED_GLOBAL.search(str(error))
     name = (refused[1] or refused[2]).rstrip(".") if refused else None
-    if not zipfile.is_zipfile(path):  # whose pickle has a checksum; a plain one may end in the middle of a name
+    if not _is_zip(path):  # whose pickle has a checksum; a plain one may end in the middle of a name
         name = next((found for found in _pickled_globals(path) if found == name or _is_foreign(found)), None)
     if name is not None:
         return WeightError(
@@ -106,6 +109,13 @@ def _load_error(path: Path, error: Exception) -> WeightError:
             _SAVE_STATE_DICT,
         )
     return _corrupt(path, f"it cannot be unpickled ({_one_line(error)})")
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # an end of several disks: some releases of Python refuse while they look
+        return True
 
 
 def _is_foreign(name: str) -> bool:
@@ -203,14 +213,26 @@ def _zip_records(path: Path) -> dict[int, _Record]:
                 start = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
                 if start + entry.compress_size > file_bytes:
                     raise _corrupt(path, f"entry {entry.filename} ends beyond the file")
+                if entry.file_size > _DEFLATE_RATIO * entry.compress_size:  # torch sets that much memory aside
+                    raise _corrupt(path, f"entry {entry.filename} announces {entry.file_size:,} bytes")
                 records[start] = _Record(entry.file_size, entry.compress_type == zipfile.ZIP_STORED)
-                if entry.filename.endswith("/byteorder") and archive.read(entry) != b"little":
-                    raise WeightError(f"{path}: not in little-endian byte order.", "Save it on the machine it runs on.")
+                _require_notes(archive, entry, path)
             return records
     except WeightError:
         raise
     except Exception as error:  # zipfile lets struct.error, ValueError and others through
         raise _corrupt(path, f"not a whole zip file ({_one_line(error)})") from error
+
+
+def _require_notes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
+    """Refuse what torch would not survive, or take for something else, in the notes that it keeps beside a pickle."""
+    note = entry.filename.rpartition("/")[2].lower()  # torch looks for names in either case
+    if note == "byteorder" and archive.read(entry) != b"little":
+        raise WeightError(f"{path}: not in little-endian byte order.", "Save it on the machine it runs on.")
+    if note == ".storage_alignment":  # by which torch divides: 0 ends the process
+        text = archive.read(entry)
+        if not (text.isdigit() and 0 < int(text) <= _LARGEST_ALIGNMENT):
+            raise _corrupt(path, f"storages are aligned to {text[:20]!r} bytes")
 
 
 def _region(name: str, tensor: torch.Tensor, file: HeldFile, records: Mapping[int, _Record]) -> TensorSource | None:

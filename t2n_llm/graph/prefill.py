@@ -16,6 +16,7 @@ from t2n_llm.graph.options import GraphOptions
 LARGEST_CHUNK = 512
 """Tokens; more at once is not faster (docs/engine-notes.md)."""
 
+_SCORED_CHUNK = 128  # of attention as products: scores of more queries leave the caches (docs/engine-notes.md)
 _LATENT_CHUNK = 64  # of absorbed latent attention, whose products grow faster than its savings (docs/engine-notes.md)
 
 MEMORY = 256 << 20
@@ -43,13 +44,19 @@ def prefill_chunks(config: Any, graph: NnefGraph, options: GraphOptions) -> Chun
     scored = any(operation.operator in _SOFTMAX for operation in graph.operations)
     heads = getattr(text_config, "num_attention_heads", 0) if scored else 0
     logits = 4 * text_config.vocab_size if options.num_logits_to_keep == 0 else 0
-    latent = any(variable.label.endswith(f".{ABSORBED_KEYS}") for variable in graph.variables)
     return bounded_chunks(
         4 * _COPIES * heads,
         logits,
         getattr(text_config, "max_position_embeddings", None),
-        largest=_LATENT_CHUNK if latent else LARGEST_CHUNK,
+        largest=_fastest_chunk(graph, scored),
     )
+
+
+def _fastest_chunk(graph: NnefGraph, scored: bool) -> int:
+    """Return how many tokens at once pass fastest, whatever their memory."""
+    if any(variable.label.endswith(f".{ABSORBED_KEYS}") for variable in graph.variables):
+        return _LATENT_CHUNK
+    return _SCORED_CHUNK if scored else LARGEST_CHUNK
 
 
 def bounded_chunks(

@@ -367,3 +367,25 @@ def test_a_large_tensor_takes_little_memory(tmp_path):
     streamed, grown = map(int, result.stdout.split())
     assert streamed == 256 << 20
     assert grown < 80 * 1024
+
+
+@pytest.mark.parametrize("alignment", [b"0", b"00", b"", b"-64", b"9" * 30])
+def test_an_alignment_that_torch_would_divide_by_is_refused(alignment, tmp_path):
+    save(tmp_path / "m.pt", {"w": torch.ones(4), "v": torch.ones(4)})
+    with zipfile.ZipFile(tmp_path / "m.pt") as old, zipfile.ZipFile(tmp_path / "bad.pt", "w") as new:
+        for entry in old.infolist():
+            is_alignment = entry.filename.endswith("/.storage_alignment")
+            new.writestr(entry.filename, alignment if is_alignment else old.read(entry))
+    with pytest.raises(CorruptCheckpointError, match="aligned to"):
+        open_torch_file(tmp_path / "bad.pt")
+
+
+def test_an_entry_that_announces_more_than_it_can_hold_is_refused(tmp_path):
+    """torch sets the memory aside that the directory of the zip announces: 4 GB for a file of 1 kB."""
+    save(tmp_path / "m.pt", {"w": torch.ones(4)})
+    data = bytearray((tmp_path / "m.pt").read_bytes())
+    directory = data.index(b"PK\x01\x02", data.rindex(b"/version") - 46)
+    data[directory + 24 : directory + 28] = (0xFF000000).to_bytes(4, "little")
+    (tmp_path / "m.pt").write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match="announces 4,278,190,080 bytes"):
+        open_torch_file(tmp_path / "m.pt")

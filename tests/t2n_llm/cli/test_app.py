@@ -491,7 +491,7 @@ def test_a_prompt_in_chunks_says_the_same(real_export: Path, tmp_path: Path) -> 
     assert call("generate", real_export, *arguments, "--prefill-chunk", 2).out == whole.out
     folder = Path(shutil.copytree(real_export, tmp_path / "export"))
     manifest = json.loads((folder / "export.json").read_text())
-    assert manifest["graph"]["prefill"] == [{"past": 0, "chunk": 512}]
+    assert manifest["graph"]["prefill"] == [{"past": 0, "chunk": 128}]
     manifest["graph"]["prefill"] = [{"past": 0, "chunk": 3}, {"past": 3, "chunk": 1}]
     (folder / "export.json").write_text(json.dumps(manifest))
     assert call("generate", folder, *arguments).out == whole.out

@@ -48,7 +48,7 @@ def test_the_cache_holds_latents(mla: str, latent_model: Path, tmp_path: Path) -
     absorbed = mla == "auto"
     assert ("kv_b_proj.absorbed_keys" in graph_of(result)) == absorbed
     assert ("kv_b_proj.weight" in graph_of(result)) != absorbed
-    assert result.manifest["graph"]["prefill"][0] == {"past": 0, "chunk": 64 if absorbed else 512}
+    assert result.manifest["graph"]["prefill"][0] == {"past": 0, "chunk": 64 if absorbed else 128}
 
 
 @pytest.mark.parametrize(
