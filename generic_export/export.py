@@ -18,6 +18,7 @@ from generic_export.assertions import Assertion, enforced, held, parse_extension
 from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
 from generic_export.documents import module_classes, producer_properties, translate_graph, with_tensors
 from generic_export.errors import CaptureError, DimensionError, GraphError, OptionError, SpecializedAxisError, T2NError
+from generic_export.half_weights import half_parameters, half_sources, rounded_to_half, stored_in_half
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
 from generic_export.inference_target.tract.evidence.debug_bundle import bundled_failure, write_failing_case
@@ -25,6 +26,7 @@ from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
 from generic_export.nnef.composition import Composition, compose
 from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.half_storage import store_in_half
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.multiples import declared_too
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
@@ -55,6 +57,7 @@ def export_model_to_nnef(
     overwrite: bool = True,
     kwargs: Mapping[str, Any] | None = None,
     fragments: bool = False,
+    half: bool = False,
 ) -> Path:
     """Export a module to an NNEF archive and prove it in the target's engine.
 
@@ -83,6 +86,9 @@ def export_model_to_nnef(
         overwrite: replace an archive that is there already; an export that fails leaves it as it is.
         kwargs: keyword arguments of the forward.
         fragments: write modules of a list that do the same (layers of a stack) as calls of one fragment.
+        half: store f32 parameters of rank 2 and more in f16, and compute in f32 (the engine multiplies f16 weights with f32 values
+            as they are); the check compares with the module whose parameters are rounded alike. A parameter that f16 does
+            not hold stays in f32.
 
     Returns:
         The path of the archive.
@@ -105,6 +111,8 @@ def export_model_to_nnef(
         raise OptionError(
             "fragments for modules are written for tract alone.", "Leave fragments out, or use TractNNEF."
         )
+    if half and not isinstance(inference_target, TractNNEF):
+        raise OptionError("half mixes element types, which tract alone reads.", "Leave half out, or use TractNNEF.")
     arguments = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(kwargs or {})
     with logging_at(log_level, logger.name), evaluation_mode(model):
@@ -130,10 +138,14 @@ def export_model_to_nnef(
 
         prepared, document, inference_target = _as_declared(translated, inference_target, class_name(model))
         _tell_conditions(class_name(model), prepared.graph, refused=inference_target.refuses_sizes)
-        example = _example_run(model, arguments, keywords, prepared.graph) if inference_target.check_io else None
-        document, stored = with_tensors(document, prepared.sources)
-        forms = compose(document, module_classes(model)) if fragments else Composition(document, document)
+        document = store_in_half(document, half_parameters(model)) if half else document
         with ExitStack() as stack:
+            if half:  # what the archive is compared with, here and in a search for a fault, has the archive's numbers
+                stack.enter_context(rounded_to_half(model, stored_in_half(document)))
+            example = _example_run(model, arguments, keywords, prepared.graph) if inference_target.check_io else None
+            document, stored = with_tensors(document, prepared.sources)
+            stored = half_sources(document, stored) if half else stored
+            forms = compose(document, module_classes(model)) if fragments else Composition(document, document)
             checked = inference_target.check_io
             archive = stack.enter_context(_proven(target_path)) if checked else target_path
             write_document(archive, forms.composed, stored, compression_level=level, overwrite=overwrite or checked)

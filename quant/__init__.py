@@ -3,8 +3,8 @@
 In: `TensorSource` objects as a checkpoint stores them. Out: `TensorSource` objects as the archive stores them.
 """
 
+from generic_export.weights.half import CastReport, CastTensor, OverflowCount, cast_tensor
 from quant.blocks import Q4Blocks
-from quant.half import CastReport, CastTensor, OverflowCount, cast_tensor
 from quant.protocol import InputStatistics, Quantizer
 from quant.stream import QuantizationReport, QuantizedTensor
 from quant.tensor import QTensor

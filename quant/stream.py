@@ -13,10 +13,10 @@ import torch
 
 from generic_export.errors import WeightError
 from generic_export.nnef.dat import BLOCK_FORMATS
+from generic_export.weights.half import SOURCE_DTYPES
 from generic_export.weights.source import DerivedTensor, InMemoryTensor, TensorSource
 from generic_export.weights.values import ROW_PIECE_VALUES, read_tensor, row_pieces
 from quant.blocks import GROUP, StoredBlocks
-from quant.half import SOURCE_DTYPES
 from quant.packing import check_quantizable, pack_q4_0, pack_q8_1, unpack_q8_1
 from quant.protocol import InputStatistics, Quantizer, RowQuantizer
 

@@ -43,7 +43,7 @@ ORDER = {
         inference_target
         inference_target/tract
         inference_target/tract/evidence
-        capture documents
+        capture documents half_weights
         inference_target/tract/engine_target
         inference_target/tract/engines
         inference_target/tract/releases inference_target/tract/check
@@ -74,7 +74,7 @@ ORDER = {
         imatrix lattice
         prequantized
         stream weighted_search
-        half block_kernel
+        block_kernel
         lanes packing protocol
         blocks compiled
     """,

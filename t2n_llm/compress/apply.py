@@ -14,11 +14,11 @@ from generic_export.errors import WeightError
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.nnef.graph import NnefGraph, NnefVariable
+from generic_export.weights.half import CastReport, cast_tensor
 from generic_export.weights.part import TensorPart
 from generic_export.weights.source import BlockTensorSource, RenamedTensor, TensorSource
 from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM, find_algorithm
 from quant.factors import multiplied
-from quant.half import CastReport, cast_tensor
 from quant.imatrix import ImatrixQuantizer
 from quant.prequantized import ExactTensor, StoredQ4
 from quant.protocol import InputStatistics, Quantizer

@@ -14,10 +14,10 @@ from generic_export.errors import OptionError
 from generic_export.nnef.block_storage import StorageUse, may_store, split_products, storage_uses, store_in_blocks
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.graph import NnefGraph
+from generic_export.weights.half import CastTensor
 from generic_export.weights.source import TensorSource
 from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM
 from quant.budget import Candidate, kept_plain, kind_factor, layer_count, weight_sensitivity
-from quant.half import CastTensor
 from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import QUANTIZED_SCHEMES, Choice, Recipe, TensorName, choose
 from quant.stream import PermutedTensor

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from generic_export.nnef.graph import NnefGraph
+from generic_export.weights.half import CastTensor
 from generic_export.weights.source import RenamedTensor, TensorSource
-from quant.half import CastTensor
 from quant.prequantized import DecodedTensor, ExactTensor
 from quant.recipe import Choice, Recipe, Rule
 from quant.stream import PermutedTensor, QuantizedTensor

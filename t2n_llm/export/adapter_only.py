@@ -15,11 +15,11 @@ import torch
 
 from generic_export.errors import OptionError
 from generic_export.nnef.dat import dat_size, write_dat
+from generic_export.weights.half import CastReport, cast_tensor
 from generic_export.weights.held_file import refuse_changed
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor
 from generic_export.write.archive import check_free_space
-from quant.half import CastReport, cast_tensor
 from t2n_llm.export.folder import (
     ADAPTER_MANIFEST_NAME,
     check_free,

@@ -18,12 +18,12 @@ import torch
 from generic_export.documents import producer_version
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.half import CastReport, FlushedCount, NonFiniteCount, OverflowCount
 from generic_export.weights.held_file import HeldFile, readers_of, refuse_changed, restrict
 from generic_export.weights.source import TensorSource
 from generic_export.write.archive import DEFAULT_TGZ_LEVEL, Resume, check_free_space
 from generic_export.write.document import ArchivePlan, WrittenArchive, write_document
 from generic_export.write.journal import journal_paths, occupied_bytes
-from quant.half import CastReport, FlushedCount, NonFiniteCount, OverflowCount
 from quant.stream import QuantizationError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.export.card import SOURCE_CARD_FILE

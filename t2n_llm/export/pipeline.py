@@ -20,10 +20,10 @@ from generic_export.errors import (
     WeightError,
 )
 from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.half import CastReport
 from generic_export.weights.held_file import HeldFile, refuse_changed
 from generic_export.weights.values import value_pieces
 from generic_export.write.document import ArchivePlan, WrittenArchive
-from quant.half import CastReport
 from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.cache_range import require_room

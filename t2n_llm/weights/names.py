@@ -20,10 +20,10 @@ from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.dtypes import TRACT_DTYPES
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.half import CastReport, cast_tensor, watched_tensor
 from generic_export.weights.part import part_source
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
 from quant.factors import multiplied
-from quant.half import CastReport, cast_tensor, watched_tensor
 from quant.prequantized import DecodedTensor, ExactTensor
 from t2n_llm.compat import superfluous_names
 from t2n_llm.source.adapter_merge import Update

@@ -13,6 +13,7 @@ from generic_export.errors import OptionError
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.history import write_results
 from t2n_llm.zoo.local import HostOptions, run_local
+from t2n_llm.zoo.suites.case import HALF
 from t2n_llm.zoo.suites.registry import cases_of
 from t2n_llm.zoo.tasks import architectures
 from t2n_llm.zoo.verdict import COLUMNS, DTYPES, FULL_SIZE, Cell, CellVerdict
@@ -46,7 +47,7 @@ class RunOptions:
     Attributes:
         only: shell patterns on model types; empty for all.
         tasks: what is made of the architectures.
-        suites: libraries of modules, beside the tasks; their cells are `dynamic` and `static`.
+        suites: libraries of modules, beside the tasks; their cells are `dynamic` and `static` in f32, `half` in f16.
         dtypes: element types, or `full-size`, which text generation alone has.
         models: real checkpoints (hub ids or folders), instead of tiny random ones.
         limit: at most so many architectures of a task, the best known first; None for all.
@@ -126,7 +127,10 @@ def plan_cells(options: RunOptions, known: Mapping[str, Iterable[str]]) -> list[
 
 
 def _columns(row: Cell, options: RunOptions) -> tuple[str, ...]:
-    return cases_of(row.task)[row.architecture].columns if row.task in options.suites else options.dtypes
+    if row.task not in options.suites:
+        return options.dtypes
+    single = cases_of(row.task)[row.architecture].columns if "f32" in options.dtypes else ()
+    return (*single, HALF) if "f16" in options.dtypes else single
 
 
 def _real(base: Cell, line: str) -> Cell:

@@ -32,8 +32,8 @@ DTYPES = ("f32", "f16", "q4_0")
 FULL_SIZE = "full-size"
 """The column of default configs: captured and translated in their real size, without weights."""
 
-SUITE_COLUMNS = ("dynamic", "static")
-"""The columns of suites of modules, in f32: every axis that a case names is dynamic, or none."""
+SUITE_COLUMNS = ("dynamic", "static", "half")
+"""The columns of suites of modules: every axis that a case names is dynamic, or none; or all of them, with matrices in f16."""
 
 COLUMNS = (*DTYPES, FULL_SIZE, *SUITE_COLUMNS)
 
@@ -44,7 +44,7 @@ class Cell:
 
     Attributes:
         architecture: a model type of transformers, a case of a suite, or what `model` is called.
-        dtype: `f32`, `f16` or `q4_0`; or `full-size`, which checks nothing in the engine; of a suite, `dynamic` or `static`.
+        dtype: `f32`, `f16` or `q4_0`; or `full-size`, which checks nothing in the engine; of a suite, `dynamic`, `static` or `half`.
         task: what is made of it; or the suite.
         model: hub id or folder of a real checkpoint; None makes a tiny random one.
         revision: of a hub repository.

@@ -18,9 +18,9 @@ from generic_export.errors import T2NError
 from generic_export.files import exchange
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
+from generic_export.weights.half import CastReport
 from generic_export.weights.source import TensorSource
 from generic_export.write.document import plan_document
-from quant.half import CastReport
 from t2n_llm.export import folder as export_folder
 from t2n_llm.export.folder import check_free, read_manifest, recover
 from t2n_llm.export.manifest import stored_tensors

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from generic_export.errors import NonFiniteWeightError
+from generic_export.weights.half import CastReport, CastTensor, FlushedCount, NonFiniteCount, watched_tensor
 from generic_export.weights.source import InMemoryTensor
 from generic_export.weights.values import read_tensor
-from quant.half import CastReport, CastTensor, FlushedCount, NonFiniteCount, watched_tensor
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.reporter import LogReporter

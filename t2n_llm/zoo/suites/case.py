@@ -15,8 +15,8 @@ from torch import nn
 Sizes: TypeAlias = Mapping[str, int]
 Values: TypeAlias = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
 
-STATIC, DYNAMIC = "static", "dynamic"
-"""The columns of a suite: no axis is dynamic, or all that the case names."""
+STATIC, DYNAMIC, HALF = "static", "dynamic", "half"
+"""The columns of a suite: no axis is dynamic, or all that the case names; and those with matrices in f16."""
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -65,7 +65,7 @@ class ModuleCase:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it has."""
+        """The columns that it has in f32."""
         return (DYNAMIC, STATIC) if self.sizes else (STATIC,)
 
     @property
@@ -100,6 +100,7 @@ def pictures(build: Callable[[], nn.Module], size: int, *, of_any_size: bool = F
 __all__ = [
     "BATCH",
     "DYNAMIC",
+    "HALF",
     "OTHER_BATCH",
     "STATIC",
     "Given",

@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.half_weights import half_parameters
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm.zoo.float64 import AS_FAR_OFF, NO_JUDGE
-from t2n_llm.zoo.suites.case import DYNAMIC, ModuleCase, Sizes
+from t2n_llm.zoo.suites.case import HALF, STATIC, ModuleCase, Sizes
 from t2n_llm.zoo.verdict import Check
 
 _EXACT = 1e-4  # of the largest value
@@ -50,7 +51,7 @@ def tried(case: ModuleCase, column: str, seed: int, folder: Path, begin: Callabl
 
     Args:
         case: which one.
-        column: `dynamic` or `static`.
+        column: `dynamic`, `static` or `half`, where the module is rounded before anything else.
         seed: of weights and inputs.
         folder: empty.
         begin: told each stage: build, pytorch, export, load, compare.
@@ -62,15 +63,24 @@ def tried(case: ModuleCase, column: str, seed: int, folder: Path, begin: Callabl
     torch.manual_seed(seed)
     module = case.build().eval()
     unsettle(module)
+    if column == HALF:
+        _round(module)
     begin("pytorch")
-    sizes = (case.sizes, case.other if column == DYNAMIC else case.sizes)
+    sizes = (case.sizes, case.sizes if column == STATIC else case.other)
     given = [case.drawn(each, seed + number) for number, each in enumerate(sizes)]
     runs = [_run(module, args) for args in given]
     begin("export")
     start = time.process_time()
-    target = TractNNEF(check_io=False, dynamic_axes=case.dynamic_axes if column == DYNAMIC else {})
+    target = TractNNEF(check_io=False, dynamic_axes={} if column == STATIC else case.dynamic_axes)
     archive = export_model_to_nnef(
-        module, given[0], folder / "case", target, tuple(case.inputs), compression_level=None, log_level=None
+        module,
+        given[0],
+        folder / "case",
+        target,
+        tuple(case.inputs),
+        compression_level=None,
+        log_level=None,
+        half=column == HALF,
     )
     seconds = time.process_time() - start
     begin("load")
@@ -88,6 +98,14 @@ def unsettle(module: nn.Module) -> None:
         for tensor in [*module.parameters(), *(buffer for buffer in module.buffers() if id(buffer) in stored)]:
             if tensor.is_floating_point() and tensor.numel() and bool((tensor == tensor.flatten()[0]).all()):
                 tensor.add_(torch.rand_like(tensor) * _SPREAD)
+
+
+def _round(module: nn.Module) -> None:
+    """Give matrices the numbers that they have in f16."""
+    named = dict(module.named_parameters())
+    with torch.no_grad():
+        for name in half_parameters(module) & named.keys():
+            named[name].copy_(named[name].half())
 
 
 def _run(module: nn.Module, args: Sequence[torch.Tensor]) -> ExampleRun:

@@ -15,8 +15,8 @@ from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.half_storage import store_in_half
 from generic_export.nnef.text import graph_text
 from generic_export.translate.translate import TranslationOptions
+from generic_export.weights.half import CastReport, cast_tensor
 from generic_export.write.document import write_document
-from quant.half import CastReport, cast_tensor
 
 
 class Reads(nn.Module):

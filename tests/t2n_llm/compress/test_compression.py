@@ -17,10 +17,10 @@ from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.dat import HEADER_BYTES, read_block_dat
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import open_checkpoint
+from generic_export.weights.half import CastReport
 from generic_export.weights.source import BlockTensorSource, InMemoryTensor, TensorSource
 from generic_export.weights.values import read_tensor
 from quant.algorithms import BUILT_IN
-from quant.half import CastReport
 from quant.packing import pack_q4_0, unpack_q4_0
 from quant.recipe import Recipe, named_recipe, parse_recipe
 from quant.stream import PackedBlocks

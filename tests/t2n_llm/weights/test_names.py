@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.dat import read_dat
 from generic_export.read.reading import unpack
-from quant.half import CastReport
+from generic_export.weights.half import CastReport
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.options import GraphOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from t2n_llm.zoo.cell import run_cell
 from t2n_llm.zoo.history import Run
 from t2n_llm.zoo.run import RunOptions, plan_cells
 from t2n_llm.zoo.suites import registry, trial
-from t2n_llm.zoo.suites.case import DYNAMIC, STATIC, Given, ModuleCase, pictures
+from t2n_llm.zoo.suites.case import DYNAMIC, HALF, STATIC, Given, ModuleCase, pictures
 from t2n_llm.zoo.suites.registry import LIBRARIES, cases_of, chosen_suites, encoder_tasks, rows_of_all
 from t2n_llm.zoo.tables import summary
 from t2n_llm.zoo.verdict import FAILED, NOT_RUNNABLE, RIGHT, WRONG, Cell
@@ -84,6 +85,8 @@ def test_a_suite_has_two_columns_where_an_axis_is_dynamic(toys: str) -> None:
     keys = [cell.key for cell in plan_cells(options, {toys: CASES})]
     cells = ("absent:dynamic", "absent:static", "good:dynamic", "good:static", "random:static")
     assert keys == [f"{toys}:{name}" for name in cells]
+    halves = plan_cells(replace(options, dtypes=("f16",)), {toys: CASES})
+    assert [cell.key for cell in halves] == [f"{toys}:{name}:half" for name in ("absent", "good", "random")]
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,7 @@ def test_a_suite_has_two_columns_where_an_axis_is_dynamic(toys: str) -> None:
     [
         ("good", DYNAMIC, RIGHT, "done"),
         ("good", STATIC, RIGHT, "done"),
+        ("good", HALF, RIGHT, "done"),
         ("absent", DYNAMIC, NOT_RUNNABLE, "build"),
         ("random", STATIC, FAILED, "export"),
     ],

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import quant.half as half
 from generic_export.errors import WeightError
+from generic_export.weights import half
 from generic_export.weights.source import InMemoryTensor, TensorSource
 from quant import CastReport, CastTensor, OverflowCount, cast_tensor
 
