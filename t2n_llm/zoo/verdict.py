@@ -44,7 +44,7 @@ class Cell:
 
     Attributes:
         architecture: a model type of transformers, a case of a suite, or what `model` is called.
-        dtype: `f32`, `f16` or `q4_0`; or `full-size`, which checks nothing in the engine; of a suite, `dynamic`, `static` or `half`.
+        dtype: `f32`, `f16` or `q4_0`; or `full-size`, which checks nothing in the engine; of a suite, one of its columns.
         task: what is made of it; or the suite.
         model: hub id or folder of a real checkpoint; None makes a tiny random one.
         revision: of a hub repository.
