@@ -6,15 +6,17 @@ What torch.export refuses is captured through its script or its trace, where the
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 import generic_export.ops  # noqa: F401 - registers the translations, which decide what a capture keeps whole
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError
@@ -41,6 +43,22 @@ logger = logging.getLogger("generic_export")
 Read = TypeVar("Read")
 
 
+class HeldGraph(nn.Module):
+    """A module with a graph for its only part, and the graph's arguments."""
+
+    PREFIX = "held."
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__()
+        self.held = graph
+
+        @functools.wraps(graph.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return graph(*args, **kwargs)
+
+        self.forward = forward
+
+
 @dataclass(frozen=True)
 class ModuleCall:
     """A module and how it is called and named while it is captured.
@@ -63,14 +81,16 @@ class ModuleCall:
 
     def tracer(self, target: InferenceTarget) -> TorchModuleTracer:
         """Return what captures it for a target."""
+        # A graph is run node by node by torch.export, past its forward, which is what takes nested arguments apart.
+        held = HeldGraph(self.model) if isinstance(self.model, GraphModule) else None
         return TorchModuleTracer(
-            module=self.model,
+            module=self.model if held is None else held,
             args=self.args,
             kwargs=dict(self.kwargs),
             input_names=self.input_names,
             output_names=self.output_names,
             dynamic_axes=target.dynamic_axes,
-            strip_prefix=self.strip_prefix,
+            strip_prefix=self.strip_prefix if held is None else HeldGraph.PREFIX,
             keep=is_translated,
             whole=translated_modules(),
             conditional=self.conditional,
@@ -301,13 +321,23 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         raise OptionError(f"model is a {type(model).__name__}, not an nn.Module.")
     # A frozen script has no mode: it is what it was frozen as.
     modes = {module: module.training for module in model.modules() if hasattr(module, "training")}
-    if hasattr(model, "training"):
-        model.eval()
     try:
+        if hasattr(model, "training"):
+            _evaluate(model, modes)
         yield
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def _evaluate(model: nn.Module, modules: Iterable[nn.Module]) -> None:
+    try:
+        model.eval()
+    except (
+        NotImplementedError
+    ):  # what torch.export made, PT2E's models among it, was exported in a mode and refuses another
+        for module in modules:
+            module.training = False
 
 
 __all__ = [
