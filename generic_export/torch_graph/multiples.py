@@ -167,10 +167,20 @@ def assumed(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) 
     parts = [part for guard in guards for part in guard.atoms(torch_sympy.FloorDiv, *REMAINDERS)]
     found: dict[str, int] = {}
     for part in parts:
-        name, divisor = names.get(part.args[0]), part.args[1]
-        if name is not None and name.is_Symbol and divisor.is_Integer:
-            found[str(name)] = math.lcm(found.get(str(name), 1), int(divisor))
+        symbols, divisor = part.free_symbols, _divisor(part)
+        name = names.get(next(iter(symbols))) if len(symbols) == 1 else None
+        if name is not None and name.is_Symbol and divisor is not None:
+            found[str(name)] = math.lcm(found.get(str(name), 1), divisor)
     return tuple(DynamicSize(name, factor) for name, factor in found.items())
+
+
+def _divisor(part: sympy.Expr) -> int | None:
+    """Return by what a size is divided in steps: 4 in `((H - 1) // 2 - 1) // 2`, the size after two strides of 2."""
+    if not part.args[1].is_Integer:
+        return None
+    inner = [_divisor(step) for step in part.args[0].atoms(torch_sympy.FloorDiv)]
+    steps = [1 if step is None else step for step in inner]
+    return int(part.args[1]) * math.lcm(*steps)
 
 
 def declared_too(axes: DynamicAxes, sizes: Sequence[DynamicSize]) -> DynamicAxes:

@@ -195,6 +195,34 @@ def test_what_a_module_divides_by_is_tried_and_told(tmp_path: Path) -> None:
             engine.run([tensor.numpy() for tensor in tensors])
 
 
+class TwoWaysDown(nn.Module):
+    """A quarter of a picture by two strides, and by a stride and a pool, added: equal at multiples of 4 alone (DLA)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, 2, 1)
+        self.second = nn.Conv2d(4, 4, 3, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, 4, H / 4, W / 4] of [B, 3, H, W]."""
+        half = self.first(x)
+        return self.second(half) + torch.nn.functional.max_pool2d(half, 2)
+
+
+def test_steps_of_two_are_divisors_together(tmp_path: Path) -> None:
+    model, axes = TwoWaysDown().eval(), {"x": {2: "H", 3: "W"}}
+    with pytest.warns(UserWarning, match=r"'H', multiple_of=4"):
+        archive = export_model_to_nnef(
+            model, picture(1, 16, 24), tmp_path / "m", TractNNEF(dynamic_axes=axes), log_level=None
+        )
+    with TractWheel().load(archive) as engine, torch.no_grad():
+        for height, width in ((8, 4), (20, 36)):
+            (x,) = picture(1, height, width)
+            torch.testing.assert_close(torch.from_numpy(engine.run([x.numpy()])[0]), model(x), atol=1e-5, rtol=0)
+        with pytest.raises(EngineRunError):
+            engine.run([picture(1, 18, 24)[0].numpy()])
+
+
 @pytest.mark.parametrize(
     ("said", "found"),
     [
