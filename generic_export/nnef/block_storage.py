@@ -26,6 +26,7 @@ from generic_export.nnef.rewriting import FreeNames, attribute, cast_operation, 
 _GROUP = 32
 _FLOATS = ("f16", "f32")
 _GATHER_ONLY = frozenset({"q8_1"})  # tract has no product for it
+_MOVES = frozenset({"reshape", "squeeze", "transpose", "unsqueeze"})
 _MOE_OPERANDS = (2, 3, 4)  # w1, w2, w3 of tract_moe_ffn
 
 
@@ -114,7 +115,7 @@ def store_in_blocks(graph: NnefGraph, formats: Mapping[str, str]) -> NnefGraph:
     names = _variable_names(graph)
     axes = {label: uses[label].axes for label in formats}
     label_of = {name: label for label in formats for name in names[label]}
-    joined = {op.outputs[0] for op in graph.operations if op.operator == "concat"}
+    joined = _joined(graph.operations)
     names_left = FreeNames(graph)
     operations: list[NnefOperation] = []
     for op in graph.operations:
@@ -142,6 +143,16 @@ def store_in_blocks(graph: NnefGraph, formats: Mapping[str, str]) -> NnefGraph:
 
 
 # --- reading the graph --------------------------------------------------------------------------
+
+
+def _joined(operations: Iterable[NnefOperation]) -> set[str]:
+    """Return what is a concatenation, or one whose axes were moved: the engine moves them back."""
+    joined: set[str] = set()
+    for op in operations:
+        moved = op.operator in _MOVES and any(name in joined for name in references(op))
+        if op.operator == "concat" or moved:
+            joined.update(op.outputs)
+    return joined
 
 
 def _readers(operations: Iterable[NnefOperation]) -> dict[str, list[NnefOperation]]:

@@ -24,6 +24,7 @@ DAMAGED = "The archive is damaged or was not written to its end: export or copy 
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _READ_BYTES = 1 << 20
+_READS_AT_THE_END = 64  # tarfile ends with a few, of blocks that need not be there
 # What the readers of the standard library raise on bytes that are no tar or no gzip.
 READ_ERRORS: tuple[type[Exception], ...] = (
     tarfile.TarError,
@@ -114,10 +115,30 @@ def _gzip_entries(file: IO[bytes]) -> Iterator[ArchiveEntry]:
     """Yield the files of a gzipped tar, decompressing from start to end; the end holds the checksum."""
     with gzip_ng.open(file, "rb") as plain:
         stream = io.BufferedReader(plain, _READ_BYTES)
-        with _open_tar(stream, "r|") as tar:
+        with _open_tar(_Ending(stream), "r|") as tar:
             yield from _members(tar)
         while stream.read(_READ_BYTES):
             pass
+
+
+class _Ending:
+    """A stream that ends: tarfile skips a file by reading as often as its header wants, long after there is nothing left."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._empty = 0
+
+    def read(self, size: int) -> bytes:
+        """Return at most so many bytes.
+
+        Raises:
+            EOFError: there were none again and again.
+        """
+        data = self._stream.read(size)
+        self._empty = 0 if data else self._empty + 1
+        if self._empty > _READS_AT_THE_END:
+            raise EOFError("it ends in the middle of a file")
+        return data
 
 
 class _StrictHeader(tarfile.TarInfo):

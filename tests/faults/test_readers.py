@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
-from generic_export.errors import T2NError
+from generic_export.errors import ArchiveError, T2NError
+from generic_export.read.entries import archive_entries
 from generic_export.read.outline import read_outline
 from generic_export.weights.safetensors_index import open_safetensors
 from tests.load_script import load_script
@@ -72,3 +75,11 @@ def test_a_graph_of_nothing_that_is_understood() -> None:
     outline = read_outline("\n y = a;" * 30_000)
     assert [outline.unknown[0].line, outline.unknown[-1].line] == [2, 30_001]
     assert time.process_time() - started < 20  # quadratic: minutes
+
+
+def test_a_file_of_a_terabyte_in_an_archive_of_bytes(tmp_path: Path) -> None:
+    entry = tarfile.TarInfo("graph.nnef")
+    entry.size = 1 << 40
+    (tmp_path / "m.tgz").write_bytes(gzip.compress(entry.tobuf(tarfile.GNU_FORMAT)))
+    with pytest.raises(ArchiveError, match="in the middle of a file"):
+        list(archive_entries(tmp_path / "m.tgz"))

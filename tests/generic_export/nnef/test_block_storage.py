@@ -155,6 +155,20 @@ def test_a_product_that_reads_a_concatenation_is_one_product(tmp_path: Path) -> 
     torch.testing.assert_close(y, torch.cat([x, 2 * x], -1) @ values.T, atol=1e-3, rtol=1e-3)
 
 
+def test_a_product_that_reads_a_concatenation_whose_axes_moved_is_one_product(tmp_path: Path) -> None:
+    """Heads of a mixer joined as channels [B, 2*D, S], then turned (Zamba): the engine turns the parts and goes on as above."""
+    source, values = stored("w", torch.randn(32, 128, generator=torch.Generator().manual_seed(0)))
+    channels = op("transpose", [Reference("x")], "channels", axes=ArrayLiteral((0, 2, 1)))
+    twice = op("add", [Reference("channels"), Reference("channels")], "twice")
+    joined = op("concat", [ArrayLiteral((Reference("channels"), Reference("twice")))], "joined", axis=1)
+    back = op("transpose", [Reference("joined")], "back", axes=ArrayLiteral((0, 2, 1)))
+    product = einsum("nk,abk->abn", ["w", "back"], "y", acc="f32")
+    plain = graph_of((32, 128), channels, twice, joined, back, product, dtype="f32")
+    x = torch.randn(2, 3, 64)
+    y = run(tmp_path, store_in_blocks(plain, {"w": "q4_0"}), {"w": source}, [x, torch.zeros(5, dtype=torch.int64)])
+    torch.testing.assert_close(y, torch.cat([x, 2 * x], -1) @ values.T, atol=1e-3, rtol=1e-3)
+
+
 def test_the_head_of_a_tied_table_may_be_stored_otherwise(tmp_path: Path) -> None:
     torch.manual_seed(0)
     joined = op("add", [Reference("e"), Reference("p")], "y")
