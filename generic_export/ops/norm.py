@@ -126,11 +126,24 @@ def group_norm(
     """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, ...) -> Tensor"""
     del cudnn_enabled
     wide = widened(b, input)
+    if len(sympy.sympify(volume(input.shape[2:])).free_symbols) > 1:
+        return b.cast(_affine_channels(b, _over_axes_apart(b, wide, num_groups, eps), weight, bias), input.dtype)
     per_group = simplify_dim(sympy.sympify(volume(input.shape[1:])) / num_groups)
     grouped = b.reshape(wide, [input.shape[0], num_groups, per_group])
     centred = b.binary("sub", grouped, b.reduce("mean_reduce", grouped, [2], keepdim=True))
     normed = b.reshape(_root_mean_square(b, centred, eps), input.shape)
     return b.cast(_affine_channels(b, normed, weight, bias), input.dtype)
+
+
+def _over_axes_apart(b: NnefBuilder, value: Value, num_groups: int, epsilon: float) -> Value:
+    """Normalise by groups whose axes stay apart: a size that is a product of heights and widths keeps tract's load for minutes."""
+    grouped, first = value, 1
+    if num_groups > 1:
+        channels = simplify_dim(sympy.sympify(value.shape[1]) / num_groups)
+        grouped, first = b.reshape(value, [value.shape[0], num_groups, channels, *value.shape[2:]]), 2
+    mean, inverse = _statistics(b, grouped, list(range(first, grouped.rank)), epsilon)
+    normed = b.binary("mul", b.binary("sub", grouped, mean), inverse)
+    return b.reshape(normed, value.shape) if num_groups > 1 else normed
 
 
 @translates(aten.native_group_norm.default)
