@@ -58,7 +58,8 @@ _DETECTORS = (
     "ssdlite320_mobilenet_v3_large",
 )
 
-_VIDEO = {"mc3_18": (4, 64), "r2plus1d_18": (4, 64), "r3d_18": (4, 64), "s3d": (16, 64), "swin3d_t": (8, 64)}
+_LARGER = {"ssd300_vgg16": 300}  # one size: its last features are of one pixel
+_VIDEO = {"mc3_18": (4, 64), "r2plus1d_18": (4, 64), "r3d_18": (4, 64), "s3d": (16, 224), "swin3d_t": (8, 64)}
 _LONG_VIDEO = {"mvit_v1_b": (16, 224), "mvit_v2_s": (16, 224)}
 
 
@@ -101,7 +102,10 @@ CASES: Mapping[str, ModuleCase] = {
         name: pictures(partial(_build, name, smaller), size, of_any_size=free)
         for name, (size, free, smaller) in _SMALLEST.items()
     },
-    **{name: pictures(partial(_detector, name), 128, of_any_size=True) for name in _DETECTORS},
+    **{
+        name: pictures(partial(_detector, name), _LARGER.get(name, 128), of_any_size=name not in _LARGER)
+        for name in _DETECTORS
+    },
     **{name: _video(name, *size) for name, size in (_VIDEO | _LONG_VIDEO).items()},
     **{name: _flow(name) for name in ("raft_small", "raft_large")},
 }
