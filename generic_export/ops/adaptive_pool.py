@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.ops.indexing import gather_elements
+from generic_export.ops.indexing import arange, gather_elements
 from generic_export.ops.pool import Window, max_pool, sum_pool
 from generic_export.ops.reduction import widened
 from generic_export.ops.shape import volume
@@ -67,10 +67,37 @@ def adaptive_avg_pool(b: NnefBuilder, self: Value, output_size: Sequence[Dim]) -
             value = sum_pool(b, value, Window(even, even, 0, 1, len(even)), mean=True)
         return b.cast(value, self.dtype)
     for axis, out in enumerate(output_size, start=first):
-        if not same_dim(value.shape[axis], out):
+        if same_dim(value.shape[axis], out):
+            continue
+        if isinstance(out, int) and not isinstance(value.shape[axis], int):
+            value = _window_means(b, value, axis, out)
+        else:
             parts = [b.slice(value, axis, *bounds) for bounds in window_bounds(value.shape[axis], out)]
             value = b.concat([b.reduce("mean_reduce", part, [axis], keepdim=True) for part in parts], axis)
     return b.cast(value, self.dtype)
+
+
+def _window_means(b: NnefBuilder, value: Value, axis: int, count: int) -> Value:
+    """Average an axis of dynamic size by a product with each position's share of each window.
+
+    Slices would do, but tract's load takes minutes over sizes such as `(3*((H-1)/2)+9)/7-((2*((H-1)/2)+2)/7)`.
+    """
+    size = value.shape[axis]
+    n = b.scalar(sympy.sympify(size), torch.int64)
+    window, position = b.unsqueeze(arange(b, 0, count), [1]), b.unsqueeze(arange(b, 0, size), [0])
+    windows, one = b.scalar(count, torch.int64), b.scalar(1, torch.int64)
+    # floor(i*n/count) <= j is i*n < (j+1)*count, and j < ceil((i+1)*n/count) is j*count < (i+1)*n.
+    begun = b.binary(
+        "lt", b.binary("mul", window, n), b.binary("mul", b.binary("add", position, one), windows), dtype=torch.bool
+    )
+    unended = b.binary(
+        "lt", b.binary("mul", position, windows), b.binary("mul", b.binary("add", window, one), n), dtype=torch.bool
+    )
+    inside = b.select(b.binary("and", begun, unended), b.scalar(1.0, value.dtype), b.scalar(0.0, value.dtype))
+    shares = b.binary("div", inside, b.reduce("sum_reduce", inside, [1], keepdim=True))
+    axes = "abcdefgh"[: value.rank]
+    result = axes.replace(axes[axis], "w")
+    return b.product(f"{axes},w{axes[axis]}->{result}", [value, shares])
 
 
 @translates(aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)

@@ -92,7 +92,8 @@ def test_adaptive_average_whatever_the_image(size: Any) -> None:
     torch.manual_seed(0)
     images = (torch.randn(2, 3, 9, 12),), (torch.randn(1, 3, 10, 11),)
     check(lambda x: F.adaptive_avg_pool2d(x, size), images[0])
-    check(lambda x: F.adaptive_avg_pool2d(x, size), *images, dynamic_axes=IMAGE_AXES)
+    graph = check(lambda x: F.adaptive_avg_pool2d(x, size), *images, dynamic_axes=IMAGE_AXES)
+    assert " slice(" not in graph  # tract's load takes minutes over the sizes of such windows
 
 
 def test_adaptive_average_of_one_axis() -> None:
