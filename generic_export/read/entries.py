@@ -154,8 +154,9 @@ class _StrictHeader(tarfile.TarInfo):
             raise tarfile.ReadError(f"bad header: {error}") from None
 
 
-def _open_tar(stream: IO[bytes], mode: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=stream, mode=mode, tarinfo=_StrictHeader, encoding="utf-8", errors="surrogateescape")
+def _open_tar(stream: IO[bytes] | _Ending, mode: Any) -> tarfile.TarFile:
+    file: Any = stream  # of a stream ("r|") tarfile uses no more than `read`
+    return tarfile.open(fileobj=file, mode=mode, tarinfo=_StrictHeader, encoding="utf-8", errors="surrogateescape")
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[ArchiveEntry]:
