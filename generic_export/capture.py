@@ -331,11 +331,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _evaluate(model: nn.Module, modules: Iterable[nn.Module]) -> None:
+    # What torch.export made, PT2E's models among it, was exported in a mode and refuses to be asked for another.
     try:
         model.eval()
-    except (
-        NotImplementedError
-    ):  # what torch.export made, PT2E's models among it, was exported in a mode and refuses another
+    except NotImplementedError:
         for module in modules:
             module.training = False
 

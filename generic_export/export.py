@@ -140,13 +140,13 @@ def export_model_to_nnef(
         _tell_conditions(class_name(model), prepared.graph, refused=inference_target.refuses_sizes)
         document = store_in_half(document, half_parameters(model)) if half else document
         with ExitStack() as stack:
-            if half:  # what the archive is compared with, here and in a search for a fault, has the archive's numbers
+            checked = inference_target.check_io
+            if half and checked:  # what is compared, here and in a search for a fault, has the archive's numbers
                 stack.enter_context(rounded_to_half(model, stored_in_half(document)))
-            example = _example_run(model, arguments, keywords, prepared.graph) if inference_target.check_io else None
+            example = _example_run(model, arguments, keywords, prepared.graph) if checked else None
             document, stored = with_tensors(document, prepared.sources)
             stored = half_sources(document, stored) if half else stored
             forms = compose(document, module_classes(model)) if fragments else Composition(document, document)
-            checked = inference_target.check_io
             archive = stack.enter_context(_proven(target_path)) if checked else target_path
             write_document(archive, forms.composed, stored, compression_level=level, overwrite=overwrite or checked)
             logger.info("wrote %s", archive)

@@ -80,7 +80,8 @@ def adaptive_avg_pool(b: NnefBuilder, self: Value, output_size: Sequence[Dim]) -
 def _window_means(b: NnefBuilder, value: Value, axis: int, count: int) -> Value:
     """Average an axis of dynamic size by a product with each position's share of each window.
 
-    Slices would do, but tract's load takes minutes over sizes such as `(3*((H-1)/2)+9)/7-((2*((H-1)/2)+2)/7)`.
+    An infinity or NaN in one window makes NaN of the others (0 * inf). Slices would keep them apart, but tract's load takes
+    minutes over sizes such as `(3*((H-1)/2)+9)/7-((2*((H-1)/2)+2)/7)`.
     """
     size = value.shape[axis]
     n = b.scalar(sympy.sympify(size), torch.int64)

@@ -126,24 +126,34 @@ def group_norm(
     """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, ...) -> Tensor"""
     del cudnn_enabled
     wide = widened(b, input)
-    if len(sympy.sympify(volume(input.shape[2:])).free_symbols) > 1:
-        return b.cast(_affine_channels(b, _over_axes_apart(b, wide, num_groups, eps), weight, bias), input.dtype)
-    per_group = simplify_dim(sympy.sympify(volume(input.shape[1:])) / num_groups)
-    grouped = b.reshape(wide, [input.shape[0], num_groups, per_group])
-    centred = b.binary("sub", grouped, b.reduce("mean_reduce", grouped, [2], keepdim=True))
-    normed = b.reshape(_root_mean_square(b, centred, eps), input.shape)
-    return b.cast(_affine_channels(b, normed, weight, bias), input.dtype)
+    grouped, axes = _groups(b, wide, num_groups)
+    if len(axes) == 1:
+        centred = b.binary("sub", grouped, b.reduce("mean_reduce", grouped, axes, keepdim=True))
+        normed = _root_mean_square(b, centred, eps)
+    else:
+        normed = _standardised(b, grouped, *_statistics(b, grouped, axes, eps))
+    return b.cast(_affine_channels(b, b.reshape(normed, input.shape), weight, bias), input.dtype)
 
 
-def _over_axes_apart(b: NnefBuilder, value: Value, num_groups: int, epsilon: float) -> Value:
-    """Normalise by groups whose axes stay apart: a size that is a product of heights and widths keeps tract's load for minutes."""
-    grouped, first = value, 1
-    if num_groups > 1:
-        channels = simplify_dim(sympy.sympify(value.shape[1]) / num_groups)
-        grouped, first = b.reshape(value, [value.shape[0], num_groups, channels, *value.shape[2:]]), 2
-    mean, inverse = _statistics(b, grouped, list(range(first, grouped.rank)), epsilon)
-    normed = b.binary("mul", b.binary("sub", grouped, mean), inverse)
-    return b.reshape(normed, value.shape) if num_groups > 1 else normed
+def _groups(b: NnefBuilder, value: Value, num_groups: int) -> tuple[Value, list[int]]:
+    """Return [N, groups, rest], and the axes of a group: one, or those of dynamic pictures as they are.
+
+    A size that is a product of a height and a width keeps tract's load for minutes.
+    """
+    channels = sympy.sympify(value.shape[1])
+    volume_of_one = sympy.sympify(volume(value.shape[2:]))
+    apart = len(volume_of_one.free_symbols) > 1
+    rest = (
+        [simplify_dim(channels / num_groups), *value.shape[2:]]
+        if apart
+        else [simplify_dim(channels * volume_of_one / num_groups)]
+    )
+    grouped = b.reshape(value, [value.shape[0], num_groups, *rest])
+    return grouped, list(range(2, grouped.rank))
+
+
+def _standardised(b: NnefBuilder, value: Value, mean: Value, inverse: Value) -> Value:
+    return b.binary("mul", b.binary("sub", value, mean), inverse)
 
 
 @translates(aten.native_group_norm.default)
@@ -159,12 +169,12 @@ def native_group_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, ...)"""
-    per_group = simplify_dim(sympy.sympify(C) * sympy.sympify(HxW) / group)
-    grouped = b.reshape(widened(b, input), [N, group, per_group])
-    mean, inverse = _statistics(b, grouped, [2], eps)
-    normed = b.reshape(b.binary("mul", b.binary("sub", grouped, mean), inverse), input.shape)
+    del N, C, HxW  # the input's own
+    grouped, axes = _groups(b, widened(b, input), group)
+    mean, inverse = _statistics(b, grouped, axes, eps)
+    normed = b.reshape(_standardised(b, grouped, mean, inverse), input.shape)
     affine = _affine_channels(b, normed, weight, bias)
-    mean, inverse = b.squeeze(mean, [2]), b.squeeze(inverse, [2])
+    mean, inverse = b.squeeze(mean, axes), b.squeeze(inverse, axes)
     return b.cast(affine, input.dtype), b.cast(mean, input.dtype), b.cast(inverse, input.dtype)
 
 
@@ -196,7 +206,7 @@ def instance_norm(
         return _running_norm(b, input, weight, bias, running_mean, running_var, eps)
     wide = widened(b, input)
     mean, inverse = _statistics(b, wide, list(range(2, input.rank)), eps)
-    normed = b.binary("mul", b.binary("sub", wide, mean), inverse)
+    normed = _standardised(b, wide, mean, inverse)
     return b.cast(_affine_channels(b, normed, weight, bias), input.dtype)
 
 
@@ -231,7 +241,7 @@ def _batch_statistics_norm(
     """Normalise with the statistics of the batch itself; return them too: mean and biased variance per channel."""
     wide = widened(b, input)
     mean, variance = _moments(b, wide, [axis for axis in range(input.rank) if axis != 1])
-    normed = b.binary("mul", b.binary("sub", wide, mean), _inverse_deviation(b, variance, epsilon))
+    normed = _standardised(b, wide, mean, _inverse_deviation(b, variance, epsilon))
     affine = _affine_channels(b, normed, weight, bias)
     channels = [input.shape[1]]
     return b.cast(affine, input.dtype), b.reshape(mean, channels), b.reshape(variance, channels)

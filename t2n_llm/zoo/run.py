@@ -84,6 +84,11 @@ class RunOptions:
             raise OptionError(
                 "real checkpoints have no column of default configs.", "Leave --models or --full-size out."
             )
+        if self.suites and not {"f32", "f16"} & set(self.dtypes):
+            raise OptionError(
+                f"modules of suites have no {', '.join(self.dtypes)}.",
+                "Use --dtype f32 (dynamic, static) or f16 (half).",
+            )
         if FULL_SIZE in self.dtypes and self.tasks != (TEXT_GENERATION,):
             raise OptionError(
                 f"default configs are captured for {TEXT_GENERATION} alone.", "Leave --task or --full-size out."

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
-from generic_export.half_weights import half_parameters
+from generic_export.half_weights import half_parameters, rounded_to_half
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm.zoo.float64 import AS_FAR_OFF, NO_JUDGE
@@ -63,8 +63,13 @@ def tried(case: ModuleCase, column: str, seed: int, folder: Path, begin: Callabl
     torch.manual_seed(seed)
     module = case.build().eval()
     unsettle(module)
-    if column == HALF:
-        _round(module)
+    with rounded_to_half(module, half_parameters(module) if column == HALF else ()):
+        return _compared(module, case, column, seed, folder, begin)
+
+
+def _compared(
+    module: nn.Module, case: ModuleCase, column: str, seed: int, folder: Path, begin: Callable[[str], None]
+) -> Tried:
     begin("pytorch")
     sizes = (case.sizes, case.sizes if column == STATIC else case.other)
     given = [case.drawn(each, seed + number) for number, each in enumerate(sizes)]
@@ -98,14 +103,6 @@ def unsettle(module: nn.Module) -> None:
         for tensor in [*module.parameters(), *(buffer for buffer in module.buffers() if id(buffer) in stored)]:
             if tensor.is_floating_point() and tensor.numel() and bool((tensor == tensor.flatten()[0]).all()):
                 tensor.add_(torch.rand_like(tensor) * _SPREAD)
-
-
-def _round(module: nn.Module) -> None:
-    """Give matrices the numbers that they have in f16."""
-    named = dict(module.named_parameters())
-    with torch.no_grad():
-        for name in half_parameters(module) & named.keys():
-            named[name].copy_(named[name].half())
 
 
 def _run(module: nn.Module, args: Sequence[torch.Tensor]) -> ExampleRun:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaConfig
 
 from generic_export.errors import ArchiveError
-from t2n_llm.graph.prefill import bounded_chunks, chunks_of, recorded_chunks, split_prompt
+from generic_export.nnef.graph import NnefGraph, NnefOperation
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.prefill import bounded_chunks, chunks_of, prefill_chunks, recorded_chunks, split_prompt
 
 sizes = st.integers(0, 1 << 24)
 
@@ -58,3 +61,11 @@ def test_a_manifest_holds_the_table():
 def test_a_table_that_is_none_is_refused(table):
     with pytest.raises(ArchiveError, match=r"graph\.prefill of export\.json"):
         chunks_of({"graph": {"prefill": table}})
+
+
+@pytest.mark.parametrize(
+    ("operator", "chunk"), [("tract_transformers_scaled_masked_softmax", 128), ("tract_transformers_sdpa", 512)]
+)
+def test_chunks_are_as_fast_as_attention_is_written(operator: str, chunk: int) -> None:
+    graph = NnefGraph(name="g", inputs=(), outputs=("y",), operations=(NnefOperation(operator, (), (), ("y",)),))
+    assert prefill_chunks(LlamaConfig(), graph, GraphOptions())[0] == (0, chunk)

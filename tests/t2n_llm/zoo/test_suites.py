@@ -85,6 +85,8 @@ def test_a_suite_has_two_columns_where_an_axis_is_dynamic(toys: str) -> None:
     keys = [cell.key for cell in plan_cells(options, {toys: CASES})]
     cells = ("absent:dynamic", "absent:static", "good:dynamic", "good:static", "random:static")
     assert keys == [f"{toys}:{name}" for name in cells]
+    with pytest.raises(OptionError, match="q4_0"):
+        replace(options, dtypes=("q4_0",))
     halves = plan_cells(replace(options, dtypes=("f16",)), {toys: CASES})
     assert [cell.key for cell in halves] == [f"{toys}:{name}:half" for name in ("absent", "good", "random")]
 
