@@ -44,7 +44,7 @@ def capture_patches() -> Iterator[None]:
             without_causal_hint(_is_causal),
             mock.patch("torch.linspace", _linspace),
             mock.patch("torch.tensor", _tensor),
-            _ListsOfPlaces(),
+            _PlainFunctions(),
             _symbolic_math(),
             _gradients_off_once(),
             proved_sizes(),
@@ -106,8 +106,8 @@ def _is_numbers(data: Any) -> bool:
     return isinstance(data, bool | int | float)
 
 
-class _ListsOfPlaces(TorchFunctionMode):
-    """The same for lists of places, such as `x[..., [-1]]`.
+class _PlainFunctions(TorchFunctionMode):
+    """`_getitem` and `_chunk` in the place of what PyTorch has.
 
     A mode, since setting and deleting `torch.Tensor.__getitem__` makes tensors sequences for the rest of the process:
     `torch.tensor([torch.tensor(1)])` fails then.
@@ -116,10 +116,11 @@ class _ListsOfPlaces(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return _getitem(*args) if func is _get_item else func(*args, **(kwargs or {}))
+        return _REPLACED.get(func, func)(*args, **(kwargs or {}))
 
 
 def _getitem(self: torch.Tensor, index: Any) -> Any:
+    """Lists of places, such as `x[..., [-1]]`, keep their values on the meta device: see `_tensor`."""
     places = index if isinstance(index, tuple) else (index,)
     if self.device.type == "meta" and any(isinstance(each, list) and _is_numbers(each) for each in places):
         index = tuple(
@@ -127,6 +128,22 @@ def _getitem(self: torch.Tensor, index: Any) -> Any:
             for each in places
         )
     return _get_item(self, index)
+
+
+def _chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Any:
+    """Chunks of batches that were put together: PyTorch counts them by a division that freezes the batch.
+
+    Inputs that share a batch have symbols of their own here, equal by the end of the capture. That the chunks divide their sum is
+    asked as a model's own code would; of one size it would be a condition that the model does not have.
+    """
+    size = input.shape[dim]
+    summed = isinstance(size, torch.SymInt) and len(size.node.expr.free_symbols) > 1
+    if summed and chunks > 0 and size % chunks == 0:
+        return input.split([size // chunks] * chunks, dim)
+    return input.chunk(chunks, dim)
+
+
+_REPLACED: dict[Any, Callable[..., Any]] = {_get_item: _getitem, torch.chunk: _chunk, torch.Tensor.chunk: _chunk}
 
 
 @contextmanager

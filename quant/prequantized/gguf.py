@@ -89,7 +89,22 @@ class GgufTensor:
             if self.is_plain:
                 yield torch.from_numpy(rows).view(_PLAIN[self.kind])
             else:
-                yield torch.from_numpy(_decoded(rows, self.kind, self.code))
+                yield torch.from_numpy(self._decoded(rows))
+
+    def _decoded(self, rows: np.ndarray) -> np.ndarray:
+        from quant.prequantized.gguf_blocks import LAYOUTS, decode_blocks  # numba, a second at every start otherwise
+
+        if self.kind in LAYOUTS:
+            return decode_blocks(self.kind, rows)
+        from gguf import dequantize
+
+        try:
+            return np.ascontiguousarray(dequantize(rows, self.code), dtype=np.float32)
+        except NotImplementedError as error:  # I8 to I64 and F64, which no model's weights have
+            raise WeightError(
+                f"{self.name}: its values are {self.kind}, which the gguf package does not decode.",
+                "Convert the model again with floats or blocks of GGUF for its weights.",
+            ) from error
 
 
 def joined(name: str, shape: tuple[int, ...], pieces: Sequence[GgufTensor]) -> ExactTensor | DecodedTensor:
@@ -184,20 +199,11 @@ def _numbers(fields: Mapping[str, Any]) -> Iterator[tuple[str, float | int | boo
             yield name, value
 
 
-def _decoded(rows: np.ndarray, kind: str, code: Any) -> np.ndarray:
-    from quant.prequantized.gguf_blocks import LAYOUTS, decode_blocks  # numba, a second at every start otherwise
-
-    if kind in LAYOUTS:
-        return decode_blocks(kind, rows)
-    from gguf import dequantize
-
-    return np.ascontiguousarray(dequantize(rows, code), dtype=np.float32)
-
-
 def _tensor(path: Path, tensor: Any) -> GgufTensor:
     shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
     rows = math.prod(shape[:-1])
     data = tensor.data.reshape(-1).view(np.uint8)
-    if data.nbytes != int(tensor.n_bytes) or not rows or data.nbytes % rows:
+    # Rows of no values are as many as a file likes to say.
+    if not data.nbytes or data.nbytes != int(tensor.n_bytes) or data.nbytes % rows:
         raise CorruptCheckpointError(f"{path}: tensor {tensor.name} is not whole.", "Download the file again.")
     return GgufTensor(str(tensor.name), shape, tensor.tensor_type.name, data.reshape(rows, -1), tensor.tensor_type)

@@ -78,7 +78,10 @@ def gguf_reader() -> type[Any]:
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type != GGUFValueType.ARRAY:
-                return super()._get_field_parts(orig_offs, raw_type)
+                found = super()._get_field_parts(orig_offs, raw_type)
+                if raw_type in self.gguf_scalar_to_np and not found[1][0].size:
+                    raise ValueError("a number ends behind the file")
+                return found
             data = self.data.view(np.ndarray)
             kind, length = struct.unpack_from("<IQ" if self.byte_order == "I" else ">IQ", data, orig_offs)
             if length > len(data) - orig_offs:  # the package would look for that many values behind the end

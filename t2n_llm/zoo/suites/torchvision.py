@@ -58,7 +58,13 @@ _DETECTORS = (
     "ssdlite320_mobilenet_v3_large",
 )
 
-_LARGER = {"ssd300_vgg16": 300}  # one size: its last features are of one pixel
+_ONE_SIZE = {"ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 320}  # their last features are of one pixel
+# Their coarsest features are of one pixel up to 128, which is a graph of its own.
+_LARGER = {
+    "fcos_resnet50_fpn": 160,
+    "retinanet_resnet50_fpn": 160,
+    "retinanet_resnet50_fpn_v2": 160,
+}
 _VIDEO = {"mc3_18": (4, 64), "r2plus1d_18": (4, 64), "r3d_18": (4, 64), "s3d": (16, 224), "swin3d_t": (8, 64)}
 _LONG_VIDEO = {"mvit_v1_b": (16, 224), "mvit_v2_s": (16, 224)}
 
@@ -103,7 +109,9 @@ CASES: Mapping[str, ModuleCase] = {
         for name, (size, free, smaller) in _SMALLEST.items()
     },
     **{
-        name: pictures(partial(_detector, name), _LARGER.get(name, 128), of_any_size=name not in _LARGER)
+        name: pictures(
+            partial(_detector, name), (_ONE_SIZE | _LARGER).get(name, 128), of_any_size=name not in _ONE_SIZE
+        )
         for name in _DETECTORS
     },
     **{name: _video(name, *size) for name, size in (_VIDEO | _LONG_VIDEO).items()},

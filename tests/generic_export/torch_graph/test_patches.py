@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.fx.experimental.sym_node import SymNode
 
 from generic_export import TractNNEF
@@ -15,6 +16,8 @@ from generic_export.capture import capture
 from generic_export.compat import size_arithmetic_remembered
 from generic_export.torch_graph.naming import short_stacks, user_source
 from generic_export.torch_graph.patches import capture_patches
+from generic_export.torch_graph.tracer import TorchModuleTracer
+from tests.engine_check import check
 
 _FIRST_USE_INSIDE = """
 import torch
@@ -106,3 +109,36 @@ def test_arithmetic_of_sizes_is_put_back() -> None:
     with size_arithmetic_remembered():
         assert all(getattr(SymNode, name) is not compute for name, compute in before.items())
     assert {name: getattr(SymNode, name) for name in before} == before
+
+
+class _Halves(nn.Module):
+    """Two pictures through one network at once, as networks of optical flow do."""
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        first, second = torch.chunk(torch.cat([one, other]), chunks=2, dim=0)
+        return first - second * one
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_batches_that_were_put_together_come_apart(batch: int) -> None:
+    axes = {"input_0": {0: "B"}, "input_1": {0: "B"}}
+    shapes = [(torch.rand(size, 3), torch.rand(size, 3)) for size in (batch, 1, 5)]
+    check(_Halves(), shapes[0], *shapes[1:], dynamic_axes=axes)
+
+
+class _OtherWayRound(nn.Module):
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        first, second = value.chunk(2, 1)
+        return torch.cat([second, first], 1)
+
+
+@pytest.mark.parametrize("length", [7, 8])
+def test_chunks_of_a_length_may_differ(length: int) -> None:
+    tracer = TorchModuleTracer(
+        _OtherWayRound(),
+        args=(torch.rand(2, length),),
+        input_names=["value"],
+        dynamic_axes={"value": {1: "S"}},
+        conditional=True,
+    )
+    assert tracer.trace().conditions == ()
