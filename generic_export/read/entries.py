@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from zlib_ng import gzip_ng, zlib_ng
 
@@ -147,11 +147,24 @@ class _StrictHeader(tarfile.TarInfo):
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictHeader:
         try:
-            return super().fromtarfile(tarfile_)
+            header = super().fromtarfile(tarfile_)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"bad header: {error}") from None
+        if tarfile_.offset <= header.offset:  # the library would read it again and again
+            raise tarfile.ReadError(f"bad header: a file of {header.size} bytes")
+        return header
+
+    def _with_holes(self, *_: Any) -> NoReturn:
+        """A few bytes announce terabytes of zeros, and the library reads the map of holes on for ever where it has no end.
+
+        Raises:
+            tarfile.ReadError: always.
+        """
+        raise tarfile.ReadError("a file is stored with holes (sparse), as no export writes one")
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _with_holes
 
 
 def _open_tar(stream: IO[bytes] | _Ending, mode: Any) -> tarfile.TarFile:
