@@ -29,6 +29,13 @@ def quantize_report(
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="About how many tokens to score.")] = 2048,
     window: Annotated[int, typer.Option(min=2, help="Tokens in one piece of the text.")] = 256,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="llama.cpp[:FILE.gguf]",
+            help="Measure a GGUF file of the same model beside it, or the same tensors as ggml rounds them; may be repeated.",
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the error by layer: .png (t2n-llm[plot]), or .html with all tables."),
@@ -64,6 +71,7 @@ def quantize_report(
             window=window,
             placement=placement.placement,
             engine=engine,
+            against=against or (),
             reporter=sink,
         )
         if plot is not None:

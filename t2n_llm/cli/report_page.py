@@ -6,7 +6,7 @@ import math
 
 from generic_export.pages import render
 from generic_export.pages.chart import Chart, Line, line_chart
-from t2n_llm.cli.report_tables import by_kind, by_tensor, largest_errors
+from t2n_llm.cli.report_tables import beside_gguf, by_kind, by_tensor, largest_errors
 from t2n_llm.measure.quantize_report import QuantizeReport
 
 _DECADE = 10.0  # errors are drawn by decades only where there are some
@@ -30,6 +30,7 @@ def report_html(report: QuantizeReport) -> str:
             (f"perplexity (reference {quality.reference_perplexity:.2f})", f"{quality.perplexity:.2f}"),
         ],
         chart=_chart(report),
+        beside=beside_gguf(report) if report.rivals else None,
         kinds=by_kind(report.tensors),
         tensors=by_tensor("tensors", report.tensors),
         worst={index for index, tensor in enumerate(report.tensors) if tensor.label in worst},

@@ -34,6 +34,7 @@ def quality_tables(report: QuantizeReport) -> list[Table]:
     effect.show_header = False
     worst = largest_errors(report.tensors)
     sheets = [by_kind(report.tensors), by_tensor("largest errors", worst)] if worst else []
+    sheets = [*([beside_gguf(report)] if report.rivals else []), *sheets]
     return [effect, *(filled_table(sheet.headings, sheet.rows, sheet.title) for sheet in sheets)]
 
 
@@ -47,6 +48,28 @@ def end_effect(report: QuantizeReport) -> list[tuple[str, str]]:
         ("same most likely token", f"{100 * quality.same_top1:.1f} %"),
         ("perplexity", f"{quality.perplexity:.3f} ({change:+.2%} on {quality.reference_perplexity:.3f})"),
     ]
+
+
+def beside_gguf(report: QuantizeReport) -> Sheet:
+    """Return the export and its rivals, a row each."""
+    shown = [(report.folder, report.bytes, report.bits_per_weight, report.quality)]
+    shown += [(rival.name, rival.bytes, rival.bits_per_weight, rival.quality) for rival in report.rivals]
+    return Sheet(
+        "beside GGUF, on the same text",
+        ("values of", ">MB", ">bits", ">mean KL", ">99 %", ">same token", ">perplexity"),
+        tuple(
+            (
+                name,
+                f"{size / 1e6:.1f}",
+                f"{bits:.2f}",
+                f"{quality.mean_kl:.4g}",
+                f"{quality.tail_kl:.4g}",
+                f"{100 * quality.same_top1:.1f} %",
+                f"{quality.perplexity:.3f}",
+            )
+            for name, size, bits, quality in shown
+        ),
+    )
 
 
 def largest_errors(tensors: Sequence[TensorQuality]) -> list[TensorQuality]:

@@ -26,6 +26,7 @@ from t2n_llm.compress.text import evaluation_text
 from t2n_llm.export.folder import MANIFEST_NAME, archive_in, read_manifest
 from t2n_llm.export.revalidate import open_original
 from t2n_llm.graph.interface import recorded_states
+from t2n_llm.measure.gguf_quality import BlockScheme, GgufQuality, gguf_named, gguf_quality
 from t2n_llm.measure.quality import (
     ArchiveReading,
     Predict,
@@ -37,7 +38,7 @@ from t2n_llm.measure.quality import (
 )
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.empty_model import meta_model
-from t2n_llm.source.hub import load_tokenizer
+from t2n_llm.source.hub import ModelSource, load_tokenizer
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.names import require_language_model
 from t2n_llm.weights.archive_weights import stored_values
@@ -111,6 +112,7 @@ class QuantizeReport:
         reading: how logits were got from the archive.
         seconds: that the engine took for the text.
         engine: name and version.
+        rivals: GGUF files of the same model, on the same text.
     """
 
     folder: str
@@ -124,6 +126,7 @@ class QuantizeReport:
     reading: str
     seconds: float
     engine: str
+    rivals: tuple[GgufQuality, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
         """Return the report as plain data for JSON."""
@@ -139,6 +142,7 @@ def quantize_report(
     window: int = DEFAULT_WINDOW,
     placement: Placement | None = None,
     engine: EngineOptions | None = None,
+    against: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> QuantizeReport:
     """Measure an export against the model it was made from.
@@ -152,20 +156,26 @@ def quantize_report(
         window: tokens that are read at once, without what came before them.
         placement: where the original's weights may stay.
         engine: which one; None takes the pip-installed one.
+        against: `llama.cpp:FILE.gguf`, a GGUF file of the same model; `llama.cpp`, the export's blocks as ggml rounds them.
         reporter: told what happens; None logs.
 
     Raises:
         ArchiveError: a folder is no export.
         MissingTokenizerError: the export carries no tokenizer.
-        OptionError: the text is too short, or the reference is another model.
+        OptionError: the text is too short, the reference or a GGUF file is another model, or rivals are to be compared with
+            an export.
+        NotEnoughMemoryError: a rival does not fit beside the original.
         SourceError: the original cannot be found.
         EngineError: the engine refused the archive, or died.
     """
     reporter = reporter or LogReporter()
+    files = [gguf_named(rival) for rival in against]
     exported = _Exported.open(folder)
     windows = exported.windows(text, tokens, window)
     ref = SourceRef.of(reference or "")
     if ref.name and (Path(ref.name) / MANIFEST_NAME).is_file():
+        if files:
+            raise OptionError("--against needs the original model.", "Name it, and no export, with --reference.")
         opened = _other_export(exported, Path(ref.name), engine)
     else:
         opened = _original(exported, ref, placement or Placement())
@@ -177,6 +187,7 @@ def quantize_report(
         reporter.stage(f"Reading {len(windows)} windows in tract, {reading}")
         timed = _Timed(asked.predict)
         quality = compare_windows(windows, original.predict, timed.predict)
+        rivals = tuple(_beside(exported, original, files, windows, reporter))
     size, bits = exported.weights(tensors)
     return QuantizeReport(
         folder=folder.resolve().name,
@@ -190,7 +201,19 @@ def quantize_report(
         reading=reading,
         seconds=timed.seconds,
         engine=asked.name,
+        rivals=rivals,
     )
+
+
+def _beside(
+    exported: _Exported, original: _Asked, files: Sequence[Path | None], windows: Sequence[Turn], reporter: Reporter
+) -> Iterator[GgufQuality]:
+    """Measure GGUF files of a model, or what ggml makes of it, against the original."""
+    if original.source is None:
+        return
+    for file in files:
+        reporter.stage(f"Reading the same windows with the values of {file.name if file is not None else 'ggml'}")
+        yield gguf_quality(file, original.source, exported.blocks(), windows, original.predict)
 
 
 # --- the two models ---------------------------------------------------------------------------------
@@ -198,11 +221,12 @@ def quantize_report(
 
 @dataclass(frozen=True)
 class _Asked:
-    """A model that predicts: under which name, and its tensors by parameter, as the model has them."""
+    """A model that predicts: under which name, its tensors by parameter, as the model has them, and where it comes from."""
 
     name: str
     predict: Predict
     tensors: Iterable[tuple[str, torch.Tensor]] = ()
+    source: ModelSource | None = None
 
 
 @dataclass
@@ -261,6 +285,15 @@ class _Exported:
         """Return what the manifest says of each tensor, by label; nothing without compression."""
         return {record["label"]: record for record in (self.manifest.get("compression") or {}).get("tensors", ())}
 
+    def blocks(self) -> dict[str, BlockScheme]:
+        """Return how each parameter that is stored in blocks is stored."""
+        return {
+            name: BlockScheme(record["scheme"], tuple(record["axes"]) if record["axes"] is not None else None)
+            for record in self.records().values()
+            if record["scheme"] not in _PLAIN
+            for name in record["parameters"]
+        }
+
     def stored(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Yield label, the parameter's name, and the values as the model has them."""
         records = self.records()
@@ -309,7 +342,7 @@ def _original(exported: _Exported, ref: SourceRef, placement: Placement) -> Iter
     with reference_model(source.weights, residency, trust_remote_code=trust_remote_code) as model:
         named = () if residency.offloaded else model.named_parameters(remove_duplicate=False)
         tensors = ((name, parameter.detach().cpu()) for name, parameter in named)
-        yield _Asked(f"{source.public_name} (PyTorch, f32)", torch_predict(model.eval()), tensors)
+        yield _Asked(f"{source.public_name} (PyTorch, f32)", torch_predict(model.eval()), tensors, source)
 
 
 # --- tensor by tensor -------------------------------------------------------------------------------

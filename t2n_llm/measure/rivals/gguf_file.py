@@ -24,7 +24,7 @@ _GIVE_A_FILE = "Give a GGUF file of it: --against llama.cpp:FILE.gguf."
 _UNUSED = ("rotary_emb.inv_freq", "attention.masked_bias")  # old checkpoints hold what is computed
 
 # How an export stores a tensor -> its type in the file. Q8_1 is not a file type of ggml's; Q8_0 has its bytes but the sums.
-_TYPES = {"q4_0": "Q4_0", "q8_1": "Q8_0"}
+FILE_TYPES = {"q4_0": "Q4_0", "q8_1": "Q8_0"}
 
 Change = Callable[[str, torch.Tensor, Any], torch.Tensor]
 
@@ -238,7 +238,7 @@ def _kind(name: str, shape: tuple[int, ...], schemes: Mapping[str, str]) -> Any:
 
     if len(shape) < 2:
         return GGMLQuantizationType.F32  # what llama.cpp's own converter does, and its norms ask for
-    return GGMLQuantizationType[_TYPES.get(schemes.get(name, "f16"), "F16")]
+    return GGMLQuantizationType[FILE_TYPES.get(schemes.get(name, "f16"), "F16")]
 
 
-__all__ = ["check_gguf", "write_gguf"]
+__all__ = ["FILE_TYPES", "check_gguf", "write_gguf"]
