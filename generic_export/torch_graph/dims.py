@@ -197,7 +197,7 @@ def dim_text(dim: Dim) -> str:
         DimensionError: the expression uses a function that tract has no form for.
     """
     simplified = simplify_dim(dim)
-    return str(simplified) if isinstance(simplified, int) else _print(simplified)
+    return str(simplified) if isinstance(simplified, int) else _print(without_negative_dividends(simplified))
 
 
 def _print(expr: sympy.Expr) -> str:
@@ -248,6 +248,38 @@ def _print_floor_div(expr: sympy.Expr) -> str:
     return f"{_as_factor(base)}/{_constant(divisor, expr)}"
 
 
+def without_negative_dividends(expr: sympy.Expr) -> sympy.Expr:
+    """Return a size in which no quotient is of less than nothing: tract's division truncates, Python's rounds down.
+
+    `(1 - s) // 2` becomes `-(s // 2)`, and `(t - s) // 2` becomes `(t + s) // 2 - s`. All terms become one sum: of
+    `(a / n - s) + b` tract makes `(a - n*s) / n + b`, and truncates that. A number that is subtracted stays: sizes below it have no use for the
+    quotient.
+    """
+    if not expr.has(torch_sympy.FloorDiv):
+        return expr
+    replaced = expr.replace(torch_sympy.FloorDiv, _of_no_negative)
+    return expr if replaced == expr else sympy.expand(replaced)
+
+
+def _of_no_negative(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    quotient, base = torch_sympy.FloorDiv(base, divisor), sympy.expand(base)
+    subtracted = _subtracted(base)
+    if subtracted == 0 or not divisor.is_Integer:
+        return quotient
+    constant, rest = base.as_coeff_Add()
+    if rest == -subtracted and constant.is_Integer:  # nothing is added
+        above = subtracted - constant % divisor + divisor - 1
+        return constant // divisor - torch_sympy.FloorDiv(above, divisor)
+    return torch_sympy.FloorDiv(sympy.expand(base + divisor * subtracted), divisor, evaluate=False) - subtracted
+
+
+def _subtracted(base: sympy.Expr) -> sympy.Expr:
+    """Return the sizes that a dividend subtracts; 0 where it is known not to fall below 0, a negative number aside."""
+    terms = sympy.Add.make_args(sympy.expand(base))
+    subtracted = sympy.Add(*(-term for term in terms if term.free_symbols and term.could_extract_minus_sign()))
+    return sympy.Integer(0) if subtracted == 0 or never_negative(base) else subtracted
+
+
 def _print_mod(expr: sympy.Expr) -> str:
     base, divisor = expr.args
     number = _constant(divisor, expr)
@@ -255,11 +287,12 @@ def _print_mod(expr: sympy.Expr) -> str:
     base = sympy.expand(sympy.Add(*(_without_remainder(term, divisor) for term in sympy.Add.make_args(base))))
     constant, rest = base.as_coeff_Add()
     base = rest + constant % divisor
-    if base.could_extract_minus_sign():
+    subtracted = _subtracted(base)
+    if subtracted != 0 and rest == -subtracted:  # nothing is added
         # tract's division truncates: -5 % 4 is written ((5+3)/4)*4 - 5.
         count = _as_factor(-base)
         return f"(({count}+{number - 1})/{number})*{number}-{count}"
-    factor = _as_factor(base)
+    factor = _as_factor(sympy.expand(base + number * subtracted))
     return f"{factor}-({factor}/{number})*{number}"
 
 

@@ -28,6 +28,7 @@ from generic_export.compat import (
 from generic_export.errors import CaptureError
 from generic_export.torch_graph.naming import short_stacks
 from generic_export.torch_graph.size_guards import proved_sizes
+from generic_export.torch_graph.size_quotients import whole_quotients
 
 aten = torch.ops.aten
 
@@ -48,6 +49,7 @@ def capture_patches() -> Iterator[None]:
             _symbolic_math(),
             _gradients_off_once(),
             proved_sizes(),
+            whole_quotients(),
             size_arithmetic_remembered(),
             short_stacks(),
             without_strides_of_transforms(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import pytest
 import sympy
 from hypothesis import given, settings
@@ -41,6 +44,9 @@ S, P = dim_symbol("S"), dim_symbol("P")
         (sympy.Min(S + P, 3), "min(P+S, 3)"),
         (S / 2, "S/2"),
         ((S + 1) * (P + 2), "2*S+P+P*S+2"),
+        (FloorDiv(1 - S, 2), "-1*(S/2)"),
+        (FloorDiv(S + 1, 2) + FloorDiv(1 - S, 2), "(S+1)/2-(S/2)"),
+        (FloorDiv(P - S, 2) + S, "(P+S)/2"),
     ],
 )
 def test_dimension_text(dim: sympy.Expr | int, text: str) -> None:
@@ -70,6 +76,59 @@ expressions = st.recursive(
 @given(expressions, st.integers(0, 40), st.integers(0, 40))
 def test_text_has_the_value_of_the_expression(expr: sympy.Expr, s: int, p: int) -> None:
     assert evaluate_text(dim_text(expr), s, p) == evaluate_dim(simplify_dim(expr), {"S": s, "P": p})
+
+
+class _Truncating(int):
+    """A number that is divided as tract divides: towards zero."""
+
+    def __floordiv__(self, other: int) -> _Truncating:
+        return _Truncating(math.trunc(Fraction(int(self), int(other))))
+
+    def __add__(self, other: int) -> _Truncating:
+        return _Truncating(int(self) + int(other))
+
+    def __sub__(self, other: int) -> _Truncating:
+        return _Truncating(int(self) - int(other))
+
+    def __mul__(self, other: int) -> _Truncating:
+        return _Truncating(int(self) * int(other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __rsub__(self, other: int) -> _Truncating:
+        return _Truncating(int(other) - int(self))
+
+
+def _truncated(text: str, s: int, p: int) -> int:
+    names = {"S": _Truncating(s), "P": _Truncating(p), "max": max, "min": min}
+    return int(eval(text.replace("/", "//"), names))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(-3, 3),
+    st.integers(-3, 3),
+    st.integers(0, 9),
+    st.integers(2, 5),
+    st.integers(0, 40),
+    st.integers(0, 40),
+)
+def test_a_quotient_of_less_than_nothing_is_rounded_down(
+    of_s: int, of_p: int, constant: int, divisor: int, s: int, p: int
+) -> None:
+    expr = FloorDiv(of_s * S + of_p * P + constant, divisor) + 3 * S + 3 * P
+    assert _truncated(dim_text(expr), s, p) == (of_s * s + of_p * p + constant) // divisor + 3 * (s + p)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(-3, 3), st.integers(-3, 3), st.integers(0, 9), st.integers(2, 5), st.integers(0, 40), st.integers(0, 40)
+)
+def test_a_remainder_of_less_than_nothing_is_positive(
+    of_s: int, of_p: int, constant: int, divisor: int, s: int, p: int
+) -> None:
+    expr = PythonMod(of_s * S + of_p * P + constant, divisor)
+    assert _truncated(dim_text(expr), s, p) == (of_s * s + of_p * p + constant) % divisor
 
 
 def test_a_remainder_inside_a_quotient_stays() -> None:

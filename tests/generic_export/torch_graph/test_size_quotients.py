@@ -1,0 +1,68 @@
+"""Roundings of quotients of sizes are divisions of integers in the graph, and right in the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from generic_export.torch_graph.size_quotients import whole_quotients
+from generic_export.torch_graph.tracer import TorchModuleTracer
+from tests.engine_check import check
+
+LENGTH = {"input_0": {0: "B", 2: "T"}}
+
+
+class SamePadding(nn.Module):
+    """Convolutions that are padded to the size of their input by their stride, as TensorFlow does."""
+
+    def __init__(self, strides: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv1d(3, 3, 3, stride=stride) for stride in strides)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, 3, ceil(T / strides)]."""
+        for layer in self.layers:
+            stride, size = layer.stride[0], x.shape[-1]
+            missing = max((math.ceil(size / stride) - 1) * stride + 3 - size, 0)
+            x = layer(F.pad(x, (missing // 2, missing - missing // 2)))
+        return x
+
+
+def test_padding_as_in_tensorflow() -> None:
+    others = [(torch.randn(batch, 3, length),) for batch, length in ((1, 1), (3, 31), (2, 64), (1, 7))]
+    graph = check(SamePadding((1, 2, 1, 2)).eval(), (torch.randn(2, 3, 48),), *others, dynamic_axes=LENGTH)
+    assert "ceil" not in graph
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda size: math.ceil(size / 3),
+        lambda size: math.floor(size / 3),
+        lambda size: math.ceil((size + 4) / 2) - 2,
+        lambda size: math.ceil(size / 2.5),
+    ],
+)
+def test_a_rounded_quotient(cut: Callable[[int], int]) -> None:
+    others = [(torch.randn(2, 3, length),) for length in (3, 7, 30, 31, 32)]
+    check(lambda x: x[..., : cut(x.shape[-1])] * 2, (torch.randn(2, 3, 20),), *others, dynamic_axes=LENGTH)
+
+
+def test_sizes_do_not_grow_with_layers() -> None:
+    tracer = TorchModuleTracer(
+        SamePadding((2, 1) * 4).eval(), args=(torch.rand(2, 3, 64),), input_names=["x"], dynamic_axes={"x": {2: "T"}}
+    )
+    (output,) = tracer.trace().outputs
+    assert len(str(output.shape[2])) < 60, output.shape
+
+
+def test_rounding_is_put_back() -> None:
+    before = torch.SymFloat.__ceil__, torch.SymFloat.__floor__
+    with whole_quotients():
+        assert torch.SymFloat.__ceil__ is not before[0]
+    assert (torch.SymFloat.__ceil__, torch.SymFloat.__floor__) == before
