@@ -252,8 +252,8 @@ def without_negative_dividends(expr: sympy.Expr) -> sympy.Expr:
     """Return a size in which no quotient is of less than nothing: tract's division truncates, Python's rounds down.
 
     `(1 - s) // 2` becomes `-(s // 2)`, and `(t - s) // 2` becomes `(t + s) // 2 - s`. All terms become one sum: of
-    `(a / n - s) + b` tract makes `(a - n*s) / n + b`, and truncates that. A number that is subtracted stays: sizes below it have no use for the
-    quotient.
+    `(a / n - s) + b` tract makes `(a - n*s) / n + b`, and truncates that. A number that is subtracted stays: sizes below it
+    have no use for the quotient.
     """
     if not expr.has(torch_sympy.FloorDiv):
         return expr
