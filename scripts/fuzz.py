@@ -134,8 +134,8 @@ def run_child(reader: Reader, findings: Path, arguments: Sequence[str]) -> None:
     """Be the fuzzer: instrument what the reader is made of, and read until libFuzzer ends the process."""
     import atheris
 
-    modules = {"include": list(reader.modules), "exclude": _COMPILED}
-    with atheris.instrument_imports(**modules, enable_loader_override=False):
+    guiding = list(reader.modules)
+    with atheris.instrument_imports(include=guiding, exclude=_COMPILED, enable_loader_override=False):
         _import_before(reader)
     # A tensor that a damaged file announces must not be asked for: fail there and not in the kernel.
     resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))

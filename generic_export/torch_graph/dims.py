@@ -197,7 +197,7 @@ def dim_text(dim: Dim) -> str:
         DimensionError: the expression uses a function that tract has no form for.
     """
     simplified = simplify_dim(dim)
-    return str(simplified) if isinstance(simplified, int) else _print(without_negative_dividends(simplified))
+    return str(simplified) if isinstance(simplified, int) else _print(_without_negative_dividends(simplified))
 
 
 def _print(expr: sympy.Expr) -> str:
@@ -248,7 +248,7 @@ def _print_floor_div(expr: sympy.Expr) -> str:
     return f"{_as_factor(base)}/{_constant(divisor, expr)}"
 
 
-def without_negative_dividends(expr: sympy.Expr) -> sympy.Expr:
+def _without_negative_dividends(expr: sympy.Expr) -> sympy.Expr:
     """Return a size in which no quotient is of less than nothing: tract's division truncates, Python's rounds down.
 
     `(1 - s) // 2` becomes `-(s // 2)`, and `(t - s) // 2` becomes `(t + s) // 2 - s`. All terms become one sum: of

@@ -6,7 +6,7 @@ on the values that the file has. llama.cpp's own kernels round activations to 8 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from generic_export.errors import NotEnoughMemoryError, OptionError, WeightError
+from generic_export.errors import OptionError, WeightError
 from generic_export.weights.values import value_pieces
 from t2n_llm.check.runner import Turn
 from t2n_llm.measure.quality import Predict, Quality, compare_windows, torch_predict
@@ -24,7 +24,7 @@ from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.gguf import gguf_checkpoint
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.f32_model import reference_model
-from t2n_llm.weights.placement import Placement, plan_residency
+from t2n_llm.weights.placement import require_memory
 
 RIVAL = "llama.cpp"
 
@@ -98,34 +98,32 @@ def gguf_quality(
             "the export holds no blocks that ggml could round.", f"Give a file: --against {RIVAL}:FILE.gguf."
         )
     network = meta_model(source.config, trust_remote_code=source.trust_remote_code)
-    if plan_residency(network, Placement()).offloaded:
-        raise NotEnoughMemoryError(
-            "--against needs a second model in memory in f32, and it does not fit.",
-            "Leave it out, or use a larger machine.",
-        )
+    require_memory(network, None, "--against needs a second model", "Leave it out, or use a larger machine.")
     with reference_model(source.weights, trust_remote_code=source.trust_remote_code) as model, torch.no_grad():
-        stored = _rounded(model, schemes) if file is None else _taken(model, file, source.config)
-        size, values = map(sum, zip(*stored, strict=True))
+        size = _rounded(model, schemes) if file is None else _taken(model, file, source.config)
+        values = sum(parameter.numel() for parameter in model.parameters())
         quality = compare_windows(windows, reference, torch_predict(model.eval()))
     name = f"{', '.join(sorted({each.scheme for each in schemes.values()}))} of ggml" if file is None else file.name
     return GgufQuality(name, size, 8 * size / values, quality)
 
 
-def _rounded(model: nn.Module, schemes: Mapping[str, BlockScheme]) -> Iterator[tuple[int, int]]:
-    """Round the parameters of a model in place as ggml does; yield bytes and number of values of each.
+def _rounded(model: nn.Module, schemes: Mapping[str, BlockScheme]) -> int:
+    """Round the parameters of a model in place as ggml does; return the bytes that they take.
 
     Matrices without blocks count as f16, vectors as f32: that is how llama.cpp's converter writes them.
     """
+    total = 0
     for name, parameter in model.named_parameters():
         scheme = schemes.get(name)
         if scheme is None:
-            yield parameter.numel() * (2 if parameter.ndim > 1 else 4), parameter.numel()
+            total += parameter.numel() * (2 if parameter.ndim > 1 else 4)
             continue
         axes = scheme.axes or tuple(range(parameter.ndim))
         lying = parameter.permute(*axes)
         size, values = _through_blocks(lying.contiguous().numpy(), FILE_TYPES[scheme.scheme])
         lying.copy_(torch.from_numpy(values))
-        yield size, parameter.numel()
+        total += size
+    return total
 
 
 def _through_blocks(values: np.ndarray, kind: str) -> tuple[int, np.ndarray]:
@@ -137,8 +135,8 @@ def _through_blocks(values: np.ndarray, kind: str) -> tuple[int, np.ndarray]:
     return blocks.nbytes, dequantize(blocks, GGMLQuantizationType[kind]).reshape(values.shape)
 
 
-def _taken(model: nn.Module, file: Path, config: Any) -> Iterator[tuple[int, int]]:
-    """Give a model the values of a GGUF file; yield the file's bytes and the model's number of values.
+def _taken(model: nn.Module, file: Path, config: Any) -> int:
+    """Give a model the values of a GGUF file; return the bytes of the file's tensors.
 
     Raises:
         OptionError: one of the model's tensors is not in the file, or has another shape there.
@@ -157,7 +155,7 @@ def _taken(model: nn.Module, file: Path, config: Any) -> Iterator[tuple[int, int
             parameter.copy_(torch.cat(pieces).reshape(parameter.shape))
     except WeightError as error:
         raise OptionError(f"{file.name}: {error.message}", "Give a GGUF file of the same model.") from error
-    yield checkpoint.total_bytes, sum(parameter.numel() for parameter in names)
+    return checkpoint.total_bytes
 
 
 __all__ = ["RIVAL", "BlockScheme", "GgufQuality", "gguf_named", "gguf_quality"]

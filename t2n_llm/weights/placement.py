@@ -124,20 +124,27 @@ def plan_residency(model: nn.Module, placement: Placement | None = None) -> Resi
     return Residency(devices, on_disk)
 
 
-def require_memory(network: nn.Module, placement: Placement | None) -> None:
-    """Refuse a check whose PyTorch model cannot stay in memory.
+def require_memory(
+    network: nn.Module,
+    placement: Placement | None,
+    needed_by: str = "the check needs the PyTorch model",
+    hint: str = "Pass --no-check, and run t2n-llm validate on a larger machine.",
+) -> None:
+    """Refuse what needs a PyTorch model that cannot stay in memory.
 
     Args:
         network: the model, best on the meta device.
         placement: what the user allows.
+        needed_by: what needs it, as the message begins.
+        hint: what to do about it.
 
     Raises:
         NotEnoughMemoryError: it does not fit in f32.
     """
     if plan_residency(network, placement).offloaded:
         raise NotEnoughMemoryError(
-            "the check needs the PyTorch model in memory in f32, and it does not fit.",
-            "Pass --no-check, and run t2n-llm validate on a larger machine.",
+            f"{needed_by} in memory in f32, and it does not fit.",
+            hint,
         )
 
 

@@ -83,3 +83,15 @@ def test_a_file_of_a_terabyte_in_an_archive_of_bytes(tmp_path: Path) -> None:
     (tmp_path / "m.tgz").write_bytes(gzip.compress(entry.tobuf(tarfile.GNU_FORMAT)))
     with pytest.raises(ArchiveError, match="in the middle of a file"):
         list(archive_entries(tmp_path / "m.tgz"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "said"),
+    [(tarfile.GNUTYPE_SPARSE, 1 << 40, "with holes"), (tarfile.REGTYPE, -1024, "a file of -1024 bytes")],
+)
+def test_an_entry_that_would_be_read_for_ever(kind: bytes, size: int, said: str, tmp_path: Path) -> None:
+    entry = tarfile.TarInfo("graph.nnef")
+    entry.type, entry.size = kind, size
+    (tmp_path / "m.tar").write_bytes(entry.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(ArchiveError, match=said):
+        list(archive_entries(tmp_path / "m.tar"))
