@@ -60,7 +60,6 @@ _INSTALL_HINT = f"Install it: pip install tract=={WHEEL_VERSION}"
 _PIPE_BYTES = 1 << 20
 _WORKER_ENVIRONMENT = {
     "RUST_BACKTRACE": "0",  # otherwise backtraces end up in error messages
-    "MALLOC_MMAP_THRESHOLD_": "1048576",  # so that freed weights go back to the system (facts/tract.md §6)
     "PYTHONSAFEPATH": "1",  # the worker's own folder must not shadow modules
 }
 _MEMORY_WORDS = ("memory allocation of", "failed to allocate")  # Rust's allocator, tract's own

@@ -17,7 +17,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ import numpy as np
 # A frame is: pickle size, buffer count | size of each buffer | pickle | buffers. Array bytes travel as buffers
 # (pickle protocol 5, out of band): never copied into the pickle, and read straight into their final memory.
 _HEADER = struct.Struct("<QQ")
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3), by glibc's numbers
 
 Put = Callable[[memoryview], None]
 Fill = Callable[[memoryview], None]
@@ -95,6 +98,10 @@ class EngineWorker:
 
     def load(self, archive: str, transforms: list[str], registries: list[str]) -> tuple[list[Any], list[Any]]:
         """Load, transform and optimise; return (name, datum type, shape) of every input and output."""
+        with blocks_that_go_back():
+            return self._load(archive, transforms, registries)
+
+    def _load(self, archive: str, transforms: list[str], registries: list[str]) -> tuple[list[Any], list[Any]]:
         marks = [time.perf_counter()]
         model = load_model(self._tract, archive, registries)
         marks.append(time.perf_counter())
@@ -224,6 +231,30 @@ _ENABLERS = {
     "tract_onnx": "with_onnx",
     "tract_pulse": "with_pulse",
 }
+
+
+@contextmanager
+def blocks_that_go_back() -> Iterator[None]:
+    """While a model is loaded, freed weights go back to the system; after it, what a turn frees is kept for the next one.
+
+    Loading holds every weight twice for a while, and glibc would keep the first copies (facts/tract.md §6). A turn takes and
+    frees the same blocks again and again, caches among them: mapped on their own they are zeroed page by page each time, which
+    takes more than half of a step at 8,192 positions. Without glibc nothing happens.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        mallopt, malloc_trim = library.mallopt, library.malloc_trim
+    except (OSError, AttributeError, TypeError):
+        yield
+        return
+    mallopt(_MMAP_THRESHOLD, 1 << 20)
+    mallopt(_TRIM_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        malloc_trim(ctypes.c_size_t(0))
+        mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
+        mallopt(_TRIM_THRESHOLD, 256 << 20)
 
 
 def load_model(tract: Any, archive: str, registries: list[str]) -> Any:

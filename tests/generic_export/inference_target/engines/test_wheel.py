@@ -2,6 +2,7 @@
 
 import gc
 import os
+import platform
 import signal
 import struct
 import subprocess
@@ -480,3 +481,26 @@ panic in a function that cannot unwind
     assert last_words(stderr) == "tract-core-0.1/src/a.rs:85:59: index 27 out of range"
     assert last_words("x\nmemory allocation of 8 bytes failed\n") == "memory allocation of 8 bytes failed"
     assert last_words("nothing useful") is None
+
+
+OUTER = """graph net(x) -> (y) {
+  x = external<scalar>(shape=[S, 1]); w = variable<scalar>(label="w", shape=[1, 1024]);
+  y = sum_reduce(tanh(x * w), axes=[1]);
+}"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc's malloc")
+def test_memory_that_a_turn_frees_is_kept_for_the_next(tmp_path: Path) -> None:
+    """Caches of thousands of positions are megabytes that every step takes anew: as fresh pages they cost more than the step."""
+    archive = write_archive(tmp_path / "outer", OUTER, np.ones((1, 1024), np.float32))
+    rows, turns = np.ones((2048, 1), np.float32), 8
+    with TractWheel().load(archive) as model:
+        model.time_turns([[rows]] * turns)
+        before = minor_faults(model.pid)
+        model.time_turns([[rows]] * turns)
+        product_in_pages = 2048 * 1024 * 4 // 4096
+        assert minor_faults(model.pid) - before < turns * product_in_pages // 4
+
+
+def minor_faults(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
