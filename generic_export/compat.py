@@ -26,6 +26,9 @@ from torch._C import Node as JitNode
 from torch._C import Value as JitValue
 from torch._decomp import global_decomposition_table
 
+# A loop over an axis as one operator of a graph, its step traced where it stands (`scan` itself compiles it first).
+from torch._higher_order_ops.scan import scan_op
+
 # The mode that some fake tensors were made in.
 from torch._guards import detect_fake_mode
 
@@ -62,12 +65,23 @@ COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 def shape_guards(program: ExportedProgram) -> list[Any]:
     """Return what PyTorch assumed of sizes while it captured a program: `expr`, and `sloc`, the code that asked for it."""
+    environment = _shape_environment(program)
+    return list(environment.guards) if environment else []
+
+
+def over_sizes_of_inputs(program: ExportedProgram, expr: sympy.Basic) -> sympy.Basic:
+    """Return an expression with the symbols that PyTorch found to be equal to others in the places of those."""
+    environment = _shape_environment(program)
+    replaced: sympy.Basic = environment.replace(expr) if environment else expr
+    return replaced
+
+
+def _shape_environment(program: ExportedProgram) -> Any:
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder" and isinstance(value, FakeTensor):
-            environment = value.fake_mode.shape_env
-            return list(environment.guards) if environment else []
-    return []
+            return value.fake_mode.shape_env
+    return None
 
 
 # --- operators ---------------------------------------------------------------------------------------

@@ -324,6 +324,7 @@ def full(b: NnefBuilder, size: Sequence[Dim], fill_value: Scalar, *, dtype: torc
 @variant(aten.full_like.default, size=None)
 @variant(aten.new_ones.default, fill_value=1)
 @variant(aten.new_zeros.default, fill_value=0)
+@variant(aten.new_empty.default, fill_value=0)
 @translates(aten.new_full.default)
 def new_full(
     b: NnefBuilder, self: Value, size: Sequence[Dim] | None, fill_value: Scalar, *, dtype: torch.dtype | None = None
@@ -338,6 +339,33 @@ def new_full(
 def ones(b: NnefBuilder, size: Sequence[Dim], *, dtype: torch.dtype | None = None, fill_value: Scalar) -> Value:
     """ones(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor; what `empty` holds is anybody's guess, here zeros"""
     return b.full(tuple(size), fill_value, dtype or torch.get_default_dtype())
+
+
+@translates(aten.empty_permuted.default)
+def empty_permuted(
+    b: NnefBuilder, size: Sequence[Dim], physical_layout: Sequence[int], *, dtype: torch.dtype | None = None
+) -> Value:
+    """empty_permuted(SymInt[] size, int[] physical_layout, *, ScalarType? dtype=None, ...) -> Tensor: zeros, see `ones`"""
+    del physical_layout
+    return b.full(tuple(size), 0, dtype or torch.get_default_dtype())
+
+
+@translates(aten.empty_strided.default)
+def empty_strided(
+    b: NnefBuilder, size: Sequence[Dim], stride: Sequence[Dim], *, dtype: torch.dtype | None = None
+) -> Value:
+    """empty_strided(SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, ...) -> Tensor: zeros, see `ones`"""
+    del stride
+    return b.full(tuple(size), 0, dtype or torch.get_default_dtype())
+
+
+@translates(aten.new_empty_strided.default)
+def new_empty_strided(
+    b: NnefBuilder, self: Value, size: Sequence[Dim], stride: Sequence[Dim], *, dtype: torch.dtype | None = None
+) -> Value:
+    """new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, ...) -> Tensor: zeros"""
+    del stride
+    return b.full(tuple(size), 0, dtype or self.dtype)
 
 
 def written_out(b: NnefBuilder, table: torch.Tensor, dtype: torch.dtype) -> Value:

@@ -17,6 +17,7 @@ from generic_export.ops.scatter import scattered
 from generic_export.ops.shape import volume
 from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, dim_text
+from generic_export.torch_graph.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Value, ints
 from generic_export.translate.registry import translates
 
@@ -175,3 +176,19 @@ def max_unpool(
     zeros = b.full((*outer, volume(output_size)), 0, self.dtype)
     filled = scattered(b, zeros, len(outer), b.reshape(indices, flat), b.reshape(self, flat), None)
     return b.reshape(filled, [*outer, *output_size])
+
+
+@rewrites(aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """Each gradient goes to the place that its maximum came from."""
+    nothing = torch.zeros_like(self).flatten(-2)
+    return nothing.scatter_add(-1, indices.flatten(-2), grad_output.flatten(-2)).reshape(self.shape)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefFragment, TupleLiteral
 from generic_export.nnef.text import fragment_text
@@ -59,7 +61,7 @@ def scan(b: NnefBuilder, name: str, loop: Loop, step: Step) -> tuple[Values, Val
     last = [TupleLiteral((result, "last", 0, 1)) for result in body.next_names]
     attributes: dict[str, Argument] = {
         "body": fragment.name,
-        "scan": rows(body.slice_names, [b.materialised(value) for value in loop.sequences], loop.axis, chunk),
+        "scan": rows(body.slice_names, [_unknown_at_load(b, value) for value in loop.sequences], loop.axis, chunk),
         "full": rows(body.constant_names, [b.materialised(value) for value in loop.constants]),
         "state": ArrayLiteral(tuple(TupleLiteral((name, b.materialised(init), after)) for name, init, after in states)),  # type: ignore[arg-type]
         "output": ArrayLiteral((*full, *last)),
@@ -90,6 +92,37 @@ def _goes_on(b: NnefBuilder, loop: Loop) -> bool:
     # A state that is an input is the caller's to carry on.
     made_of = reachable(b.emissions, loop.states, set())
     return not any(emission.operator == "tract_core_external" for emission in made_of)
+
+
+def _unknown_at_load(b: NnefBuilder, sequence: Value) -> Value:
+    """Add a zero that a graph input makes to a constant sequence.
+
+    tract takes the facts of a loop's slices from the whole sequence, its value included (de_scan in tract-nnef's ops/core/scan.rs):
+    a step would read all of a constant instead of its slice.
+    """
+    made_of = reachable(b.emissions, [sequence], set())
+    if any(emission.operator == "tract_core_external" for emission in made_of):
+        return b.materialised(sequence)
+    inputs = (emission.outputs[0] for emission in b.emissions if emission.operator == "tract_core_external")
+    given = next((value for value in inputs if 0 not in value.shape), None)
+    if given is None:
+        raise TranslationError(
+            "a loop over a constant in a graph without inputs cannot be run by tract.", "Compute it before the export."
+        )
+    zero = _zero_of(b, given)
+    if sequence.dtype is torch.bool:
+        return b.binary("or", sequence, b.binary("gt", zero, b.scalar(0, torch.int64), dtype=torch.bool))
+    return b.binary("add", sequence, b.cast(zero, sequence.dtype))
+
+
+def _zero_of(b: NnefBuilder, given: Value) -> Value:
+    """Return a zero (int64, of rank 0) that the engine does not know to be one before it runs."""
+    for axis in range(given.rank):
+        given = b.slice(given, axis, 0, 1)
+    first = b.squeeze(given, list(range(given.rank)))
+    if first.dtype is not torch.bool:
+        first = b.binary("gt", first, b.scalar(0, first.dtype), dtype=torch.bool)
+    return b.binary("min", b.cast(first, torch.int64), b.scalar(0, torch.int64))
 
 
 def _with_axis(shape: Shape, axis: int, size: Dim) -> Shape:

@@ -21,7 +21,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from generic_export.compat import shape_guards
+from generic_export.compat import over_sizes_of_inputs, shape_guards
 from generic_export.torch_graph.size_proofs import REMAINDERS, computed
 
 aten = torch.ops.aten
@@ -73,9 +73,10 @@ class OneWay:
     def of(program: ExportedProgram) -> OneWay:
         """Read the conditions of a captured program."""
         asked = {
-            guard.expr: source
+            condition: source
             for guard in shape_guards(program)
-            if isinstance(guard.expr, sympy.Rel) and (source := source_of_guard(guard.sloc.framework_loc))
+            if isinstance(condition := over_sizes_of_inputs(program, guard.expr), sympy.Rel)
+            and (source := source_of_guard(guard.sloc.framework_loc))
         }
         trials = trials_of(program) if asked else []
         branches = [Branch(condition, source) for condition, source in asked.items()]

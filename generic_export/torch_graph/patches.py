@@ -29,6 +29,7 @@ from generic_export.errors import CaptureError
 from generic_export.torch_graph.naming import short_stacks
 from generic_export.torch_graph.size_guards import proved_sizes
 from generic_export.torch_graph.size_quotients import whole_quotients
+from generic_export.torch_graph.statistics import corrcoef, cov
 
 aten = torch.ops.aten
 
@@ -109,7 +110,7 @@ def _is_numbers(data: Any) -> bool:
 
 
 class _PlainFunctions(TorchFunctionMode):
-    """`_getitem` and `_chunk` in the place of what PyTorch has.
+    """What `_REPLACED` says in the place of what PyTorch has.
 
     A mode, since setting and deleting `torch.Tensor.__getitem__` makes tensors sequences for the rest of the process:
     `torch.tensor([torch.tensor(1)])` fails then.
@@ -145,7 +146,21 @@ def _chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Any:
     return input.chunk(chunks, dim)
 
 
-_REPLACED: dict[Any, Callable[..., Any]] = {_get_item: _getitem, torch.chunk: _chunk, torch.Tensor.chunk: _chunk}
+def _unchunked_cross_entropy(*args: Any, options: Any = None, **kwargs: Any) -> torch.Tensor:
+    """Computed batch by batch it saves memory of gradients, in an operator that does not export; the loss is the same."""
+    return torch.nn.functional.linear_cross_entropy(*args, **kwargs)
+
+
+_REPLACED: dict[Any, Callable[..., Any]] = {
+    _get_item: _getitem,
+    torch.chunk: _chunk,
+    torch.Tensor.chunk: _chunk,
+    torch.cov: cov,
+    torch.Tensor.cov: cov,
+    torch.corrcoef: corrcoef,
+    torch.Tensor.corrcoef: corrcoef,
+    getattr(torch.nn.functional, "linear_cross_entropy", None): _unchunked_cross_entropy,  # not in older releases
+}
 
 
 @contextmanager

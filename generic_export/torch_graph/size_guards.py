@@ -123,10 +123,25 @@ def _without_symbolic_remainders(expr: sympy.Expr) -> sympy.Expr:
 def _divided(function: Any, base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
     if not divisor.free_symbols or len(base.free_symbols) != 1 or base.free_symbols != divisor.free_symbols:
         return function(base, divisor)
-    quotient = _quotient(sympy.expand(base), sympy.expand(divisor))
+    quotient = _quotient(*_of_one_size(sympy.expand(base), sympy.expand(divisor)))
     if quotient is None:
         return function(base, divisor)
     return sympy.Integer(quotient) if function is torch_sympy.FloorDiv else sympy.expand(base - quotient * divisor)
+
+
+def _of_one_size(base: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """Return both over a quotient that they are made of, in the place of the size: a strided convolution has `(t - 1) // 4 + 1`."""
+    quotients = divisor.atoms(torch_sympy.FloorDiv)
+    outermost = [each for each in quotients if not any(each is not other and other.has(each) for other in quotients)]
+    if len(outermost) != 1:
+        return base, divisor
+    (part,), (symbol,) = outermost, divisor.free_symbols
+    least = computed(part)({symbol: 0})
+    free = sympy.Dummy("quotient", integer=True, nonnegative=True)
+    replaced = [sympy.expand(each.subs(part, free + least)) for each in (base, divisor)]
+    if any(each.has(symbol) for each in replaced) or not never_negative(part - least):
+        return base, divisor
+    return replaced[0], replaced[1]
 
 
 @lru_cache(maxsize=1024)

@@ -82,7 +82,9 @@ def computed(expr: sympy.Expr) -> Callable[[Mapping[sympy.Symbol, int]], Any]:
         value = bool(expr) if expr.is_Boolean else int(expr)
         return lambda sizes: value
     printer = PythonPrinter()
-    code = compile(printer.doprint(expr), "size", "eval")
+    # The printer has a name of PyTorch's for sizes taken as floats; to Python's comparisons they are equal.
+    plain = expr.replace(torch_sympy.ToFloat, lambda size: size)
+    code = compile(printer.doprint(plain), "size", "eval")
     names = {printer.doprint(symbol): symbol for symbol in expr.free_symbols}
     return lambda sizes: eval(code, dict(_FUNCTIONS), {name: sizes[symbol] for name, symbol in names.items()})
 

@@ -42,6 +42,7 @@ from generic_export.torch_graph.conversion import Conversion, check_symbolic, sy
 from generic_export.torch_graph.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.early_bounds import SizesBoundedError, told_of_bounds
+from generic_export.torch_graph.guard_bounds import guard_bounds
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
@@ -237,7 +238,7 @@ class TorchModuleTracer(CaptureRequest):
                 if not freezing_guards(program):
                     return self._whichever_way(program, replace(call, names=tuple(names)), shapes, strategy)
             except SizesBoundedError as found:
-                suggested |= found.bounds
+                suggested = _joined(suggested, found.bounds)
                 early = early - 1 if _accepted(suggested, strategy) != bounds else 0
                 attempts.insert(0, strategy)
             except T2NError:
@@ -247,7 +248,7 @@ class TorchModuleTracer(CaptureRequest):
                 if not is_over_sizes(error) and not isinstance(error, AssertionError):  # another strategy may do better
                     break
                 # A table of 512 positions bounds the length: that is no reason to refuse, it becomes an assertion.
-                suggested |= _suggested_bounds(error)
+                suggested = _joined(suggested, _suggested_bounds(error))
                 if _accepted(suggested, strategy) != bounds:
                     attempts.insert(0, strategy)
         if first_error is None:
@@ -444,12 +445,21 @@ def _recorded_freezes() -> Iterator[list[str]]:
 _SUGGESTED_BOUND = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
 
 
+Bounds = Mapping[str, Mapping[str, int]]
+
+
 def _suggested_bounds(error: Exception) -> dict[str, dict[str, int]]:
-    """Return the bounds of sizes that torch.export asks for in its message, by symbol."""
-    return {
+    """Return the bounds of sizes that torch.export asks for in its message, by symbol; its own suggestions come first."""
+    own = {
         symbol: {key: int(value) for key, value in re.findall(r"(min|max)=(\d+)", bounds)}
         for symbol, bounds in _SUGGESTED_BOUND.findall(str(error))
     }
+    return _joined(guard_bounds(str(error)), own)
+
+
+def _joined(bounds: Bounds, later: Bounds) -> dict[str, dict[str, int]]:
+    """Return bounds of both, the later ones where both say something."""
+    return {symbol: {**bounds.get(symbol, {}), **later.get(symbol, {})} for symbol in (*bounds, *later)}
 
 
 def _accepted(suggested: Mapping[str, Mapping[str, int]], strategy: _Strategy) -> dict[str, dict[str, int]]:

@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from generic_export.errors import GraphError, TranslationError
-from generic_export.nnef.dtypes import F32_MAX, F32_SCALE, WRAPPING_DTYPES, as_read, tract_dtype
+from generic_export.nnef.dtypes import F32_MAX, F32_SCALE, F32_SMALL, WRAPPING_DTYPES, as_read, tract_dtype
 from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, NnefFragment, TupleLiteral
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, same_shape, simplify_dim
 from generic_export.translate.choices import Numerics, Spelling
@@ -215,13 +215,16 @@ class NnefBuilder:
 
     def _exact_f64(self, value: float) -> Value:
         """Return an f64 constant as a sum: facts/tract.md §2.2, every float literal is parsed as f32."""
+        scaled = True
         if abs(value) > F32_MAX:
             halves = [value / F32_SCALE, F32_SCALE]
+        elif abs(value) < F32_SMALL:
+            halves = [value * F32_SCALE, 1 / F32_SCALE]
         else:
-            halves = [value - as_read(value), as_read(value)]
+            halves, scaled = [value - as_read(value), as_read(value)], False
         # Both made f64 first: tract computes a constant with a literal in the literal's own f32.
         left, right = (self.materialised(self.scalar(half, torch.float64)) for half in halves)
-        return replace(self.binary("mul" if abs(value) > F32_MAX else "add", left, right), constant=value)
+        return replace(self.binary("mul" if scaled else "add", left, right), constant=value)
 
     def full(self, shape: Shape, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value:
         """Return a tensor of the given shape filled with one number."""

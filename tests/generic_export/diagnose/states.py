@@ -34,4 +34,4 @@ class FaultyCache(UsesCache):
 
     def forward(self, x: torch.Tensor, cache: Growing | None = None) -> torch.Tensor:
         total = super().forward(x, cache)
-        return total + torch.linalg.eigvalsh(total.transpose(0, 1) @ total).sum()
+        return total + torch.linalg.ldl_factor_ex(total.transpose(0, 1) @ total)[0].sum()

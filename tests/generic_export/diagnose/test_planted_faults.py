@@ -87,7 +87,7 @@ MODELS = {
         ("recurrent_0", ("1", "64", "4")),
     ),
 }
-OPERATOR = "aten._linalg_eigh.default"
+OPERATOR = "aten.linalg_ldl_factor_ex.default"
 
 
 @pytest.fixture(autouse=True)

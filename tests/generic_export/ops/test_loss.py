@@ -73,3 +73,15 @@ def test_loss_at_another_batch_size(name: str) -> None:
     function, args = LOSSES[name]
     axes = {f"input_{index}": {0: "N"} for index in range(len(args))}
     check(function, args, tuple(torch.cat([value, value[:2]]) for value in args), dynamic_axes=axes)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this PyTorch has no linear_cross_entropy")
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_linear_cross_entropy_in_parts(reduction: str) -> None:
+    from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
+
+    def loss(x: torch.Tensor, weight: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        options = LinearCrossEntropyOptions(batch_chunk_size=2)
+        return F.linear_cross_entropy(x, weight, classes, reduction=reduction, options=options)
+
+    check(loss, (X, torch.randn(7, 6), CLASSES))

@@ -123,3 +123,13 @@ def test_max_unpool_puts_values_back() -> None:
 
 def test_f16_averages_do_not_overflow() -> None:
     check(lambda x: F.avg_pool2d(x, 3), (torch.full((1, 2, 6, 6), 3e4, dtype=torch.float16),), atol=32)
+
+
+def test_gradients_of_a_maximum_go_where_it_came_from() -> None:
+    x = torch.randn(1, 2, 4, 4)
+    _, places = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+
+    def backward(grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.max_pool2d_with_indices_backward(grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
+
+    check(backward, (torch.randn(1, 2, 2, 2), x, places))

@@ -247,3 +247,19 @@ def test_grids_of_points_that_are_made_of_sizes_alone() -> None:
 
     axes = {"input_0": {0: "B", 2: "H", 3: "W"}}
     check(points, (torch.randn(2, 3, 4, 6),), (torch.randn(1, 3, 5, 7),), (torch.randn(1, 3, 1, 2),), dynamic_axes=axes)
+
+
+class _FilledLater(torch.nn.Module):
+    """Tensors that are made empty and written afterwards."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        strided = torch.empty_strided((x.shape[0], 4), (4, 1))
+        strided[:, :2], strided[:, 2:] = x, x * 2
+        new, like = x.new_empty(2, 2), torch.empty_permuted((2, 2), (1, 0))
+        new.copy_(x[:2])
+        like.copy_(x[:2])
+        return strided, new, like, x.new_empty_strided((2, 2), (2, 1)).copy_(x[:2])
+
+
+def test_empty_tensors_are_filled() -> None:
+    check(_FilledLater(), (torch.randn(3, 2),))

@@ -1,0 +1,80 @@
+"""The sizes between which a guard holds that torch.export refuses a model for.
+
+`(2*s - 1) % s != 0` is false of one position alone, `400*b <= 2**29` of batches of millions. In: what torch.export says. Out: the
+smallest and largest size of each symbol at which its guards hold, where they fail beyond those only.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+
+_REFUSED = re.compile(
+    r"Not all values of (\w+) = (\S+) in the specified range .*?satisfy the generated guard (.+?)\.?$", re.M
+)
+_LARGEST_MINIMUM, _LARGEST_TRIED, _LARGEST_SIZE = 64, 4096, 1 << 40
+_AS_FLOAT = "torch.sym_float"  # of a size; to a comparison it is equal
+_ARITHMETIC = (
+    ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Constant, ast.Name,
+    ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context,
+)  # fmt: skip
+
+
+def guard_bounds(message: str) -> dict[str, dict[str, int]]:
+    """Return `min` and `max` of symbols, as torch.export suggests others by itself.
+
+    Args:
+        message: of its error; guards that hold from no small size on, or up to no large one, are left alone.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for symbol, source, guard in _REFUSED.findall(message):
+        holds = _read(guard.replace(source, "size").replace(_AS_FLOAT, ""))
+        if holds is None:
+            continue
+        bounds = found.setdefault(symbol, {})
+        least, most = _holds_from(holds), _holds_up_to(holds)
+        if least is not None:
+            bounds["min"] = max(least, bounds.get("min", 0))
+        if most is not None:
+            bounds["max"] = min(most, bounds.get("max", most))
+    return {symbol: bounds for symbol, bounds in found.items() if bounds}
+
+
+def _read(guard: str) -> Callable[[int], bool] | None:
+    """Return a guard as a function of a size; None of anything but arithmetic on it."""
+    try:
+        tree = ast.parse(guard, mode="eval")
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        if not isinstance(node, _ARITHMETIC) or (isinstance(node, ast.Name) and node.id != "size"):
+            return None
+    code = compile(tree, "guard", "eval")
+
+    def holds(size: int) -> bool:
+        try:
+            return bool(eval(code, {"__builtins__": {}}, {"size": size}))
+        except ZeroDivisionError:
+            return False
+
+    return holds
+
+
+def _holds_from(holds: Callable[[int], bool]) -> int | None:
+    failing = [size for size in range(_LARGEST_TRIED) if not holds(size)]
+    least = failing[-1] + 1 if failing else 0
+    return least if 0 < least <= _LARGEST_MINIMUM else None
+
+
+def _holds_up_to(holds: Callable[[int], bool]) -> int | None:
+    most, beyond = _LARGEST_TRIED, _LARGEST_SIZE
+    if not holds(most) or holds(beyond):
+        return None
+    while beyond - most > 1:
+        between = (most + beyond) // 2
+        most, beyond = (between, beyond) if holds(between) else (most, between)
+    return most
+
+
+__all__ = ["guard_bounds"]
