@@ -5,7 +5,7 @@ usage: examples/nemo_asr.py [FOLDER]
 
 Needs `pip install 't2n-llm[nemo]'`. Builds tiny models of NeMo's own modules with random weights, writes front end, encoder,
 decoders and joints to FOLDER (default: a temporary one) with the boundaries that nemo_asr.yaml says, recognises noise of several
-lengths in tract, and compares every label with what NeMo's own greedy decoding says; then every chunk with NeMo's own streaming step.
+lengths in tract, and compares every label with what NeMo's own greedy decoding says; then every chunk with NeMo's own step.
 """
 
 from __future__ import annotations

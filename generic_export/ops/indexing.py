@@ -16,7 +16,7 @@ from generic_export.ops.shape import axis_of, volume
 from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, simplify_dim, smaller_dim
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape, tract_dtype
-from generic_export.translate.complex_layout import COMPONENT_DTYPES
+from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex
 from generic_export.translate.registry import translates
 from generic_export.translate.value import values_in
 
@@ -318,7 +318,16 @@ def _counted(bound: Dim | float) -> Dim:
 def full(b: NnefBuilder, size: Sequence[Dim], fill_value: Scalar, *, dtype: torch.dtype | None = None) -> Value:
     """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, ...) -> Tensor"""
     inferred = torch.full((), fill_value).dtype if not isinstance(fill_value, sympy.Expr) else torch.int64
-    return b.full(tuple(size), fill_value, dtype or inferred)
+    return _filled(b, tuple(size), fill_value, dtype or inferred)
+
+
+def _filled(b: NnefBuilder, shape: Sequence[Dim], value: Scalar | complex, dtype: torch.dtype) -> Value:
+    if dtype not in COMPONENT_DTYPES:
+        return b.full(tuple(shape), value, dtype)  # type: ignore[arg-type]
+    number, component = complex(value), COMPONENT_DTYPES[dtype]
+    # Pairs, as every complex tensor is carried (see complex_layout).
+    parts = [b.full((*shape, 1), part, component) for part in (number.real, number.imag)]
+    return as_complex(b.concat([b.materialised(part) for part in parts], len(shape)))
 
 
 @variant(aten.full_like.default, size=None)
@@ -330,7 +339,7 @@ def new_full(
     b: NnefBuilder, self: Value, size: Sequence[Dim] | None, fill_value: Scalar, *, dtype: torch.dtype | None = None
 ) -> Value:
     """new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return b.full(self.shape if size is None else tuple(size), fill_value, dtype or self.dtype)
+    return _filled(b, self.shape if size is None else tuple(size), fill_value, dtype or self.dtype)
 
 
 @variant(aten.ones.default, fill_value=1)
@@ -338,7 +347,7 @@ def new_full(
 @variant(aten.empty.memory_format, fill_value=0)
 def ones(b: NnefBuilder, size: Sequence[Dim], *, dtype: torch.dtype | None = None, fill_value: Scalar) -> Value:
     """ones(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor; what `empty` holds is anybody's guess, here zeros"""
-    return b.full(tuple(size), fill_value, dtype or torch.get_default_dtype())
+    return _filled(b, tuple(size), fill_value, dtype or torch.get_default_dtype())
 
 
 @translates(aten.empty_permuted.default)

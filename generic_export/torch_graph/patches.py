@@ -28,6 +28,7 @@ from generic_export.compat import (
 from generic_export.errors import CaptureError
 from generic_export.torch_graph.naming import short_stacks
 from generic_export.torch_graph.size_guards import proved_sizes
+from generic_export.torch_graph.size_numbers import as_size_or_tensor, with_sizes
 from generic_export.torch_graph.size_quotients import whole_quotients
 from generic_export.torch_graph.statistics import corrcoef, cov
 
@@ -124,6 +125,7 @@ class _PlainFunctions(TorchFunctionMode):
 
 def _getitem(self: torch.Tensor, index: Any) -> Any:
     """Lists of places, such as `x[..., [-1]]`, keep their values on the meta device: see `_tensor`."""
+    index = with_sizes(index)
     places = index if isinstance(index, tuple) else (index,)
     if self.device.type == "meta" and any(isinstance(each, list) and _is_numbers(each) for each in places):
         index = tuple(
@@ -157,6 +159,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.Tensor.chunk: _chunk,
     torch.cov: cov,
     torch.Tensor.cov: cov,
+    torch.as_tensor: as_size_or_tensor,
     torch.corrcoef: corrcoef,
     torch.Tensor.corrcoef: corrcoef,
     getattr(torch.nn.functional, "linear_cross_entropy", None): _unchunked_cross_entropy,  # not in older releases

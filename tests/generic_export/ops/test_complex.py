@@ -88,3 +88,11 @@ def test_a_complex_input_is_pairs(function: Callable[[torch.Tensor], torch.Tenso
 def test_an_operator_without_complex_form_is_refused() -> None:
     with pytest.raises(TranslationError, match="complex"):
         check(lambda x: torch.view_as_real(torch.tan(torch.view_as_complex(x))), (torch.randn(3, 2),))
+
+
+def test_tensors_filled_with_a_complex_number() -> None:
+    def filled(x: torch.Tensor) -> torch.Tensor:
+        ones = torch.full((2, 3), 1, dtype=torch.complex64) + torch.full((2, 3), 2 - 1j)
+        return torch.view_as_real(ones * x + torch.zeros(2, 3, dtype=torch.complex64))
+
+    check(filled, (torch.randn(2, 3),))

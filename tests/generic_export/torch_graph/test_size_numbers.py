@@ -1,0 +1,29 @@
+"""Quotients of sizes that are rounded as tensors: the length of a resampled sound."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.engine_check import check
+
+
+class Resampled(torch.nn.Module):
+    """Cuts a sound to what is left of it at another rate, as torchaudio does."""
+
+    def __init__(self, new: int, old: int) -> None:
+        super().__init__()
+        self.new, self.old = new, old
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        length = torch.ceil(torch.as_tensor(self.new * x.shape[1] / self.old)).long()
+        share = torch.as_tensor(x.shape[1] / 2).floor()
+        return x[..., :length], x * share
+
+
+def test_the_length_stays_dynamic() -> None:
+    sizes = [(torch.randn(batch, length),) for batch, length in ((2, 400), (1, 7), (3, 531), (2, 2))]
+    check(Resampled(2, 3), *sizes, dynamic_axes={"input_0": {0: "B", 1: "T"}})
+
+
+def test_numbers_that_are_no_sizes_are_tensors() -> None:
+    check(lambda x: x * torch.as_tensor(2.5) + torch.as_tensor([1.0, 2.0]), (torch.randn(3, 2),))
