@@ -160,16 +160,18 @@ def _in_float64(module: nn.Module, given: Sequence[Sequence[torch.Tensor]]) -> l
     try:
         exact = copy.deepcopy(module).double()
         return [
-            tuple(
-                np.asarray(output)
-                for output in ExampleRun.of(
-                    exact, [each.double() if each.is_floating_point() else each for each in args]
-                ).outputs
-            )
+            tuple(np.asarray(output) for output in ExampleRun.of(exact, [_doubled(each) for each in args]).outputs)
             for args in given
         ]
     except Exception:  # whatever the module's own code raises
         return None
+
+
+def _doubled(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in twice its precision; whole numbers stay what they are."""
+    if value.is_complex():
+        return value.to(torch.complex128)
+    return value.double() if value.is_floating_point() else value
 
 
 __all__ = ["Tried", "tried", "unsettle"]
