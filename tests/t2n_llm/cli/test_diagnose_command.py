@@ -24,7 +24,7 @@ from tests.t2n_llm.conftest import REAL_MODEL
 from tests.t2n_llm.explain.test_coverage import LLAMA_8B, write_config
 
 _BRANCH = "if hidden.sum() > 0:\n            hidden = hidden * 2\n"
-_UNSUPPORTED = "hidden = hidden + torch.special.zeta(hidden.abs() + 2, hidden.abs() + 1)\n"
+_UNSUPPORTED = "hidden = hidden + torch.special.hermite_polynomial_h(hidden, hidden.abs() + 1)\n"
 _FROZEN = "hidden = hidden / float(int(hidden.shape[1]))\n"
 # A norm whose translation has another epsilon than its forward.
 _WRONG_NORM = """
@@ -105,7 +105,7 @@ def diagnosis_of(*words: object) -> Diagnosis:
     ("line", "stage", "text"),
     [
         (_BRANCH, Stage.CAPTURE, "if hidden.sum"),
-        (_UNSUPPORTED, Stage.TRANSLATE, "special.zeta"),
+        (_UNSUPPORTED, Stage.TRANSLATE, "special.hermite_polynomial_h"),
         (_FROZEN, Stage.CAPTURE, "shape[1]"),
     ],
     ids=["branch", "unsupported", "frozen"],
@@ -122,7 +122,7 @@ def test_the_twin_of_an_8b_model_names_the_guilty_module_and_line(
     assert len(diagnosis.pieces) <= 20
     assert any("layers 0, 1 of 32" in warning for warning in diagnosis.warnings)
     if stage is Stage.TRANSLATE:
-        assert culprit.verdict.operator == "aten.special_zeta.default"
+        assert culprit.verdict.operator == "aten.special_hermite_polynomial_h.default"
 
 
 def test_a_wrong_translation_in_the_twin_of_an_8b_model_is_blamed(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_an_8b_skeleton_without_weights_names_the_guilty_module_and_line(tmp_pat
     diagnosis = diagnosis_of(folder, "--trust-remote-code")
     (culprit,) = diagnosis.culprits()
     assert (culprit.piece.class_name, len(culprit.piece.paths)) == ("OddMLP", 32)
-    assert culprit.source == line_of(folder, "special.zeta")
+    assert culprit.source == line_of(folder, "special.hermite_polynomial_h")
     assert len(diagnosis.pieces) <= 20
     assert any("8030.3 M parameters" in warning for warning in diagnosis.warnings)
 
