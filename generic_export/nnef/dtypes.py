@@ -23,6 +23,7 @@ TRACT_DTYPES: dict[torch.dtype, str] = {
 
 F32_MAX = torch.finfo(torch.float32).max
 F32_SCALE = 2.0**126
+F32_SMALLEST = 2.0**-149
 F32_SMALL = 2.0**-60  # what f32 leaves of an f64 number of this size is still a normal f32
 
 # A float beyond these types' bounds: tract saturates, PyTorch wraps.
@@ -48,4 +49,13 @@ def tract_dtype(dtype: torch.dtype) -> str:
     return name
 
 
-__all__ = ["F32_MAX", "F32_SCALE", "F32_SMALL", "TRACT_DTYPES", "WRAPPING_DTYPES", "as_read", "tract_dtype"]
+__all__ = [
+    "F32_MAX",
+    "F32_SCALE",
+    "F32_SMALL",
+    "F32_SMALLEST",
+    "TRACT_DTYPES",
+    "WRAPPING_DTYPES",
+    "as_read",
+    "tract_dtype",
+]

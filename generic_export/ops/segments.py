@@ -28,13 +28,12 @@ def segment_reduce(
     initial: float | None = None,
 ) -> Tensor:
     """One value for each segment along `axis`; an empty one is `initial`, or what the reduction begins with (NaN of a mean)."""
-    if (lengths is None) == (offsets is None):
-        raise TranslationError("segment_reduce takes either lengths or offsets.")
-    if lengths is not None:
+    if lengths is not None and offsets is None:
         ends = torch.cumsum(lengths, dim=axis)
         begins = ends - lengths
+    elif offsets is None:
+        raise TranslationError("segment_reduce without lengths has no segments.", "Give it lengths or offsets.")
     else:
-        assert offsets is not None
         begins, ends = (
             offsets.narrow(axis, 0, offsets.shape[axis] - 1),
             offsets.narrow(axis, 1, offsets.shape[axis] - 1),

@@ -67,16 +67,16 @@ def zeta_at_scalar(self: float, other: Tensor) -> Tensor:
 
 # Abramowitz & Stegun 10.4.2-5: Ai(x) = c1 f(x) - c2 g(x), both series of x^3; 10.4.59-60 far from 0.
 _AI_0, _AI_SLOPE = 0.355028053887817239, 0.258819403792806798
-_NEAR_TERMS = 34
+_NEAR_TERMS = 24
 _NEAR_FROM, _NEAR_TO = -6.5, 6.0
 
 
 def _series_of_cubes() -> tuple[list[float], list[float]]:
-    """Coefficients of f and of g / x, highest power of x^3 first."""
+    """Coefficients of f and of g / x, highest power of (x / 4)^3 first: those of x^3 are smaller than numbers that tract keeps."""
     f, g = [1.0], [1.0]
     for k in range(1, _NEAR_TERMS):
-        f.append(f[-1] / ((3 * k - 1) * (3 * k)))
-        g.append(g[-1] / ((3 * k) * (3 * k + 1)))
+        f.append(64 * f[-1] / ((3 * k - 1) * (3 * k)))
+        g.append(64 * g[-1] / ((3 * k) * (3 * k + 1)))
     return f[::-1], g[::-1]
 
 
@@ -93,7 +93,7 @@ def airy_ai(x: Tensor) -> Tensor:
     """Ai(x)."""
     wide = in_double(x)
     near = torch.clamp(wide, _NEAR_FROM, _NEAR_TO)
-    cube = near * near * near
+    cube = near * near * near / 64
     f, g = _series_of_cubes()
     middle = _AI_0 * horner(cube, f) - _AI_SLOPE * near * horner(cube, g)
     size = torch.where(wide > 0, torch.clamp(wide, min=_NEAR_TO), torch.clamp(-wide, min=-_NEAR_FROM))

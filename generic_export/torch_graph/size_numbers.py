@@ -39,6 +39,8 @@ class SizeNumber:
         return func(*map(_as_tensor, args), **{name: _as_tensor(value) for name, value in (kwargs or {}).items()})
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         return getattr(_as_tensor(self), name)
 
     def ceil(self) -> SizeNumber:

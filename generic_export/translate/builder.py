@@ -13,7 +13,15 @@ import sympy
 import torch
 
 from generic_export.errors import GraphError, TranslationError
-from generic_export.nnef.dtypes import F32_MAX, F32_SCALE, F32_SMALL, WRAPPING_DTYPES, as_read, tract_dtype
+from generic_export.nnef.dtypes import (
+    F32_MAX,
+    F32_SCALE,
+    F32_SMALL,
+    F32_SMALLEST,
+    WRAPPING_DTYPES,
+    as_read,
+    tract_dtype,
+)
 from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, NnefFragment, TupleLiteral
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, same_shape, simplify_dim
 from generic_export.translate.choices import Numerics, Spelling
@@ -215,6 +223,11 @@ class NnefBuilder:
 
     def _exact_f64(self, value: float) -> Value:
         """Return an f64 constant as a sum: facts/tract.md §2.2, every float literal is parsed as f32."""
+        if abs(value) < F32_SMALLEST:
+            raise TranslationError(
+                f"the f64 number {value:g}: tract takes products with one so close to zero for zero (docs/engine-notes.md).",
+                f"Use one of at least {F32_SMALLEST:.2g}, or 0.",
+            )
         scaled = True
         if abs(value) > F32_MAX:
             halves = [value / F32_SCALE, F32_SCALE]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
+from generic_export.errors import TranslationError
 from generic_export.torch_graph.rewrites import REWRITES
 from tests.engine_check import check
 
@@ -97,3 +98,10 @@ def test_in_the_engine(function: object) -> None:
     check(
         function, (torch.linspace(0.01, 0.99, 31),), (torch.rand(7) * 0.9 + 0.05,), dynamic_axes={"input_0": {0: "N"}}
     )
+
+
+def test_numbers_below_f32_in_f64() -> None:
+    """Literals are read as f32: smaller numbers are products, until tract takes them for zero."""
+    check(lambda x: x * 1e-42, (torch.rand(3, dtype=torch.float64),), rtol=1e-12, atol=0)
+    with pytest.raises(TranslationError, match="1e-60"):
+        check(lambda x: x * 1e-60, (torch.rand(3, dtype=torch.float64),))

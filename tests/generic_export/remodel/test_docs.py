@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -60,3 +61,22 @@ def test_the_example_says_the_same_tokens_in_tract_and_pytorch(tmp_path: Path) -
     for name, one in plan.subgraphs.items():
         found = plan_of_archive(tmp_path / f"{name}.nnef.tar")
         assert found is not None and found.subgraphs == {name: one}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nemo") is None, reason="nemo_toolkit[asr] is not installed")
+def test_nemos_recognisers_say_the_same_in_tract(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", ROOT / "examples" / "nemo_asr.py", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(Path.home())},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()[-4:]
+    assert all("as NeMo: ctc" in line for line in lines[:3]) and "in chunks of 16, as PyTorch" in lines[3]
+
+
+def test_the_plan_of_nemos_recognisers() -> None:
+    plan = load_plan(ROOT / "examples" / "nemo_asr.yaml")
+    assert list(plan.subgraphs) == ["preprocessor", "encoder", "ctc", "decoder", "joint", "joint_tdt"]
