@@ -29,9 +29,6 @@ from torch._decomp import global_decomposition_table
 # The mode that some fake tensors were made in.
 from torch._guards import detect_fake_mode
 
-# A loop over an axis as one operator of a graph, its step traced where it stands (`scan` itself compiles it first).
-from torch._higher_order_ops.scan import scan_op
-
 # What the operators of a graph are.
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
@@ -110,6 +107,7 @@ def quantized_decomposed() -> Any:
 
 def scan_operator() -> Any:
     """Return the operator of a loop over time: `torch.scan` is not public, and its front end compiles the step at each call."""
+    from torch._higher_order_ops.scan import scan_op
 
     return scan_op
 
@@ -474,7 +472,6 @@ __all__ = [
     "quantized_decomposed",
     "questions_seen",
     "remove_dead_code",
-    "scan_op",
     "scan_operator",
     "schema_of",
     "script_function",

@@ -65,7 +65,7 @@ def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     upper, vectors, factors = reflections(A)
     if mode == "complete":
         size = row_count
-    right = back_to(torch.triu(upper)[..., : max(size, 0), :], A)
+    right = back_to(torch.triu(upper)[..., :size, :], A)
     if mode == "r":
         return torch.zeros(0, dtype=A.dtype), right
     return back_to(reflected(vectors, factors, identity_like(A, row_count, size)), A), right

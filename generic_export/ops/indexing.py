@@ -356,7 +356,7 @@ def empty_permuted(
 ) -> Value:
     """empty_permuted(SymInt[] size, int[] physical_layout, *, ScalarType? dtype=None, ...) -> Tensor: zeros, see `ones`"""
     del physical_layout
-    return b.full(tuple(size), 0, dtype or torch.get_default_dtype())
+    return ones(b, size, dtype=dtype, fill_value=0)
 
 
 @translates(aten.empty_strided.default)
@@ -365,7 +365,7 @@ def empty_strided(
 ) -> Value:
     """empty_strided(SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, ...) -> Tensor: zeros, see `ones`"""
     del stride
-    return b.full(tuple(size), 0, dtype or torch.get_default_dtype())
+    return ones(b, size, dtype=dtype, fill_value=0)
 
 
 @translates(aten.new_empty_strided.default)
@@ -374,7 +374,7 @@ def new_empty_strided(
 ) -> Value:
     """new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, ...) -> Tensor: zeros"""
     del stride
-    return b.full(tuple(size), 0, dtype or self.dtype)
+    return new_full(b, self, size, 0, dtype=dtype)
 
 
 def written_out(b: NnefBuilder, table: torch.Tensor, dtype: torch.dtype) -> Value:

@@ -100,8 +100,7 @@ def _unknown_at_load(b: NnefBuilder, sequence: Value) -> Value:
     tract takes the facts of a loop's slices from the whole sequence, its value included (de_scan in tract-nnef's ops/core/scan.rs):
     a step would read all of a constant instead of its slice.
     """
-    made_of = reachable(b.emissions, [sequence], set())
-    if any(emission.operator == "tract_core_external" for emission in made_of):
+    if b.varies(sequence):
         return b.materialised(sequence)
     inputs = (emission.outputs[0] for emission in b.emissions if emission.operator == "tract_core_external")
     given = next((value for value in inputs if 0 not in value.shape), None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from generic_export.compat import scan_op
+from generic_export.compat import scan_operator
 
 _LIBRARY = torch.library.Library("t2n", "FRAGMENT")
 # `body` holds the captured graph of one step: (states, slices, constants) -> (next states, results).
@@ -43,7 +43,7 @@ def loop(
         # One state's memory layout for all steps, and none that is an argument unchanged: PyTorch asks for both.
         return [each.clone(memory_format=torch.contiguous_format) for each in (*after, *results)]
 
-    outputs = scan_op(
+    outputs = scan_operator()(
         flat, [state.clone(memory_format=torch.contiguous_format) for state in states], list(sequences), ()
     )
     return list(outputs[:count]), list(outputs[count:])

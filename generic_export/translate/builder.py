@@ -40,6 +40,7 @@ from generic_export.translate.value import (
     broadcast_shape,
     ints,
     shape_argument,
+    values_in,
 )
 from generic_export.weights.part import TensorPart
 
@@ -70,6 +71,7 @@ class NnefBuilder:
     parts: dict[str, TensorPart] = field(default_factory=dict)
     _known: dict[tuple, tuple[Value, ...]] = field(default_factory=dict)
     _makers: dict[int, Emission] = field(default_factory=dict)
+    _varying: set[int] = field(default_factory=set)  # what graph inputs go into
     _repeated: RepeatedAxes = field(default_factory=RepeatedAxes)
     _count: int = 0
 
@@ -135,6 +137,10 @@ class NnefBuilder:
         emission = Emission(operator, frozen, named, outputs, self.block, self.hint, generic_type, label)  # type: ignore[arg-type]
         self.emissions.append(emission)
         self._makers |= dict.fromkeys((output.number for output in outputs), emission)
+        if operator == "tract_core_external" or any(
+            map(self.varies, values_in([*frozen, *(attributes or {}).values()]))
+        ):
+            self._varying.update(output.number for output in outputs)
         self._repeated.record(emission)
         return outputs
 
@@ -191,6 +197,10 @@ class NnefBuilder:
     def maker_of(self, value: Value) -> Emission | None:
         """Return the emission that makes a value."""
         return self._makers.get(value.number)
+
+    def varies(self, value: Value) -> bool:
+        """Say whether a graph input goes into a value; others are constants."""
+        return value.number in self._varying
 
     def label_of(self, value: Value) -> str | None:
         """Return the label of a value that is a stored tensor as it lies there, else None."""

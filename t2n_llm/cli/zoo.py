@@ -50,7 +50,11 @@ _TaskOption = Annotated[
 
 _SuiteOption = Annotated[
     list[str] | None,
-    typer.Option("--suite", metavar="NAMES", help="Modules of timm, torchvision, torchaudio (t2n-llm[zoo]); encoders."),
+    typer.Option(
+        "--suite",
+        metavar="NAMES",
+        help="Modules of timm, torchvision, torchaudio (t2n-llm[zoo]), nemo (t2n-llm[nemo]); encoders.",
+    ),
 ]
 
 

@@ -41,16 +41,21 @@ def test_the_plans() -> None:
         compile(snippet, "docs/remodel.md", "exec")
 
 
-def test_the_example_says_the_same_tokens_in_tract_and_pytorch(tmp_path: Path) -> None:
+def said_by(example: str, folder: Path) -> list[str]:
+    """Run an example in a process of its own; return the lines that it prints."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "examples" / "rnnt_transcription.py", tmp_path],
+        [sys.executable, "-W", "ignore", ROOT / "examples" / example, folder],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(Path.home())},
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_the_example_says_the_same_tokens_in_tract_and_pytorch(tmp_path: Path) -> None:
+    lines = said_by("rnnt_transcription.py", tmp_path)
     assert [line.split()[0] for line in lines] == ["8", "57", "200"] and all("as PyTorch" in line for line in lines)
     tokens = lines[-1].split(": ")[1].split()
     assert len(tokens) == 16 and len(set(tokens)) > 2  # a transcript, not one token again and again
@@ -65,15 +70,7 @@ def test_the_example_says_the_same_tokens_in_tract_and_pytorch(tmp_path: Path) -
 
 @pytest.mark.skipif(importlib.util.find_spec("nemo") is None, reason="nemo_toolkit[asr] is not installed")
 def test_nemos_recognisers_say_the_same_in_tract(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "examples" / "nemo_asr.py", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(Path.home())},
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()[-4:]
+    lines = said_by("nemo_asr.py", tmp_path)[-4:]
     assert all("as NeMo: ctc" in line for line in lines[:3]) and "in chunks of 16, as PyTorch" in lines[3]
 
 
