@@ -274,6 +274,13 @@ def is_over_sizes(error: BaseException) -> bool:
     return ranges or isinstance(error, ConstraintViolationError)
 
 
+def depends_on_data(size: torch.SymInt | torch.SymFloat) -> bool:
+    """Say whether a symbolic number is read from a tensor rather than made of sizes."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return bool(free_unbacked_symbols(size))
+
+
 def list_device_constructors() -> None:
     """Let PyTorch list what `with torch.device(...)` acts on, which it does once, at its first use."""
     _device_constructors()
@@ -455,6 +462,7 @@ __all__ = [
     "checkpoint_offset",
     "children_of",
     "comparisons_answered",
+    "depends_on_data",
     "detect_fake_mode",
     "fixed_sizes_seen",
     "forget_operators",

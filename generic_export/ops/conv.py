@@ -9,6 +9,7 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
+from generic_export.ops.conv_taps import channel_by_channel, is_channel_by_channel
 from generic_export.ops.integer_products import integer_convolution
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, simplify_dim
 from generic_export.torch_graph.rewrites import rewrites
@@ -112,11 +113,13 @@ def conv(
     groups: int = 1,
 ) -> Value:
     """conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, ...) -> Tensor"""
-    kernel = _static_kernel(weight)
-    count = len(kernel) - 2
+    count = weight.rank - 2
     if input.rank == count + 1:
         batched = conv(b, b.unsqueeze(input, [0]), weight, bias, stride, padding, dilation, groups)
         return b.squeeze(batched, [0])
+    if is_channel_by_channel(input, weight, groups):
+        return _channel_by_channel(b, input, weight, bias, stride, padding, dilation)
+    kernel = _static_kernel(weight)
     copies = copies_in_batch(b, input)
     if copies is not None:
         once = conv(b, copies.one, weight, bias, stride, padding, dilation, groups)
@@ -137,6 +140,26 @@ def conv(
     return _emit(b, "conv", [input, _settled_kernel(b, weight, groups), bias], shape, attributes)
 
 
+def _channel_by_channel(
+    b: NnefBuilder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[Dim] | Dim,
+    padding: Sequence[Dim] | Dim | str,
+    dilation: Sequence[Dim] | Dim,
+) -> Value:
+    around = _around(weight, padding, dilation)
+    strides, dilations = per_axis(stride, len(around)), per_axis(dilation, len(around))
+    kernel = per_axis(weight.shape[2:], len(around))
+    spatial = [
+        window_count(input.shape[2 + axis], around[axis], kernel[axis], dilations[axis], strides[axis])
+        for axis in range(len(around))
+    ]
+    padded = surrounded(b, input, [(0, 0), (0, 0), *around]) if any(map(any, around)) else input
+    return channel_by_channel(b, padded, weight, bias, spatial, strides, dilations)
+
+
 def _around(weight: Value, padding: Sequence[Dim] | Dim | str, dilation: Sequence[Dim] | Dim) -> list[Pair]:
     """Return the amounts before and after each axis; a name of PyTorch's is `valid` or `same`."""
     count = weight.rank - 2
@@ -144,7 +167,7 @@ def _around(weight: Value, padding: Sequence[Dim] | Dim | str, dilation: Sequenc
         return [(pad, pad) for pad in per_axis(padding, count)]
     if padding != "same":
         return [(0, 0)] * count
-    spans = zip(_static_kernel(weight)[2:], per_axis(dilation, count), strict=True)
+    spans = zip(per_axis(weight.shape[2:], count), per_axis(dilation, count), strict=True)
     totals = [(size - 1) * step for size, step in spans]
     return [(total // 2, total - total // 2) for total in totals]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -21,6 +20,7 @@ from generic_export.torch_graph.size_proofs import (
     without_needless_extrema,
     without_symbolic_divisors,
 )
+from generic_export.torch_graph.size_ratios import ROUNDINGS, integer_quotient
 
 Dim: TypeAlias = int | sympy.Expr
 """One size: a plain integer, or a sympy expression over named symbols (every symbol a non-negative integer)."""
@@ -30,8 +30,6 @@ Shape: TypeAlias = tuple[Dim, ...]
 # facts/tract.md §2.2: an identifier used as a value must not start with these, or tract's parser fails elsewhere.
 _RESERVED_PREFIXES = ("true", "false", "inf")
 _SYMBOL_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A scale such as 0.1 or 1.3333334 is meant as the simple fraction nearest to it.
-_MAX_SCALE_DENOMINATOR = 4096
 
 
 def dim_symbol(name: str) -> sympy.Symbol:
@@ -85,25 +83,9 @@ def _without_floats(expr: sympy.Expr) -> sympy.Expr:
     """
     if not expr.has(torch_sympy.ToFloat, torch_sympy.IntTrueDiv):
         return expr
-    for function, rounded_up in _ROUNDINGS.items():
-        expr = expr.replace(function, lambda inner, f=function, up=rounded_up: _integer_quotient(f, inner, up))
+    for function in ROUNDINGS:
+        expr = expr.replace(function, lambda inner, f=function: integer_quotient(f, inner) or f(inner))
     return expr
-
-
-_ROUNDINGS = {torch_sympy.TruncToInt: False, torch_sympy.FloorToInt: False, torch_sympy.CeilToInt: True}
-
-
-def _integer_quotient(function: type[sympy.Function], inner: sympy.Expr, rounded_up: bool) -> sympy.Expr:
-    """Return `function(inner)` as a division of integers where `inner` is a size times a simple fraction."""
-    plain = inner.replace(torch_sympy.ToFloat, lambda size: size)
-    for division in (torch_sympy.IntTrueDiv, torch_sympy.FloatTrueDiv):
-        plain = plain.replace(division, lambda size, divisor: size * sympy.Float(1) / divisor)
-    factor, size = plain.as_coeff_Mul()
-    if not factor.is_Float or size.has(sympy.Float):
-        return function(inner)
-    ratio = Fraction(float(factor)).limit_denominator(_MAX_SCALE_DENOMINATOR)
-    above = ratio.denominator - 1 if rounded_up else 0
-    return torch_sympy.FloorDiv(ratio.numerator * size + above, ratio.denominator)
 
 
 def smaller_dim(left: Dim, right: Dim) -> Dim:

@@ -23,6 +23,7 @@ from generic_export.torch_graph.nested import FlatCall, taken_apart
 from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
 from generic_export.torch_graph.state import state_kept
+from generic_export.torch_graph.whole_sizes import whole_sizes
 
 _Tensor = torch.Tensor
 _READERS: frozenset[Callable[..., Any]] = frozenset(
@@ -81,8 +82,7 @@ class ExampleNumbers:
                 return forward(*args, **kwargs)
 
         with ExitStack() as stack:
-            for names in _globals_of(self.model):
-                stack.enter_context(mock.patch.dict(names, {"int": _SymbolicInt}))
+            stack.enter_context(whole_sizes(_globals_of(self.model)))
             stack.enter_context(mock.patch.object(self.model, "forward", told))
             yield
 
@@ -231,29 +231,6 @@ class _Told(TorchFunctionMode):
         if read is None or read.source != _line():
             return func(*args, **(kwargs or {}))  # not the way that the example took: the capture fails by itself
         return read.value if read.symbol is None else self._sizes[read.symbol]
-
-
-# --- int() of a size --------------------------------------------------------------------------------
-
-
-class _IntMeta(type):
-    """`int` asks a symbolic size for its value, which freezes it; this one leaves it symbolic."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs:
-            return int(*args, **kwargs)
-        given = args[0].item() if isinstance(args[0], torch.Tensor) else args[0]
-        return torch.sym_int(given) if isinstance(given, (torch.SymInt, torch.SymFloat)) else int(given)
-
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, int)
-
-    def __subclasscheck__(cls, other: type) -> bool:
-        return issubclass(other, int)
-
-
-class _SymbolicInt(int, metaclass=_IntMeta):
-    """Stands for `int` in the files of a model while it is captured."""
 
 
 def _globals_of(model: nn.Module) -> list[dict[str, Any]]:

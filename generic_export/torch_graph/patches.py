@@ -26,9 +26,11 @@ from generic_export.compat import (
     without_strides_of_transforms,
 )
 from generic_export.errors import CaptureError
+from generic_export.torch_graph.least_squares import lstsq
 from generic_export.torch_graph.naming import short_stacks
+from generic_export.torch_graph.recursive_filters import filters_as_loops
 from generic_export.torch_graph.size_guards import proved_sizes
-from generic_export.torch_graph.size_numbers import as_size_or_tensor, with_sizes
+from generic_export.torch_graph.size_numbers import as_size_or_tensor, sizes_or_none, stepped, with_sizes
 from generic_export.torch_graph.size_quotients import whole_quotients
 from generic_export.torch_graph.statistics import corrcoef, cov
 
@@ -52,6 +54,7 @@ def capture_patches() -> Iterator[None]:
             _gradients_off_once(),
             proved_sizes(),
             whole_quotients(),
+            filters_as_loops(),
             size_arithmetic_remembered(),
             short_stacks(),
             without_strides_of_transforms(),
@@ -95,6 +98,9 @@ _get_item = torch.Tensor.__getitem__
 
 def _tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
     """Numbers made a tensor on the meta device have lost their values when the graph is read; those filled in keep them."""
+    sizes = None if options or device is not None else sizes_or_none(data)
+    if sizes is not None:
+        return sizes  # type: ignore[return-value]
     if device is None or torch.device(device).type != "meta" or not _is_numbers(data):
         return _make_tensor(data, device=device, **options)
     dtype = options.pop("dtype", None) or (torch.bool if isinstance(data, bool) else _make_tensor(data).dtype)
@@ -160,6 +166,8 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.cov: cov,
     torch.Tensor.cov: cov,
     torch.as_tensor: as_size_or_tensor,
+    torch.arange: stepped,
+    torch.linalg.lstsq: lstsq,
     torch.corrcoef: corrcoef,
     torch.Tensor.corrcoef: corrcoef,
     getattr(torch.nn.functional, "linear_cross_entropy", None): _unchunked_cross_entropy,  # not in older releases

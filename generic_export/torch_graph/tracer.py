@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import sympy
@@ -64,6 +64,7 @@ from generic_export.torch_graph.request import (
 from generic_export.torch_graph.size_conditions import agrees, minima, needed_conditions, questions_of_one
 from generic_export.torch_graph.state import buffers_kept
 from generic_export.torch_graph.units import kept_whole
+from generic_export.torch_graph.whole_sizes import Namespace, calling_namespace, whole_sizes
 
 
 @dataclass(frozen=True)
@@ -173,18 +174,21 @@ class TorchModuleTracer(CaptureRequest):
             SpecializedAxisError: a dynamic axis was frozen to one size by the model.
             OptionError: `input_names` or `dynamic_axes` do not match the arguments.
         """
+        return _with_whole_sizes(self._traced)
+
+    def _traced(self, freezes: _Freezes) -> TorchModuleIRGraph:
         call, names = self._call()
         whole = kept_whole(self.module, self.whole)
-        with capture_patches(), whole, flat_forward(self.module, call) as result_names, _recorded_freezes() as freezes:
+        with capture_patches(), whole, flat_forward(self.module, call) as result_names, _recorded_freezes(freezes):
             with questions_of_one() as asked:
-                program = self._export(call, names, freezes)
+                program = self._export(call, names, freezes.lines)
             conditions = self._declared() + (self._conditions(program, call, names, asked) if self.conditional else ())
             program = functional(program)
             if self.keep is not None:
                 program = decomposed(program, self.keep)
         outputs = self.output_names if self.output_names is not None else tuple(result_names)
         named = replace(self, input_names=names, output_names=outputs)
-        check_symbolic(named, program, freezes)
+        check_symbolic(named, program, freezes.lines)
         converted = Conversion(named, program, minima(conditions))
         declarations = assumed(program, converted.symbols)
         graph = replace(converted.graph(), conditions=conditions, declarations=declarations)
@@ -197,10 +201,13 @@ class TorchModuleTracer(CaptureRequest):
         Raises:
             CaptureError, SpecializedAxisError, OptionError: as for `trace`.
         """
+        return _with_whole_sizes(self._program)
+
+    def _program(self, freezes: _Freezes) -> ExportedProgram:
         call, names = self._call()
         whole = kept_whole(self.module, self.whole)
-        with capture_patches(), whole, flat_forward(self.module, call), _recorded_freezes() as freezes:
-            return functional(self._export(call, names, freezes))
+        with capture_patches(), whole, flat_forward(self.module, call), _recorded_freezes(freezes):
+            return functional(self._export(call, names, freezes.lines))
 
     def _call(self) -> tuple[FlatCall, tuple[str, ...]]:
         """Return the example as it is captured, and the names of its tensors."""
@@ -418,16 +425,52 @@ def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     )
 
 
+@dataclass(frozen=True)
+class _Freezes:
+    """Where a capture made plain numbers of sizes.
+
+    Attributes:
+        lines: of the model's code, in order.
+        namespaces: of the modules whose code calls `int` there.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    namespaces: list[Namespace] = field(default_factory=list)
+
+
+Captured = TypeVar("Captured")
+
+
+def _with_whole_sizes(capture: Callable[[_Freezes], Captured]) -> Captured:
+    """Capture; where that is refused and `int` was called with a size, again, with an `int` that keeps sizes.
+
+    Raises:
+        CaptureError: the first one's, unless a later one goes on to another line that freezes a size.
+    """
+    kept: list[Namespace] = []
+    refused: CaptureError | None = None
+    while True:
+        freezes = _Freezes()
+        try:
+            with whole_sizes(kept):
+                return capture(freezes)
+        except CaptureError as error:
+            refused = error if refused is None or isinstance(error, SpecializedAxisError) else refused
+            found = [each for each in freezes.namespaces if not any(each is known for known in kept)]
+            if not found:
+                raise refused from refused.__cause__
+            kept += found
+
+
 @contextmanager
-def _recorded_freezes() -> Iterator[list[str]]:
-    """Note the source line at which PyTorch first fixes a symbolic size to a number."""
-    lines: list[str] = []
+def _recorded_freezes(freezes: _Freezes) -> Iterator[None]:
+    """Note where PyTorch first fixes a symbolic size to a number."""
     guard_int = SymNode.guard_int
 
     def note_line() -> None:
         source = current_source() or user_source("".join(traceback.format_stack()))
         if source:
-            lines.append(source)
+            freezes.lines.append(source)
 
     def fixed(target: sympy.Expr) -> None:
         if getattr(target, "is_number", False):
@@ -436,10 +479,13 @@ def _recorded_freezes() -> Iterator[list[str]]:
     def recorded_int(node: SymNode, file: str, line: int) -> int:
         if node.expr.free_symbols:  # `int(0.5 * size)`, `range(size)`
             note_line()
+            namespace = calling_namespace()
+            if namespace is not None and not any(namespace is known for known in freezes.namespaces):
+                freezes.namespaces.append(namespace)
         return guard_int(node, file, line)
 
     with fixed_sizes_seen(fixed), mock.patch.object(SymNode, "guard_int", recorded_int):
-        yield lines
+        yield
 
 
 _SUGGESTED_BOUND = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")

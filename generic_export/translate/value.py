@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 
 from generic_export.errors import GraphError
 from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, TupleLiteral
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, simplify_dim
+from generic_export.torch_graph.size_proofs import without_needless_extrema
 
 Scalar = float | int | bool
 
@@ -111,11 +113,20 @@ def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
     for first, second in zip(padded_left, padded_right, strict=True):
         if same_dim(second, 1) or same_dim(first, second):
             shape.append(first)
+        elif _meets_from_one(first, second):
+            shape.append(min(first, second, key=lambda size: len(str(size))))
         elif same_dim(first, 1):
             shape.append(second)
         else:
             raise GraphError(f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.")
     return tuple(shape)
+
+
+def _meets_from_one(left: Dim, right: Dim) -> bool:
+    """Say whether sizes are equal wherever no symbol is 0; PyTorch, which has seen them meet, leaves nothing open."""
+    sizes = [sympy.sympify(each) for each in (left, right)]
+    least = dict.fromkeys(set().union(*(size.free_symbols for size in sizes)), 1)
+    return bool(least) and same_dim(*(without_needless_extrema(size, least) for size in sizes))
 
 
 __all__ = ["Emission", "QuantisedTensor", "Scalar", "Value", "broadcast_shape", "ints", "shape_argument", "values_in"]

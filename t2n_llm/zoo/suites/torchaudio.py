@@ -169,7 +169,7 @@ _TRANSFORMS: Mapping[str, ModuleCase] = {
     "SpectralCentroid": _sound(_transform("SpectralCentroid", 16000, n_fft=64), 400, 531),
     "Spectrogram": _sound(_transform("Spectrogram", n_fft=64), 400, 531),
     "Speed": _sound(_transform("Speed", 16000, 0.9), 400, 531),
-    "TimeStretch": _SPECTRA(_transform("TimeStretch", n_freq=33, fixed_rate=1.2, hop_length=16), values=_complex),
+    "TimeStretch": _SPECTRA(_transform("TimeStretch", n_freq=33, fixed_rate=1.25, hop_length=16), values=_complex),
     "Vol": _sound(_transform("Vol", 0.5), 100, 131),
     "AddNoise": ModuleCase(
         _transform("AddNoise"),

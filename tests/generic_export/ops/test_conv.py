@@ -133,3 +133,27 @@ def test_a_convolution_over_the_first_axis(pad: int) -> None:
     weight, bias = torch.randn(3, 4, 5), torch.randn(5)
     for shape in ((7, 2, 4), (3, 1, 4)):
         check(lambda x: torch.conv_tbc(x, weight, bias, pad), (torch.randn(shape),))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_each_channel_by_itself_with_dynamic_channels(stride: int, dilation: int) -> None:
+    def filtered(x: torch.Tensor, kernels: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        options: dict[str, Any] = {"stride": stride, "dilation": dilation, "padding": 2, "groups": x.shape[0]}
+        return F.conv1d(x, kernels, bias, **options)
+
+    def given(channels: int, length: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(channels, length), torch.randn(channels, 1, 4), torch.randn(channels)
+
+    axes = {"input_0": {0: "C", 1: "T"}, "input_1": {0: "C"}, "input_2": {0: "C"}}
+    check(filtered, given(5, 20), given(3, 11), given(1, 13), dynamic_axes=axes)
+
+
+def test_a_picture_of_dynamic_channels() -> None:
+    kernel = torch.randn(1, 1, 3, 2)
+
+    def filtered(x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, kernel.repeat(x.shape[1], 1, 1, 1), padding=(1, 0), groups=x.shape[1])
+
+    sizes = [(torch.randn(batch, channels, 6, 7),) for batch, channels in ((2, 4), (1, 3), (3, 6))]
+    check(filtered, *sizes, dynamic_axes={"input_0": {0: "B", 1: "C"}})

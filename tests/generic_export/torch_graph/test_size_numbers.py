@@ -27,3 +27,36 @@ def test_the_length_stays_dynamic() -> None:
 
 def test_numbers_that_are_no_sizes_are_tensors() -> None:
     check(lambda x: x * torch.as_tensor(2.5) + torch.as_tensor([1.0, 2.0]), (torch.randn(3, 2),))
+
+
+def test_a_shape_as_a_tensor() -> None:
+    def flat(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sizes = torch.tensor(x.shape)
+        both = torch.tensor(x.shape[-2:]).prod()
+        return (
+            x.reshape(sizes.prod().item()),
+            x.reshape(both * sizes[0]),
+            x * sizes,
+            x[: sizes.sum() - torch.prod(sizes)],
+        )
+
+    sizes = [(torch.randn(batch, length, 3),) for batch, length in ((2, 4), (1, 3), (3, 5))]
+    check(flat, *sizes, dynamic_axes={"input_0": {0: "B", 1: "T"}})
+
+
+def test_steps_that_are_no_whole_numbers() -> None:
+    def places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        every = torch.arange(0, x.shape[1], 1.25)
+        return x[:, every.long()], torch.arange(1, x.shape[1], step=0.3, dtype=torch.float64), every
+
+    sizes = [(torch.randn(batch, length),) for batch, length in ((2, 40), (1, 3), (3, 31))]
+    check(places, *sizes, dynamic_axes={"input_0": {0: "B", 1: "T"}})
+
+
+def test_places_and_the_ones_before_them() -> None:
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        some = x[:, torch.arange(0, x.shape[1], 1.2).long()]
+        return some * torch.cat([some[:, :1], some[:, :-1]], 1)
+
+    sizes = [(torch.randn(batch, length),) for batch, length in ((2, 40), (1, 3), (3, 31))]
+    check(shifted, *sizes, dynamic_axes={"input_0": {0: "B", 1: "T"}})
