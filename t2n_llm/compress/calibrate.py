@@ -31,6 +31,7 @@ from t2n_llm.compress.algorithms import CalibratedAlgorithm
 from t2n_llm.compress.experts import ExpertWatch, expert_parameters, one_expert_at_a_time, quantize_experts
 from t2n_llm.compress.folds import Fold, apply_fold, find_folds, producer_parameters
 from t2n_llm.compress.observe import Run, observe
+from t2n_llm.compress.progress import LayerProgress
 from t2n_llm.compress.reconstruct import Original, reconstruct, replace_weight, split
 from t2n_llm.compress.walk import WalkableModel, first_inputs, head_inputs, layer_runs, open_walkable
 
@@ -46,20 +47,6 @@ Choice = Callable[[str], CalibratedAlgorithm | None]
 
 
 @dataclass(frozen=True)
-class LayerProgress:
-    """What is told after each decoder layer.
-
-    Attributes:
-        layer, layers: this one (from 1) of so many.
-        error: mean squared change of the layer's outputs by quantising it, relative to their mean square.
-    """
-
-    layer: int
-    layers: int
-    error: float
-
-
-@dataclass(frozen=True)
 class TensorError:
     """How far one quantised tensor is from the original.
 
@@ -67,7 +54,7 @@ class TensorError:
         algorithm: which one chose its values.
         relative: squared error of its outputs over their square, on the calibration text.
         tokens: input rows seen.
-        starved: of stacked experts, how many saw too few tokens and got the data-free search.
+        starved: of stacked experts, how many saw too few tokens, could borrow nothing, and got the data-free search.
     """
 
     algorithm: str
@@ -87,6 +74,7 @@ class CalibrationResult:
         left: parameter name -> why it was not quantised here although an algorithm was chosen.
         unfolded: what was not scaled, and why.
         statistics: mean squares of the inputs before any scaling, by parameter name.
+        notes: what a user should know besides.
     """
 
     packed: dict[str, TensorSource] = field(default_factory=dict)
@@ -95,6 +83,7 @@ class CalibrationResult:
     left: dict[str, str] = field(default_factory=dict)
     unfolded: list[str] = field(default_factory=list)
     statistics: dict[str, InputStatistics] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def calibrate(
@@ -418,7 +407,8 @@ class CalibrationRun:
     ) -> None:
         """Quantise stacked experts in place and into the result."""
         stacked = layer.get_parameter(name).detach()
-        made = quantize_experts(stacked, statistics, algorithm.quantizer, FEWEST_TOKENS)
+        states = stacked.shape[-1] == self.network.config.get_text_config().hidden_size
+        made = quantize_experts(stacked, statistics, algorithm.quantizer, FEWEST_TOKENS, reads_states=states)
         values = made.blocks.dequantize()
         self._keep(parameter, made.blocks)
         pairs = list(zip(stacked, values, statistics, strict=True))

@@ -8,26 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from t2n_llm.compress.effort import Effort
+from t2n_llm.compress.progress import DistilProgress, LayerProgress
 from t2n_llm.source.hub import ModelSource
+from t2n_llm.weights.placement import available_memory
 
 if TYPE_CHECKING:
     from quant.protocol import InputStatistics
-    from t2n_llm.compress.calibrate import CalibrationResult, Choice, LayerProgress
+    from t2n_llm.compress.calibrate import CalibrationResult, Choice
     from t2n_llm.compress.passes import Pass
+
+
+Told: TypeAlias = Callable[[LayerProgress | DistilProgress], None]
 
 
 class Calibration(Protocol):
     """A model and typical data for it."""
 
-    def quantized(self, choice: Choice, work: Path, progress: Callable[[LayerProgress], None]) -> CalibrationResult:
+    def quantized(self, choice: Choice, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
         """Quantise the linears of the model.
 
         Args:
             choice: which algorithm each parameter gets.
             work: folder where the packed tensors are written; it outlives the result.
-            progress: told after every layer.
+            progress: told after every layer, and while it learns.
+            effort: how long it learns at the end, where an algorithm does.
 
         Raises:
             OptionError: the data cannot be read, or is too little.
@@ -53,20 +60,43 @@ class TextCalibration:
     source: ModelSource
     text: str
 
-    def quantized(self, choice: Choice, work: Path, progress: Callable[[LayerProgress], None]) -> CalibrationResult:
+    def quantized(self, choice: Choice, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
         """See `Calibration.quantized`."""
         from t2n_llm.compress.calibrate import calibrate
         from t2n_llm.compress.text import calibration_ids
 
-        source = self.source
-        return calibrate(
-            source.weights,
-            choice,
-            calibration_ids(self.text, source),
-            work_dir=work,
-            progress=progress,
-            trust_remote_code=source.trust_remote_code,
-        )
+        source, trust = self.source, self.source.trust_remote_code
+        ids = calibration_ids(self.text, source, seed=effort.seed)
+        made = calibrate(source.weights, choice, ids, work_dir=work, progress=progress, trust_remote_code=trust)
+        if any(_distils(choice, name) for name in made.packed) and not effort.is_none:
+            self._learned(made, effort, work, progress)
+        return made
+
+    def _learned(self, made: CalibrationResult, effort: Effort, work: Path, progress: Told) -> None:
+        """Let the whole model learn, where it fits in memory; the text is read further for it than for its layers."""
+        from t2n_llm.compress.distil import FEWEST_TEXTS, TEXTS, bytes_needed, distil
+        from t2n_llm.compress.text import AUTO, DEFAULT_SEQUENCES, calibration_ids
+        from t2n_llm.compress.walk import open_walkable
+
+        count = DEFAULT_SEQUENCES if self.text == AUTO else TEXTS
+        ids = calibration_ids(self.text, self.source, sequences=count, seed=effort.seed)
+        if len(ids) < FEWEST_TEXTS:
+            made.notes.append(
+                f"tuned did not learn at the end: {len(ids)} texts of {ids.shape[1]} tokens are fewer than {FEWEST_TEXTS}."
+            )
+            return
+        model = open_walkable(self.source.weights, trust_remote_code=self.source.trust_remote_code)
+        needed, free = bytes_needed(model, made, ids.shape[1]), available_memory()
+        if needed > free:
+            made.notes.append(
+                f"tuned did not learn at the end: that takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free."
+            )
+            return
+        found = distil(model, made, ids, effort, work_dir=work, progress=progress)
+        if not found.kept:
+            made.notes.append(
+                "tuned learned nothing at the end that its held-out texts confirm: its blocks are as before."
+            )
 
     def statistics(self) -> dict[str, InputStatistics]:
         """See `Calibration.statistics`."""
@@ -88,8 +118,8 @@ class PassCalibration:
 
     prepare: Callable[[], tuple[Any, Sequence[Pass]]]
 
-    def quantized(self, choice: Choice, work: Path, progress: Callable[[LayerProgress], None]) -> CalibrationResult:
-        """See `Calibration.quantized`."""
+    def quantized(self, choice: Choice, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
+        """See `Calibration.quantized`; nothing learns at the end."""
         from t2n_llm.compress.passes import calibrate_passes
 
         network, passes = self.prepare()
@@ -100,6 +130,11 @@ class PassCalibration:
         from t2n_llm.compress.passes import pass_statistics
 
         return pass_statistics(*self.prepare())
+
+
+def _distils(choice: Choice, name: str) -> bool:
+    algorithm = choice(name)
+    return algorithm is not None and algorithm.distils
 
 
 __all__ = ["Calibration", "PassCalibration", "TextCalibration"]

@@ -22,6 +22,7 @@ from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX, CalibratedAlgorithm
 from t2n_llm.compress.apply import Compression, compress
 from t2n_llm.compress.calibration import Calibration
 from t2n_llm.compress.plan import CompressionPlan, plan_compression, product_shapes
+from t2n_llm.compress.progress import DistilProgress, LayerProgress
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.compress.statistics import read_statistics, write_statistics
 from t2n_llm.reporter import Reporter
@@ -29,7 +30,7 @@ from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import ModelSource
 
 if TYPE_CHECKING:
-    from t2n_llm.compress.calibrate import CalibrationResult, LayerProgress
+    from t2n_llm.compress.calibrate import CalibrationResult
 
 _WORTH_TELLING = 60.0  # seconds that a calibration goes on
 
@@ -202,8 +203,10 @@ def _calibrated(
     reporter.stage(f"Calibrating on {options.calibration}")
     started = time.monotonic()
     result = calibration.quantized(
-        chosen.get, work, lambda layer: reporter.stage(_layer_told(layer, time.monotonic() - started))
+        chosen.get, work, lambda done: reporter.stage(_told(done, time.monotonic() - started)), options.effort()
     )
+    for note in result.notes:
+        reporter.warn(note)
     for name, reason in result.left.items():
         reporter.warn(f"{name}: {reason}; its values come from the data-free search.")
     _tell_of_starved(result, reporter)
@@ -212,11 +215,20 @@ def _calibrated(
     return result
 
 
-def _layer_told(layer: LayerProgress, elapsed: float) -> str:
-    """Return what is said after a layer; with the time that the others take, where that is worth a minute's thought."""
-    remaining = elapsed / layer.layer * (layer.layers - layer.layer)
-    minutes = f", about {remaining / 60:.0f} min left" if remaining >= _WORTH_TELLING else ""
-    return f"Calibrated layer {layer.layer} of {layer.layers}{minutes}"
+def _told(done: LayerProgress | DistilProgress, elapsed: float) -> str:
+    """Return what is said on the way; with the time that the rest takes, where that is worth a minute's thought."""
+    if isinstance(done, LayerProgress):
+        return (
+            f"Calibrated layer {done.layer} of {done.layers}{_left(elapsed / done.layer * (done.layers - done.layer))}"
+        )
+    return (
+        f"Learned {done.step} of {done.steps} steps: KL {done.now:.4f} on texts held out, {done.before:.4f} before"
+        f"{_left(done.seconds_left)}"
+    )
+
+
+def _left(seconds: float) -> str:
+    return f", about {seconds / 60:.0f} min left" if seconds >= _WORTH_TELLING else ""
 
 
 def _tell_of_starved(result: CalibrationResult, reporter: Reporter) -> None:

@@ -92,7 +92,7 @@ class QuantizedExperts:
 
     Attributes:
         blocks: of [E, N, K].
-        starved: experts that too few tokens were routed to; they got the search by magnitude.
+        starved: experts that too few tokens were routed to, and for which nobody else's say anything: the search by magnitude.
         tokens: routed to all of them.
     """
 
@@ -101,8 +101,25 @@ class QuantizedExperts:
     tokens: int
 
 
+def pooled(statistics: Sequence[InputStatistics]) -> InputStatistics:
+    """Return what all experts of a layer read, as if one had; E[x x^T] where it is known of each that read something."""
+    reached = [each for each in statistics if each.tokens]
+    tokens = sum(each.tokens for each in reached)
+    if not tokens:
+        return statistics[0]
+    mean_square = sum(each.mean_square * (each.tokens / tokens) for each in reached)
+    hessians = [each.hessian * (each.tokens / tokens) for each in reached if each.hessian is not None]
+    whole = torch.stack(hessians).sum(0) if len(hessians) == len(reached) else None
+    return InputStatistics(torch.as_tensor(mean_square), tokens, whole)
+
+
 def quantize_experts(
-    stacked: torch.Tensor, statistics: Sequence[InputStatistics], quantizer: Quantizer, fewest: int
+    stacked: torch.Tensor,
+    statistics: Sequence[InputStatistics],
+    quantizer: Quantizer,
+    fewest: int,
+    *,
+    reads_states: bool = False,
 ) -> QuantizedExperts:
     """Quantise each expert with its own statistics.
 
@@ -111,11 +128,15 @@ def quantize_experts(
         statistics: of each expert.
         quantizer: chooses levels and scales.
         fewest: tokens below which an expert's statistics are not used.
+        reads_states: all experts read the layer's hidden states, so that one that saw few tokens borrows what the others saw.
+            The channels inside of an expert are its own.
     """
-    enough = [each.tokens >= fewest for each in statistics]
+    shared = pooled(statistics) if reads_states else None
+    lent = shared if shared is not None and shared.tokens >= fewest else None
+    enough = [each.tokens >= fewest or lent is not None for each in statistics]
     made = [
-        quantizer.quantize(weight, seen if known else None)
-        for weight, seen, known in zip(stacked, statistics, enough, strict=True)
+        quantizer.quantize(weight, seen if seen.tokens >= fewest else lent)
+        for weight, seen in zip(stacked, statistics, strict=True)
     ]
     blocks = Q4Blocks(torch.stack([each.q for each in made]), torch.stack([each.d for each in made]))
     return QuantizedExperts(blocks, enough.count(False), sum(each.tokens for each in statistics))

@@ -27,6 +27,7 @@ from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
 from t2n_llm.weights.f32_model import eager_model, refuse_invented
+from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.placement import Placement, require_memory
 
 _STEPS = 8  # tokens decoded after each prompt
@@ -119,8 +120,19 @@ def run_multimodal_reference(
     needed: frozenset[str],
     prompts: Sequence[Prompt],
     placement: Placement | None = None,
+    *,
+    overrides: ArchiveWeights | None = None,
 ) -> list[Answer]:
     """Return what transformers' eager model in f32 says to each prompt; the model is released before this returns.
+
+    Args:
+        source: the checkpoint.
+        family: how its model is asked.
+        network: the same model without weights, for its size.
+        needed: parameters that the checkpoint must have.
+        prompts: what is asked.
+        placement: what the user allows of memory.
+        overrides: the weights of compressed archives, to run with.
 
     Raises:
         NotEnoughMemoryError: the model does not fit.
@@ -129,6 +141,8 @@ def run_multimodal_reference(
     require_memory(network, placement)
     model, missing = eager_model(MULTIMODAL_MODEL, source.folder, source.trust_remote_code)
     refuse_invented(source.name, needed.intersection(missing))
+    if overrides is not None:
+        overrides.apply(model)
     with torch.no_grad():
         return [_generate(model, family, prompt) for prompt in prompts]
 

@@ -51,10 +51,10 @@ class MultimodalTask(Task):
             raise OptionError(
                 f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
             )
-        if compression.recipe() is not None:
+        if compression.calibrates():
             raise OptionError(
-                f"--task {self.name} does not compress weights.",
-                "Leave --compress, --recipe and --target-size out.",
+                f"--task {self.name} has no calibration: nothing says which images or sounds go with a text.",
+                "Use --compress q4_0, or a recipe whose algorithms are search or min_max.",
             )
         if options.batch or options.num_logits_to_keep != 1:
             raise OptionError(
@@ -101,7 +101,13 @@ class MultimodalTask(Task):
         prompts = plan_prompts(source.config, family)
         subject.reporter.stage("Running PyTorch in f32 for reference")
         expected = run_multimodal_reference(
-            source, family, subject.network, subject.needed(), prompts, checking.placement
+            source,
+            family,
+            subject.network,
+            subject.needed(),
+            prompts,
+            checking.placement,
+            overrides=subject.overrides,
         )
         largest = largest_of_all(answer.largest_states for answer in expected)
         require_range(largest, subject.options)

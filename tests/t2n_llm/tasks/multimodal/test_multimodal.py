@@ -309,7 +309,7 @@ def test_the_command_line(checkpoint: Callable[[str], Path], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"compress": "q4_0"}, "does not compress"),
+        ({"compress": "q4_0:gptq"}, "has no calibration"),
         ({"batch": True}, "a batch of 1"),
         ({"num_logits_to_keep": 0}, "the last position's logits"),
         ({"image_size": 32}, "images have 16 pixels"),
@@ -392,3 +392,17 @@ def test_the_command_line_engine_agrees_too(gemma: Path, checkpoint: Callable[[s
     if find_tract_cli() is None:
         pytest.skip("the tract command is not installed")
     assert validate_folder(gemma, str(checkpoint("gemma3")), options=ValidateOptions.of(engine="cli")).passed
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "gemma3", "qwen3_vl_moe", "voxtral"])
+@pytest.mark.parametrize("recipe", ["q4_0", "q4_0+embeddings"])
+def test_all_archives_are_compressed_and_checked(
+    family: str, recipe: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    task = AUDIO_TEXT_TO_TEXT if family in HEARS else IMAGE_TEXT_TO_TEXT
+    result = exported(checkpoint(family), tmp_path / "out", task=task, dtype="f32", compress=recipe)
+    assert result.validation is not None and result.validation.passed
+    tensors = result.manifest["compression"]["tensors"]
+    blocks = [tensor["label"] for tensor in tensors if tensor["scheme"] == "q4_0"]
+    assert any("layers" in label for label in blocks)
+    assert any("embed_tokens" in label for label in blocks) == (recipe != "q4_0")

@@ -1,0 +1,39 @@
+"""What a calibration tells on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerProgress:
+    """What is told after each decoder layer.
+
+    Attributes:
+        layer, layers: this one (from 1) of so many.
+        error: mean squared change of the layer's outputs by quantising it, relative to their mean square.
+    """
+
+    layer: int
+    layers: int
+    error: float
+
+
+@dataclass(frozen=True)
+class DistilProgress:
+    """What is told after each judgement.
+
+    Attributes:
+        step, steps: done so far, of so many.
+        before, now: mean KL on the texts that only judge, at the beginning and now.
+        seconds_left: as it looks.
+    """
+
+    step: int
+    steps: int
+    before: float
+    now: float
+    seconds_left: float
+
+
+__all__ = ["DistilProgress", "LayerProgress"]

@@ -1,0 +1,165 @@
+"""The whole model learning at the end: nearer to the original on texts that nobody learned from, or as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from generic_export.errors import OptionError
+from generic_export.weights.values import read_tensor
+from quant.packing import unpack_q4_0
+from t2n_llm.compress import calibration, distil
+from t2n_llm.compress.algorithms import CALIBRATED, CalibratedAlgorithm
+from t2n_llm.compress.calibrate import CalibrationResult, calibrate
+from t2n_llm.compress.calibration import TextCalibration
+from t2n_llm.compress.distil import Distilled
+from t2n_llm.compress.effort import Effort, parse_duration
+from t2n_llm.compress.progress import DistilProgress
+from t2n_llm.compress.request import CompressionOptions
+from t2n_llm.compress.walk import open_walkable
+from t2n_llm.source.hub import open_source
+from tests.families import save_tiny_model
+from tests.t2n_llm.compress.test_calibrate import divergence, is_linear, load, quantised, text_ids
+from tests.t2n_llm.conftest import REAL_MODEL
+
+Chosen = Callable[[str], bool]
+IDS = text_ids("calib.txt", sequences=24)
+
+
+def _calibrated(folder: Path, work: Path, chosen: Chosen, algorithm: str, ids: torch.Tensor = IDS) -> CalibrationResult:
+    return calibrate(folder, lambda name: CALIBRATED[algorithm] if chosen(name) else None, ids, work_dir=work)
+
+
+def _distilled(
+    folder: Path, made: CalibrationResult, work: Path, effort: Effort, ids: torch.Tensor = IDS, **options: object
+) -> Distilled:
+    return distil.distil(open_walkable(folder), made, ids, effort, work_dir=work, **options)
+
+
+def _first(name: str) -> CalibratedAlgorithm | None:
+    """Of all linears, choose one."""
+    return CALIBRATED["tuned"] if name == "model.layers.0.self_attn.q_proj.weight" else None
+
+
+@pytest.fixture(scope="module")
+def learned(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[float, CalibrationResult, Distilled, list[DistilProgress]]:
+    """The KL before, and a model that has learned."""
+    work = tmp_path_factory.mktemp("learned")
+    made = _calibrated(REAL_MODEL, work, is_linear, "imatrix")
+    evaluated = text_ids("eval.txt", sequences=8)
+    before = divergence(quantised(made, REAL_MODEL), load(REAL_MODEL), evaluated)
+    told: list[DistilProgress] = []
+    found = _distilled(REAL_MODEL, made, work, Effort(passes=160), progress=told.append)
+    return before, made, found, told
+
+
+def test_the_original_is_nearer_on_other_texts(learned) -> None:
+    before, made, found, told = learned
+    after = divergence(quantised(made, REAL_MODEL), load(REAL_MODEL), text_ids("eval.txt", sequences=8))
+    assert found.after < 0.95 * found.before and after < 0.97 * before
+    assert found.steps == 80 and 0 < found.kept <= 80
+    assert [each.step for each in told][-1] == 80 and told[-1].seconds_left == 0
+    assert min(each.now for each in told) == found.after
+
+
+def test_everything_stored_is_blocks_and_norms(learned) -> None:
+    _, made, _, _ = learned
+    for source in made.packed.values():
+        assert bool(unpack_q4_0(read_tensor(source)).d.isfinite().all())
+    assert all("norm" in name and read_tensor(source).ndim == 1 for name, source in made.changed.items())
+
+
+def test_a_seed_decides(tmp_path: Path) -> None:
+    start = _calibrated(REAL_MODEL, tmp_path, is_linear, "imatrix", IDS[:6])
+
+    def levels(folder: str, seed: int) -> list[torch.Tensor]:
+        (tmp_path / folder).mkdir()
+        made = replace(start, packed=dict(start.packed), changed=dict(start.changed))
+        found = _distilled(REAL_MODEL, made, tmp_path / folder, Effort(passes=16, seed=seed), IDS[:6])
+        assert found.kept
+        return [read_tensor(source) for source in made.packed.values()]
+
+    first, again, other = levels("a", 0), levels("b", 0), levels("c", 1)
+    assert all(map(torch.equal, first, again))
+    assert not all(map(torch.equal, first, other))
+
+
+def test_a_tied_table_serves_both(tmp_path: Path) -> None:
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    made = _calibrated(REAL_MODEL, tmp_path, lambda name: is_linear(name) or name in names, "imatrix")
+    assert set(names) <= made.packed.keys()
+    before = read_tensor(made.packed[names[0]])
+    found = _distilled(REAL_MODEL, made, tmp_path, Effort(passes=80))
+    table, head = (read_tensor(made.packed[name]) for name in names)
+    assert torch.equal(table, head) and not torch.equal(table, before)
+    assert found.after < found.before
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "smollm3", "qwen2"])
+def test_families_learn(family: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(family, tmp_path / "model")
+    ids = torch.randint(3, 160, (9, 24), generator=torch.Generator().manual_seed(0))
+    made = _calibrated(folder, tmp_path, lambda name: ".weight" in name and "norm" not in name, "gptq", ids)
+    assert made.packed
+    found = _distilled(folder, made, tmp_path, Effort(passes=40), ids)
+    assert found.before > 0 and found.after <= found.before
+
+
+def test_what_brings_nothing_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distil, "_LEVEL_STEP", 10.0)  # levels anywhere
+    made = _calibrated(REAL_MODEL, tmp_path, is_linear, "gptq", IDS[:4])
+    before = {name: read_tensor(source) for name, source in made.packed.items()}
+    found = _distilled(REAL_MODEL, made, tmp_path, Effort(passes=8), IDS[:4])
+    assert found.kept == 0 and found.after == found.before
+    assert all(torch.equal(read_tensor(made.packed[name]), values) for name, values in before.items())
+    assert not made.changed
+
+
+def test_where_memory_lacks_nothing_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "available_memory", lambda: 1_000_000)
+    text = tmp_path / "calib.txt"
+    text.write_text((REAL_MODEL / "calib.txt").read_text()[:12000])
+    made = TextCalibration(open_source(str(REAL_MODEL)), str(text)).quantized(
+        _first, tmp_path, lambda _: None, Effort()
+    )
+    assert made.packed and any("GB of memory" in note for note in made.notes)
+
+
+def test_a_short_text_is_not_learned_from(tmp_path: Path) -> None:
+    text = tmp_path / "calib.txt"
+    text.write_text((REAL_MODEL / "calib.txt").read_text()[:3000])
+    calibration = TextCalibration(open_source(str(REAL_MODEL)), str(text))
+    made = calibration.quantized(_first, tmp_path, lambda _: None, Effort())
+    assert made.packed and any("fewer than 4" in note for note in made.notes)
+    assert not calibration.quantized(_first, tmp_path, lambda _: None, Effort(seconds=0)).notes
+
+
+def test_a_time_is_an_effort(tmp_path: Path) -> None:
+    made = _calibrated(REAL_MODEL, tmp_path, is_linear, "imatrix", IDS[:4])
+    found = _distilled(REAL_MODEL, made, tmp_path, Effort(seconds=3.0), IDS[:4])
+    assert found.steps >= 1
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30min", 1800), ("2h", 7200), ("90 s", 90), ("1.5H", 5400), ("0", 0)])
+def test_times(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "min", "3 days", "-1h", "1e9h", "١h"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(OptionError, match="no time"):
+        parse_duration(text)
+
+
+def test_a_budget_needs_something_that_learns() -> None:
+    assert CompressionOptions(name="q4_0:tuned", budget="30min").effort() == Effort(seconds=1800)
+    with pytest.raises(OptionError, match="nothing learns"):
+        CompressionOptions(name="q4_0:best", budget="30min")
+    with pytest.raises(OptionError, match="no time"):
+        CompressionOptions(name="q4_0:tuned", budget="soon")
