@@ -222,7 +222,7 @@ def _told(done: LayerProgress | DistilProgress, elapsed: float) -> str:
             f"Calibrated layer {done.layer} of {done.layers}{_left(elapsed / done.layer * (done.layers - done.layer))}"
         )
     return (
-        f"Learned {done.step} of {done.steps} steps: KL {done.now:.4f} on texts held out, {done.before:.4f} before"
+        f"Learned {done.step} of {done.steps} steps: KL {done.now:.3g} on texts held out, {done.before:.3g} before"
         f"{_left(done.seconds_left)}"
     )
 

@@ -51,7 +51,8 @@ _BYTES_LEARNED = (
     26  # of a quantised weight: its level, slope, two moments, value and its slope, and the whole level twice
 )
 _BYTES_PLAIN = 4
-_LOGITS_HELD = 6  # of one text, in f32
+# Activations of one text in f32, by what they are as wide as.
+_LOGITS_HELD, _STATES_HELD, _INNER_HELD, _SCORES_HELD = 6, 30, 8, 4
 _NORM = "norm"
 _WIDEST = 16  # outputs for an input: no linear of a layer has so many, a vocabulary has
 _HALF_GAIN = 0.6  # of the time in f32: below that, bfloat16 is worth its rounding
@@ -83,9 +84,14 @@ def bytes_needed(model: WalkableModel, made: CalibrationResult, length: int) -> 
     """
     sizes = {name: parameter.numel() for name, parameter in model.causal_lm.named_parameters(remove_duplicate=False)}
     learned = sum(sizes[name] for name in made.packed)
-    vocabulary = model.causal_lm.config.get_text_config().vocab_size
+    config = model.causal_lm.config.get_text_config()
     plain = sum(parameter.numel() for parameter in model.causal_lm.parameters()) - learned
-    return _BYTES_LEARNED * learned + _BYTES_PLAIN * max(plain, 0) + 4 * _LOGITS_HELD * length * vocabulary
+    inside = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    of_layer = (
+        _STATES_HELD * config.hidden_size + _INNER_HELD * inside + _SCORES_HELD * config.num_attention_heads * length
+    )
+    activations = length * (config.num_hidden_layers * of_layer + _LOGITS_HELD * config.vocab_size)
+    return _BYTES_LEARNED * learned + _BYTES_PLAIN * max(plain, 0) + 4 * activations
 
 
 def distil(
@@ -112,11 +118,12 @@ def distil(
     """
     if model.head is None:
         raise CaptureError(f"{type(model.causal_lm).__name__}: no head makes its logits.", "Use q4_0:best.")
+    began = time.monotonic()
     hidden = _outputs_of_original(model, text_ids)
     student = _Student.of(model, made)
     inside = f"{model.layers_name}."  # what is outside of the layers makes the original's logits, too
     with model.resident_but([name for name in made.packed if name.startswith(inside)]):
-        found, state = _Lesson(model, student, text_ids, hidden).learn(effort, progress)
+        found, state = _Lesson(model, student, text_ids, hidden).learn(effort, progress, began)
     if found.kept:
         state.write(made, work_dir)
     return found
@@ -237,23 +244,27 @@ class _Lesson:
     ids: torch.Tensor
     hidden: Sequence[torch.Tensor]
 
-    def learn(self, effort: Effort, progress: Callable[[DistilProgress], None] | None) -> tuple[Distilled, _State]:
-        """Move the student; return what that brought, and the best state that was judged."""
+    def learn(
+        self, effort: Effort, progress: Callable[[DistilProgress], None] | None, began: float
+    ) -> tuple[Distilled, _State]:
+        """Move the student; return what that brought, and the best state that was judged. `began` is when the effort did."""
         learned, judging = split(len(self.ids))
+        judge_began = time.monotonic()
         before = lowest = self.judged(judging)
+        judgements = _judgements(effort, time.monotonic() - judge_began)
         best, kept, step, due = self.student.state(), 0, 0, 1
         optimizer = torch.optim.Adam(self.student.groups(), betas=_BETAS, foreach=False)
         steps = [group["lr"] for group in optimizer.param_groups]
-        order, clock = _order(learned, effort.seed), _Clock.of(effort, _ROUNDS * len(learned))
+        order, clock = _order(learned, effort.seed), _Clock.of(effort, _ROUNDS * len(learned), began)
         while clock.share(step) < 1:
             for group, size in zip(optimizer.param_groups, steps, strict=True):
                 group["lr"] = size * _paced(clock.share(step))
             self.step(optimizer, [next(order) for _ in range(_BATCH)])
             step += 1
             share = min(1.0, clock.share(step))
-            if share * _JUDGEMENTS < due:
+            if share * judgements < due:
                 continue
-            due = int(share * _JUDGEMENTS) + 1
+            due = int(share * judgements) + 1
             now = self.judged(judging)
             if now < lowest:
                 lowest, best, kept = now, self.student.state(), step
@@ -312,9 +323,9 @@ class _Clock:
     began: float
 
     @staticmethod
-    def of(effort: Effort, most: int) -> _Clock:
+    def of(effort: Effort, most: int, began: float) -> _Clock:
         steps = -(-min(effort.passes, most) // _BATCH) if effort.seconds is None else None
-        return _Clock(steps, effort.seconds or 0.0, time.monotonic())
+        return _Clock(steps, effort.seconds or 0.0, began)
 
     def share(self, step: int) -> float:
         """Return how much is made after so many steps, from 0 to 1; 1 of no effort."""
@@ -325,6 +336,18 @@ class _Clock:
     def left(self, share: float) -> float:
         """Return the seconds that the rest takes as things go."""
         return (time.monotonic() - self.began) * (1 / share - 1)
+
+
+def _judgements(effort: Effort, seconds: float) -> int:
+    """Return how often to judge: as often as takes a quarter of a time that is given, or 8 times.
+
+    Args:
+        effort: what is given.
+        seconds: that one takes.
+    """
+    if effort.seconds is None:
+        return _JUDGEMENTS
+    return min(_JUDGEMENTS, max(1, int(effort.seconds / 4 / max(seconds, 1e-3))))
 
 
 def _order(texts: Sequence[int], seed: int) -> Iterator[int]:

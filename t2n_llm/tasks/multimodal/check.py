@@ -26,8 +26,8 @@ from t2n_llm.source.empty_model import MULTIMODAL_MODEL
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
-from t2n_llm.weights.f32_model import eager_model, refuse_invented
 from t2n_llm.weights.archive_weights import ArchiveWeights
+from t2n_llm.weights.f32_model import eager_model, refuse_invented
 from t2n_llm.weights.placement import Placement, require_memory
 
 _STEPS = 8  # tokens decoded after each prompt
