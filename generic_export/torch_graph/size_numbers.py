@@ -46,7 +46,30 @@ def _between(operation: Callable[[Any, Any], Any], *, turned: bool = False) -> C
     return apply
 
 
-class SizeNumber:
+class _Computes:
+    """What computes as the tensor that it stands for, where its own class says nothing else."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_as_tensor(self), name)
+
+
+def _as_tensors_do(name: str) -> Callable[..., Any]:
+    def apply(self: Any, *others: Any) -> Any:
+        return getattr(_as_tensor(self), name)(*map(_as_tensor, others))
+
+    return apply
+
+
+for _name in (
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__mod__"),
+    *("__floordiv__", "__pow__", "__neg__", "__lt__", "__le__", "__gt__", "__ge__"),
+):
+    setattr(_Computes, _name, _as_tensors_do(_name))
+
+
+class SizeNumber(_Computes):
     """A tensor of rank 0 that is known to be a size, or a number made of sizes."""
 
     __add__, __radd__ = _between(operator.add), _between(operator.add, turned=True)
@@ -69,11 +92,6 @@ class SizeNumber:
             return func(*map(_as_size, args), **{name: _as_size(value) for name, value in (kwargs or {}).items()})
         return func(*map(_as_tensor, args), **{name: _as_tensor(value) for name, value in (kwargs or {}).items()})
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(_as_tensor(self), name)
-
     def ceil(self) -> SizeNumber:
         """The next whole number."""
         return SizeNumber(math.ceil(self.value))
@@ -93,7 +111,7 @@ class SizeNumber:
         return self.value
 
 
-class SizeNumbers:
+class SizeNumbers(_Computes):
     """A tensor of rank 1 that is known to hold sizes, such as `torch.tensor(x.shape)`."""
 
     def __init__(self, values: Sequence[Size]) -> None:
@@ -107,11 +125,6 @@ class SizeNumbers:
         if func in _OF_ALL and not kwargs and len(args) == 1:
             return getattr(args[0], _OF_ALL[func])()
         return func(*map(_as_tensor, args), **{name: _as_tensor(value) for name, value in (kwargs or {}).items()})
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(_as_tensor(self), name)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int):
@@ -159,7 +172,8 @@ def stepped(*bounds: Size, **options: Any) -> torch.Tensor:
     """`torch.arange`, but with steps that are no whole numbers up to a size: how many there are is a size too."""
     start, end, step = _bounds(*bounds, **{name: options[name] for name in ("start", "end", "step") if name in options})
     sized = any(isinstance(each, torch.SymInt | torch.SymFloat) for each in (start, end))
-    if not sized or not isinstance(step, float) or step <= 0 or options.get("out") is not None:
+    stepping = isinstance(step, float) and step > 0 and not step.is_integer()
+    if not sized or not stepping or options.get("out") is not None:
         return torch.arange(*bounds, **options)
     places = torch.arange(math.ceil((end - start) / step), device=options.get("device")).double() * step + start
     return places.to(options.get("dtype") or torch.get_default_dtype())
