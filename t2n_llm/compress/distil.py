@@ -43,14 +43,13 @@ _ROUNDS = 8  # most passes over one text; more of them learn its own turns
 _WARM = 0.05  # of all steps
 _JUDGEMENTS = 8
 _BETAS = (0.9, 0.99)
-# Steps of Adam: levels in units of one, scales and norms as shares of themselves. A level begins in the middle of what rounds to it, so
-# that it changes only where hundreds of steps agree: with 0.03 SmolLM2's KL tripled on the way (docs/quantization.md).
+# Steps of Adam: levels in units of one, scales and norms as shares of themselves. A level begins in the middle of what rounds to
+# it, so that it changes only where hundreds of steps agree: with 0.03 SmolLM2's KL tripled on the way (docs/quantization.md).
 _LEVEL_STEP = 0.005
 _SCALE_STEP = 1e-3
 _NORM_STEP = 1e-3
-_BYTES_LEARNED = (
-    26  # of a quantised weight: its level, slope, two moments, value and its slope, and the whole level twice
-)
+# Of a quantised weight: its level, slope, two moments, value and its slope, and the whole level twice.
+_BYTES_LEARNED = 26
 _BYTES_PLAIN = 4
 # Activations of one text in f32, by what they are as wide as.
 _LOGITS_HELD, _STATES_HELD, _INNER_HELD, _SCORES_HELD = 6, 30, 8, 4
