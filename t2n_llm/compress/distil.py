@@ -1,7 +1,7 @@
-"""The whole model at the end: levels, scales and norms learned at once, so that its logits come nearer to the original's.
+"""The whole model at the end: scales and norms learned at once, so that its logits come nearer to the original's.
 
 In: a model, what calibration made of it, and a text. Out: the same tensors with other values. What is lowered is the KL divergence
-of the next token from the original's, by Adam; gradients pass over the rounding (`quant.learned`). Nothing about the graph changes.
+of the next token from the original's, by Adam. Neither levels nor anything about the graph changes.
 One text in eight only judges, and the best of all states that were judged is kept: the first one, if no other is better.
 """
 
@@ -43,13 +43,11 @@ _ROUNDS = 8  # most passes over one text; more of them learn its own turns
 _WARM = 0.05  # of all steps
 _JUDGEMENTS = 8
 _BETAS = (0.9, 0.99)
-# Steps of Adam: levels in units of one, scales and norms as shares of themselves. A level begins in the middle of what rounds to
-# it, so that it changes only where hundreds of steps agree: with 0.03 SmolLM2's KL tripled on the way (docs/quantization.md).
-_LEVEL_STEP = 0.005
+# Steps of Adam, as shares of what is moved.
 _SCALE_STEP = 1e-3
 _NORM_STEP = 1e-3
-# Of a quantised weight: its level, slope, two moments, value and its slope, and the whole level twice.
-_BYTES_LEARNED = 26
+# Of a quantised weight: its level, its value in f32 and bfloat16, a slope; of 32 the scale and what moves it.
+_BYTES_LEARNED = 12
 _BYTES_PLAIN = 4
 # Activations of one text in f32, by what they are as wide as.
 _LOGITS_HELD, _STATES_HELD, _INNER_HELD, _SCORES_HELD = 6, 30, 8, 4
@@ -103,7 +101,7 @@ def distil(
     work_dir: Path,
     progress: Callable[[DistilProgress], None] | None = None,
 ) -> Distilled:
-    """Learn the values of everything that was quantised, against the logits of the original.
+    """Learn the scales of everything that was quantised, and the norms, against the logits of the original.
 
     Args:
         model: no weight of it is quantised, nor becomes so.
@@ -186,7 +184,6 @@ class _Student:
         """Return what Adam moves, and by what steps."""
         learned = list({id(each): each for each in self.blocks.values()}.values())
         return [
-            {"params": [each.levels for each in learned], "lr": _LEVEL_STEP},
             {"params": [each.shares for each in learned], "lr": _SCALE_STEP},
             *(
                 {"params": [values], "lr": _NORM_STEP * float(values.detach().abs().mean())}

@@ -112,7 +112,7 @@ def test_families_learn(family: str, tmp_path: Path) -> None:
 
 
 def test_what_brings_nothing_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distil, "_LEVEL_STEP", 10.0)  # levels anywhere
+    monkeypatch.setattr(distil, "_SCALE_STEP", 3.0)  # scales anywhere
     made = _calibrated(REAL_MODEL, tmp_path, is_linear, "gptq", IDS[:4])
     before = {name: read_tensor(source) for name, source in made.packed.items()}
     found = _distilled(REAL_MODEL, made, tmp_path, Effort(passes=8), IDS[:4])
