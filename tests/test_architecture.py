@@ -71,7 +71,7 @@ ORDER = {
         awq drift recipe tensor
         gptq factors
         algorithms budget
-        imatrix lattice
+        imatrix lattice learned
         prequantized
         stream weighted_search
         block_kernel
