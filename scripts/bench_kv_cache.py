@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,15 +108,14 @@ class Plan:
 # --- measuring --------------------------------------------------------------------------------
 
 
-@contextmanager
-def exported(model: Path, work: Path, positions: int) -> Iterator[Path]:
-    """Yield a copy of a model's folder whose config has so many positions."""
+def with_positions(model: Path, work: Path, positions: int) -> Path:
+    """Return a copy of a model's folder whose config has so many positions, made unless it is there."""
     copy = work / f"{model.name}-{positions}"
     if not copy.is_dir():
         shutil.copytree(model, copy)
         config = copy / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": positions}))
-    yield copy
+    return copy
 
 
 def archive_of(model: Path, cache: str, work: Path) -> Path:
@@ -154,7 +153,8 @@ def measured(options: argparse.Namespace, work: Path) -> Iterator[Row]:
     source = options.model if options.model is not None else fetch(default_output())
     depths = [int(each) for each in options.depths.split(",")]
     plan = Plan(options.chunk, options.scored)
-    with exported(source, work, max(options.positions, max(depths) + options.scored)) as model, ExitStack() as stack:
+    model = with_positions(source, work, max(options.positions, max(depths) + options.scored))
+    with ExitStack() as stack:
         ids = encoded(model, options.text)
         engine = TractWheel(timeout_seconds=7200, threads=options.threads)
         models = {name: stack.enter_context(engine.load(archive_of(model, name, work))) for name in CACHES}
