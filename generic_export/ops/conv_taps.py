@@ -10,15 +10,16 @@ from itertools import product
 
 import sympy
 
-from generic_export.torch_graph.dims import Dim, simplify_dim
+from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value
 
 
 def is_channel_by_channel(input: Value, weight: Value, groups: Dim) -> bool:
     """Say whether a convolution has dynamic channels, each with a kernel of its own whose size is known."""
     channels, per_group, *kernel = weight.shape
-    alike = all(simplify_dim(sympy.sympify(each) - channels) == 0 for each in (groups, input.shape[1]))
-    return alike and not isinstance(channels, int) and all(isinstance(size, int) for size in (per_group, *kernel))
+    if isinstance(channels, int) or not all(isinstance(size, int) for size in (per_group, *kernel)):
+        return False
+    return same_dim(groups, channels) and same_dim(input.shape[1], channels)
 
 
 def channel_by_channel(

@@ -61,10 +61,7 @@ def integer_quotient(rounding: Any, inner: sympy.Expr) -> sympy.Expr | None:
             "(and at few others); the archive computes with the fraction.",
             stacklevel=2,
         )
-    up, down = ratio.numerator, ratio.denominator
-    if rounding is torch_sympy.RoundToInt:
-        return torch_sympy.FloorDiv(2 * up * size + down, 2 * down)
-    return torch_sympy.FloorDiv(up * size + (down - 1 if rounding is torch_sympy.CeilToInt else 0), down)
+    return torch_sympy.FloorDiv(*_divided(ratio, rounding, size))
 
 
 _Step = tuple[str, float]
@@ -107,14 +104,18 @@ def _ratio(rounding: Any, steps: tuple[_Step, ...]) -> tuple[Fraction | None, in
     return (meant, int(differences[0])) if len(differences) < _FEW * CHECKED else (None, None)
 
 
-def _differences(ratio: Fraction, rounding: type[sympy.Function], wanted: np.ndarray) -> np.ndarray:
+def _differences(ratio: Fraction, rounding: Any, wanted: np.ndarray) -> np.ndarray:
     """Return the sizes at which a fraction gives something else than what is wanted."""
-    sizes, up, down = np.arange(CHECKED + 1, dtype=np.int64), ratio.numerator, ratio.denominator
+    dividends, divisor = _divided(ratio, rounding, np.arange(CHECKED + 1, dtype=np.int64))
+    return np.flatnonzero(dividends // divisor != wanted)
+
+
+def _divided(ratio: Fraction, rounding: Any, size: Any) -> tuple[Any, int]:
+    """Return what is divided, and by what, for a size times a fraction, rounded: of a sympy size, or of an array of sizes."""
+    up, down = ratio.numerator, ratio.denominator
     if rounding is torch_sympy.RoundToInt:
-        found = (2 * up * sizes + down) // (2 * down)
-    else:
-        found = (up * sizes + (down - 1 if rounding is torch_sympy.CeilToInt else 0)) // down
-    return np.flatnonzero(found != wanted)
+        return 2 * up * size + down, 2 * down
+    return up * size + (down - 1 if rounding is torch_sympy.CeilToInt else 0), down
 
 
 def _neighbour(value: Fraction, rounding: type[sympy.Function]) -> Fraction:

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import logging
 import re
-import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
-from unittest import mock
+from typing import Any
 
-import sympy
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental.sym_node import SymNode
 
 from generic_export.compat import (
     CAPTURE_LOGGERS,
     JitGraph,
     OpOverload,
-    fixed_sizes_seen,
     is_over_sizes,
     is_over_values,
     oblivious_to_sizes,
@@ -42,6 +37,7 @@ from generic_export.torch_graph.conversion import Conversion, check_symbolic, sy
 from generic_export.torch_graph.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.early_bounds import SizesBoundedError, told_of_bounds
+from generic_export.torch_graph.freezes import Freezes, recorded_freezes, with_whole_sizes
 from generic_export.torch_graph.guard_bounds import guard_bounds
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
@@ -49,7 +45,7 @@ from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_
 from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
 from generic_export.torch_graph.methods import as_forward
 from generic_export.torch_graph.multiples import Folds, assumed, counted, counted_dim, divided_in
-from generic_export.torch_graph.naming import NotesSources, current_source, user_source
+from generic_export.torch_graph.naming import NotesSources, user_source
 from generic_export.torch_graph.nested import FlatCall, flat_forward
 from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.patches import capture_patches
@@ -64,7 +60,6 @@ from generic_export.torch_graph.request import (
 from generic_export.torch_graph.size_conditions import agrees, minima, needed_conditions, questions_of_one
 from generic_export.torch_graph.state import buffers_kept
 from generic_export.torch_graph.units import kept_whole
-from generic_export.torch_graph.whole_sizes import Namespace, calling_namespace, whole_sizes
 
 
 @dataclass(frozen=True)
@@ -174,12 +169,12 @@ class TorchModuleTracer(CaptureRequest):
             SpecializedAxisError: a dynamic axis was frozen to one size by the model.
             OptionError: `input_names` or `dynamic_axes` do not match the arguments.
         """
-        return _with_whole_sizes(self._traced)
+        return with_whole_sizes(self._traced)
 
-    def _traced(self, freezes: _Freezes) -> TorchModuleIRGraph:
+    def _traced(self, freezes: Freezes) -> TorchModuleIRGraph:
         call, names = self._call()
         whole = kept_whole(self.module, self.whole)
-        with capture_patches(), whole, flat_forward(self.module, call) as result_names, _recorded_freezes(freezes):
+        with capture_patches(), whole, flat_forward(self.module, call) as result_names, recorded_freezes(freezes):
             with questions_of_one() as asked:
                 program = self._export(call, names, freezes.lines)
             conditions = self._declared() + (self._conditions(program, call, names, asked) if self.conditional else ())
@@ -201,12 +196,12 @@ class TorchModuleTracer(CaptureRequest):
         Raises:
             CaptureError, SpecializedAxisError, OptionError: as for `trace`.
         """
-        return _with_whole_sizes(self._program)
+        return with_whole_sizes(self._program)
 
-    def _program(self, freezes: _Freezes) -> ExportedProgram:
+    def _program(self, freezes: Freezes) -> ExportedProgram:
         call, names = self._call()
         whole = kept_whole(self.module, self.whole)
-        with capture_patches(), whole, flat_forward(self.module, call), _recorded_freezes(freezes):
+        with capture_patches(), whole, flat_forward(self.module, call), recorded_freezes(freezes):
             return functional(self._export(call, names, freezes.lines))
 
     def _call(self) -> tuple[FlatCall, tuple[str, ...]]:
@@ -423,69 +418,6 @@ def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple(
         tensor if first[id(tensor)] == index else tensor.view_as(tensor) for index, tensor in enumerate(tensors)
     )
-
-
-@dataclass(frozen=True)
-class _Freezes:
-    """Where a capture made plain numbers of sizes.
-
-    Attributes:
-        lines: of the model's code, in order.
-        namespaces: of the modules whose code calls `int` there.
-    """
-
-    lines: list[str] = field(default_factory=list)
-    namespaces: list[Namespace] = field(default_factory=list)
-
-
-Captured = TypeVar("Captured")
-
-
-def _with_whole_sizes(capture: Callable[[_Freezes], Captured]) -> Captured:
-    """Capture; where that is refused and `int` was called with a size, again, with an `int` that keeps sizes.
-
-    Raises:
-        CaptureError: the first one's, unless a later one goes on to another line that freezes a size.
-    """
-    kept: list[Namespace] = []
-    refused: CaptureError | None = None
-    while True:
-        freezes = _Freezes()
-        try:
-            with whole_sizes(kept):
-                return capture(freezes)
-        except CaptureError as error:
-            refused = error if refused is None or isinstance(error, SpecializedAxisError) else refused
-            found = [each for each in freezes.namespaces if not any(each is known for known in kept)]
-            if not found:
-                raise refused from refused.__cause__
-            kept += found
-
-
-@contextmanager
-def _recorded_freezes(freezes: _Freezes) -> Iterator[None]:
-    """Note where PyTorch first fixes a symbolic size to a number."""
-    guard_int = SymNode.guard_int
-
-    def note_line() -> None:
-        source = current_source() or user_source("".join(traceback.format_stack()))
-        if source:
-            freezes.lines.append(source)
-
-    def fixed(target: sympy.Expr) -> None:
-        if getattr(target, "is_number", False):
-            note_line()
-
-    def recorded_int(node: SymNode, file: str, line: int) -> int:
-        if node.expr.free_symbols:  # `int(0.5 * size)`, `range(size)`
-            note_line()
-            namespace = calling_namespace()
-            if namespace is not None and not any(namespace is known for known in freezes.namespaces):
-                freezes.namespaces.append(namespace)
-        return guard_int(node, file, line)
-
-    with fixed_sizes_seen(fixed), mock.patch.object(SymNode, "guard_int", recorded_int):
-        yield
 
 
 _SUGGESTED_BOUND = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")

@@ -113,10 +113,10 @@ def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
     for first, second in zip(padded_left, padded_right, strict=True):
         if same_dim(second, 1) or same_dim(first, second):
             shape.append(first)
-        elif _meets_from_one(first, second):
-            shape.append(min(first, second, key=lambda size: len(str(size))))
         elif same_dim(first, 1):
             shape.append(second)
+        elif _meets_from_one(first, second):
+            shape.append(min(first, second, key=lambda size: len(str(size))))
         else:
             raise GraphError(f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.")
     return tuple(shape)

@@ -448,9 +448,13 @@ class CalibrationRun:
         self.made.packed[parameter] = self._write(f"{parameter}.q4_0", pack_q4_0(blocks))
 
     def _write(self, name: str, values: torch.Tensor) -> FileTensor:
-        path = self.folder / name
-        path.write_bytes(values.view(torch.uint8).numpy().data)
-        return FileTensor(name.rpartition(".")[0], path, 0, tuple(values.shape), values.dtype)
+        return write_tensor(self.folder / name, name.rpartition(".")[0], values)
+
+
+def write_tensor(path: Path, name: str, values: torch.Tensor) -> FileTensor:
+    """Write a contiguous tensor's bytes to a file of its own; returns what reads them, under a parameter's name."""
+    path.write_bytes(values.view(torch.uint8).numpy().data)
+    return FileTensor(name, path, 0, tuple(values.shape), values.dtype)
 
 
 def _output_error(weight: torch.Tensor, values: torch.Tensor, statistics: InputStatistics) -> float:

@@ -16,6 +16,8 @@ from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.placement import available_memory
 
 if TYPE_CHECKING:
+    import torch
+
     from quant.protocol import InputStatistics
     from t2n_llm.compress.calibrate import CalibrationResult, Choice
     from t2n_llm.compress.passes import Pass
@@ -63,23 +65,23 @@ class TextCalibration:
     def quantized(self, choice: Choice, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
         """See `Calibration.quantized`."""
         from t2n_llm.compress.calibrate import calibrate
-        from t2n_llm.compress.text import calibration_ids
+        from t2n_llm.compress.distil import TEXTS
+        from t2n_llm.compress.text import AUTO, calibration_ids
 
         source, trust = self.source, self.source.trust_remote_code
         ids = calibration_ids(self.text, source, seed=effort.seed)
         made = calibrate(source.weights, choice, ids, work_dir=work, progress=progress, trust_remote_code=trust)
         if any(_distils(choice, name) for name in made.packed) and not effort.is_none:
-            self._learned(made, effort, work, progress)
+            # What the model itself wrote takes long to write; of other texts more are read than for the layers.
+            more = ids if self.text == AUTO else calibration_ids(self.text, source, sequences=TEXTS)
+            self._learned(made, more, effort, work, progress)
         return made
 
-    def _learned(self, made: CalibrationResult, effort: Effort, work: Path, progress: Told) -> None:
-        """Let the whole model learn, where it fits in memory; the text is read further for it than for its layers."""
-        from t2n_llm.compress.distil import FEWEST_TEXTS, TEXTS, bytes_needed, distil
-        from t2n_llm.compress.text import AUTO, DEFAULT_SEQUENCES, calibration_ids
+    def _learned(self, made: CalibrationResult, ids: torch.Tensor, effort: Effort, work: Path, progress: Told) -> None:
+        """Let the whole model learn, where it fits in memory."""
+        from t2n_llm.compress.distil import FEWEST_TEXTS, bytes_needed, distil
         from t2n_llm.compress.walk import open_walkable
 
-        count = DEFAULT_SEQUENCES if self.text == AUTO else TEXTS
-        ids = calibration_ids(self.text, self.source, sequences=count, seed=effort.seed)
         if len(ids) < FEWEST_TEXTS:
             made.notes.append(
                 f"tuned did not learn at the end: {len(ids)} texts of {ids.shape[1]} tokens are fewer than {FEWEST_TEXTS}."
@@ -123,7 +125,10 @@ class PassCalibration:
         from t2n_llm.compress.passes import calibrate_passes
 
         network, passes = self.prepare()
-        return calibrate_passes(network, choice, passes, work_dir=work, progress=progress)
+        made = calibrate_passes(network, choice, passes, work_dir=work, progress=progress)
+        if effort.seconds and any(_distils(choice, name) for name in made.packed):
+            made.notes.append("--budget has no meaning here: only language models learn at the end.")
+        return made
 
     def statistics(self) -> dict[str, InputStatistics]:
         """See `Calibration.statistics`."""

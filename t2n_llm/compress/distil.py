@@ -19,14 +19,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from generic_export.errors import CaptureError
 from generic_export.interrupts import asking
-from generic_export.weights.source import FileTensor
 from generic_export.weights.values import read_tensor
 from quant.blocks import Q4Blocks
 from quant.learned import LearnedBlocks
 from quant.packing import pack_q4_0, unpack_q4_0
-from t2n_llm.compress.calibrate import CalibrationResult
+from t2n_llm.compress.calibrate import CalibrationResult, write_tensor
 from t2n_llm.compress.effort import Effort
 from t2n_llm.compress.progress import DistilProgress
 from t2n_llm.compress.reconstruct import split
@@ -84,10 +82,10 @@ def bytes_needed(model: WalkableModel, made: CalibrationResult, length: int) -> 
     learned = sum(sizes[name] for name in made.packed)
     config = model.causal_lm.config.get_text_config()
     plain = sum(parameter.numel() for parameter in model.causal_lm.parameters()) - learned
-    inside = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    of_layer = (
-        _STATES_HELD * config.hidden_size + _INNER_HELD * inside + _SCORES_HELD * config.num_attention_heads * length
-    )
+    sizes_inside = getattr(config, "intermediate_size", None) or 4 * config.hidden_size  # a list where layers differ
+    inside = max(sizes_inside) if isinstance(sizes_inside, list | tuple) else sizes_inside
+    heads = getattr(config, "num_attention_heads", None) or 0  # none where nothing attends
+    of_layer = _STATES_HELD * config.hidden_size + _INNER_HELD * inside + _SCORES_HELD * heads * length
     activations = length * (config.num_hidden_layers * of_layer + _LOGITS_HELD * config.vocab_size)
     return _BYTES_LEARNED * learned + _BYTES_PLAIN * max(plain, 0) + 4 * activations
 
@@ -110,12 +108,7 @@ def distil(
         effort: how long.
         work_dir: where the packed tensors are written.
         progress: told after every judgement.
-
-    Raises:
-        CaptureError: the model has no head.
     """
-    if model.head is None:
-        raise CaptureError(f"{type(model.causal_lm).__name__}: no head makes its logits.", "Use q4_0:best.")
     began = time.monotonic()
     hidden = _outputs_of_original(model, text_ids)
     student = _Student.of(model, made)
@@ -212,14 +205,9 @@ class _State:
     def write(self, made: CalibrationResult, folder: Path) -> None:
         """Put it into the result of a calibration."""
         for name, blocks in self.blocks.items():
-            made.packed[name] = _written(folder / f"{name}.learned.q4_0", name, pack_q4_0(blocks))
+            made.packed[name] = write_tensor(folder / f"{name}.learned.q4_0", name, pack_q4_0(blocks))
         for name, values in self.norms.items():
-            made.changed[name] = _written(folder / f"{name}.learned.f32", name, values)
-
-
-def _written(path: Path, name: str, values: torch.Tensor) -> FileTensor:
-    path.write_bytes(values.contiguous().view(torch.uint8).numpy().data)
-    return FileTensor(name, path, 0, tuple(values.shape), values.dtype)
+            made.changed[name] = write_tensor(folder / f"{name}.learned.f32", name, values)
 
 
 # --- learning ---------------------------------------------------------------------------------------

@@ -153,20 +153,11 @@ def first_inputs(model: WalkableModel, ids: torch.Tensor) -> tuple[list[torch.Te
     Returns:
         The hidden states that enter the first layer, [1, L, H] for each sequence, and the call of each layer.
     """
-    layers = model.layers
-    kept = list(layers)
-    recorders = [_Recorder(layer) for layer in kept]
     hidden = []
-    with model.outside_resident() as causal_lm, torch.no_grad():
-        try:
-            for index, recorder in enumerate(recorders):
-                layers[index] = recorder
-            for row in ids:
-                causal_lm(input_ids=row.unsqueeze(0), use_cache=False, logits_to_keep=1)
-                hidden.append(recorders[0].hidden)
-        finally:
-            for index, layer in enumerate(kept):
-                layers[index] = layer
+    with model.outside_resident() as causal_lm, torch.no_grad(), _recorded(model) as recorders:
+        for row in ids:
+            causal_lm(input_ids=row.unsqueeze(0), use_cache=False, logits_to_keep=1)
+            hidden.append(recorders[0].hidden)
     return hidden, [recorder.call for recorder in recorders]
 
 
@@ -181,18 +172,11 @@ def head_inputs(
         ids: int64 [n, L]; only their length matters.
         hidden: what leaves the last layer.
     """
-    layers = model.layers
-    kept = list(layers)
-    try:
-        for row, states in zip(ids, hidden, strict=True):
-            for index, layer in enumerate(kept):
-                layers[index] = _Recorder(layer, states)
-            with torch.no_grad():
-                run = partial(model.causal_lm, input_ids=row.unsqueeze(0), use_cache=False)
-                yield first_input(head, run, f"the head of {type(model.causal_lm).__name__}")
-    finally:
-        for index, layer in enumerate(kept):
-            layers[index] = layer
+    for row, states in zip(ids, hidden, strict=True):
+        with _recorded(model, states), torch.no_grad():
+            run = partial(model.causal_lm, input_ids=row.unsqueeze(0), use_cache=False)
+            read = first_input(head, run, f"the head of {type(model.causal_lm).__name__}")
+        yield read
 
 
 @torch.no_grad()
@@ -204,16 +188,9 @@ def logits_behind(model: WalkableModel, ids: torch.Tensor, hidden: torch.Tensor)
         ids: int64 [L]; only their number matters.
         hidden: [1, L, H].
     """
-    layers = model.layers
-    kept = list(layers)
-    try:
-        for index, layer in enumerate(kept):
-            layers[index] = _Recorder(layer, hidden)
+    with _recorded(model, hidden):
         logits: torch.Tensor = model.causal_lm(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
-        return logits
-    finally:
-        for index, layer in enumerate(kept):
-            layers[index] = layer
+    return logits
 
 
 def run_layer(layer: nn.Module, hidden: torch.Tensor, call: LayerCall) -> torch.Tensor:
@@ -246,6 +223,21 @@ class _Recorder(nn.Module):
         self.hidden = hidden
         self.call = LayerCall(args, kwargs)
         return hidden if self._given is None else self._given
+
+
+@contextmanager
+def _recorded(model: WalkableModel, given: torch.Tensor | None = None) -> Iterator[list[_Recorder]]:
+    """Put recorders in the places of the layers for a `with` block; each hands on `given`, or what it is given itself."""
+    layers = model.layers
+    kept = list(layers)
+    recorders = [_Recorder(layer, given) for layer in kept]
+    try:
+        for index, recorder in enumerate(recorders):
+            layers[index] = recorder
+        yield recorders
+    finally:
+        for index, layer in enumerate(kept):
+            layers[index] = layer
 
 
 def _skeleton(source: ModelSource) -> nn.Module:

@@ -23,7 +23,7 @@ from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.compress.walk import open_walkable
 from t2n_llm.source.hub import open_source
 from tests.families import save_tiny_model
-from tests.t2n_llm.compress.test_calibrate import divergence, is_linear, load, quantised, text_ids
+from tests.t2n_llm.compress.test_calibrate import _mixtral, divergence, is_linear, load, quantised, text_ids
 from tests.t2n_llm.conftest import REAL_MODEL
 
 Chosen = Callable[[str], bool]
@@ -101,12 +101,24 @@ def test_a_tied_table_serves_both(tmp_path: Path) -> None:
     assert found.after < found.before
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt2", "smollm3", "qwen2"])
+def _mamba(folder: Path) -> Path:
+    """Nothing in it attends."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("mamba", vocab_size=160, hidden_size=64, num_hidden_layers=2, state_size=8)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder / "model")
+    return folder / "model"
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "smollm3", "qwen2", "mixtral", "mamba"])
 def test_families_learn(family: str, tmp_path: Path) -> None:
-    folder = save_tiny_model(family, tmp_path / "model")
+    others = {"mixtral": _mixtral, "mamba": _mamba}
+    folder = others[family](tmp_path) if family in others else save_tiny_model(family, tmp_path / "model")
     ids = torch.randint(3, 160, (9, 24), generator=torch.Generator().manual_seed(0))
     made = _calibrated(folder, tmp_path, lambda name: ".weight" in name and "norm" not in name, "gptq", ids)
     assert made.packed
+    assert distil.bytes_needed(open_walkable(folder), made, ids.shape[1]) > 0
     found = _distilled(folder, made, tmp_path, Effort(passes=40), ids)
     assert found.before > 0 and found.after <= found.before
 
