@@ -212,7 +212,7 @@ def _calibrate_into(
 
     with tempfile.TemporaryDirectory(prefix="t2n-table-") as work:
         result = TextCalibration(open_source(str(folder)), calibration).quantized(
-            lambda name: CALIBRATED[algorithm] if name in names else None, Path(work), _told, effort
+            dict.fromkeys(names, CALIBRATED[algorithm]), Path(work), _told, effort
         )
         for note in result.notes:
             print(note, file=sys.stderr)

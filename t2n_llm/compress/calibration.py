@@ -5,12 +5,13 @@ In: a source and what the user calls its data. Out: a `Calibration`, which does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from t2n_llm.compress.effort import Effort
+from t2n_llm.compress.algorithms import CalibratedAlgorithm
+from t2n_llm.compress.effort import MOST_TEXTS, Effort
 from t2n_llm.compress.progress import DistilProgress, LayerProgress
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.placement import available_memory
@@ -19,21 +20,26 @@ if TYPE_CHECKING:
     import torch
 
     from quant.protocol import InputStatistics
-    from t2n_llm.compress.calibrate import CalibrationResult, Choice
+    from t2n_llm.compress.calibrate import CalibrationResult
     from t2n_llm.compress.passes import Pass
 
 
 Told: TypeAlias = Callable[[LayerProgress | DistilProgress], None]
+Chosen: TypeAlias = Mapping[str, CalibratedAlgorithm]
+"""The algorithm of each parameter that gets one."""
+
+_MOST_HELD = 2 << 30  # bytes of what the linears of one layer read
+_READ_LIKE_STATES = 3  # as wide as hidden states is what q, k and v, what o, and what gate and up read
 
 
 class Calibration(Protocol):
     """A model and typical data for it."""
 
-    def quantized(self, choice: Choice, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
+    def quantized(self, chosen: Chosen, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
         """Quantise the linears of the model.
 
         Args:
-            choice: which algorithm each parameter gets.
+            chosen: which algorithm each parameter gets.
             work: folder where the packed tensors are written; it outlives the result.
             progress: told after every layer, and while it learns.
             effort: how long it learns at the end, where an algorithm does.
@@ -62,20 +68,23 @@ class TextCalibration:
     source: ModelSource
     text: str
 
-    def quantized(self, choice: Choice, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
+    def quantized(self, chosen: Chosen, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
         """See `Calibration.quantized`."""
         from t2n_llm.compress.calibrate import calibrate
-        from t2n_llm.compress.distil import TEXTS
-        from t2n_llm.compress.text import AUTO, calibration_ids
 
         source, trust = self.source, self.source.trust_remote_code
-        ids = calibration_ids(self.text, source, seed=effort.seed)
-        made = calibrate(source.weights, choice, ids, work_dir=work, progress=progress, trust_remote_code=trust)
-        if any(_distils(choice, name) for name in made.packed) and not effort.is_none:
-            # What the model itself wrote takes long to write; of other texts more are read than for the layers.
-            more = ids if self.text == AUTO else calibration_ids(self.text, source, sequences=TEXTS)
-            self._learned(made, more, effort, work, progress)
+        ids = self._read(_texts_of_layers(chosen, source.config), effort.seed)
+        made = calibrate(source.weights, chosen.get, ids, work_dir=work, progress=progress, trust_remote_code=trust)
+        if any(chosen[name].distils for name in made.packed) and not effort.is_none:
+            self._learned(made, self._read(MOST_TEXTS, effort.seed), effort, work, progress)
         return made
+
+    def _read(self, texts: int, seed: int) -> torch.Tensor:
+        """Return at most so many texts; what the model itself writes takes long to write, and is never more."""
+        from t2n_llm.compress.text import AUTO, DEFAULT_SEQUENCES, calibration_ids
+
+        sequences = min(texts, DEFAULT_SEQUENCES) if self.text == AUTO else texts
+        return calibration_ids(self.text, self.source, sequences=sequences, seed=seed)
 
     def _learned(self, made: CalibrationResult, ids: torch.Tensor, effort: Effort, work: Path, progress: Told) -> None:
         """Let the whole model learn, where it fits in memory."""
@@ -120,13 +129,13 @@ class PassCalibration:
 
     prepare: Callable[[], tuple[Any, Sequence[Pass]]]
 
-    def quantized(self, choice: Choice, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
+    def quantized(self, chosen: Chosen, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
         """See `Calibration.quantized`; nothing learns at the end."""
         from t2n_llm.compress.passes import calibrate_passes
 
         network, passes = self.prepare()
-        made = calibrate_passes(network, choice, passes, work_dir=work, progress=progress)
-        if effort.seconds and any(_distils(choice, name) for name in made.packed):
+        made = calibrate_passes(network, chosen.get, passes, work_dir=work, progress=progress)
+        if effort.seconds and any(chosen[name].distils for name in made.packed):
             made.notes.append("--budget has no meaning here: only language models learn at the end.")
         return made
 
@@ -137,9 +146,19 @@ class PassCalibration:
         return pass_statistics(*self.prepare())
 
 
-def _distils(choice: Choice, name: str) -> bool:
-    algorithm = choice(name)
-    return algorithm is not None and algorithm.distils
+def _texts_of_layers(chosen: Chosen, config: Any) -> int:
+    """Return on how many texts the layers are quantised.
+
+    What reconstructs makes more of more text; it holds what all linears of a layer read, which has to stay within bounds.
+    """
+    from t2n_llm.compress.text import DEFAULT_LENGTH, DEFAULT_SEQUENCES
+    from t2n_llm.compress.walk import inner_width
+
+    if not any(algorithm.reconstructs for algorithm in chosen.values()):
+        return DEFAULT_SEQUENCES
+    sizes = config.get_text_config()
+    held = 4 * DEFAULT_LENGTH * (_READ_LIKE_STATES * sizes.hidden_size + inner_width(sizes))
+    return min(MOST_TEXTS, max(DEFAULT_SEQUENCES, _MOST_HELD // held))
 
 
 __all__ = ["Calibration", "PassCalibration", "TextCalibration"]

@@ -203,7 +203,7 @@ def _calibrated(
     reporter.stage(f"Calibrating on {options.calibration}")
     started = time.monotonic()
     result = calibration.quantized(
-        chosen.get, work, lambda done: reporter.stage(_told(done, time.monotonic() - started)), options.effort()
+        chosen, work, lambda done: reporter.stage(_told(done, time.monotonic() - started)), options.effort()
     )
     for note in result.notes:
         reporter.warn(note)

@@ -28,10 +28,7 @@ from t2n_llm.compress.calibrate import CalibrationResult, write_tensor
 from t2n_llm.compress.effort import Effort
 from t2n_llm.compress.progress import DistilProgress
 from t2n_llm.compress.reconstruct import split
-from t2n_llm.compress.walk import WalkableModel, first_inputs, layer_runs, logits_behind
-
-TEXTS = 96
-"""So many texts are learned from, where there are so many."""
+from t2n_llm.compress.walk import WalkableModel, first_inputs, inner_width, layer_runs, logits_behind
 
 FEWEST_TEXTS = 4
 """Fewer say nothing: what is learned from one is judged by another."""
@@ -82,10 +79,8 @@ def bytes_needed(model: WalkableModel, made: CalibrationResult, length: int) -> 
     learned = sum(sizes[name] for name in made.packed)
     config = model.causal_lm.config.get_text_config()
     plain = sum(parameter.numel() for parameter in model.causal_lm.parameters()) - learned
-    sizes_inside = getattr(config, "intermediate_size", None) or 4 * config.hidden_size  # a list where layers differ
-    inside = max(sizes_inside) if isinstance(sizes_inside, list | tuple) else sizes_inside
     heads = getattr(config, "num_attention_heads", None) or 0  # none where nothing attends
-    of_layer = _STATES_HELD * config.hidden_size + _INNER_HELD * inside + _SCORES_HELD * heads * length
+    of_layer = _STATES_HELD * config.hidden_size + _INNER_HELD * inner_width(config) + _SCORES_HELD * heads * length
     activations = length * (config.num_hidden_layers * of_layer + _LOGITS_HELD * config.vocab_size)
     return _BYTES_LEARNED * learned + _BYTES_PLAIN * max(plain, 0) + 4 * activations
 
@@ -388,4 +383,4 @@ def _product_seconds(dtype: torch.dtype) -> float:
     return best
 
 
-__all__ = ["FEWEST_TEXTS", "TEXTS", "Distilled", "bytes_needed", "distil"]
+__all__ = ["FEWEST_TEXTS", "Distilled", "bytes_needed", "distil"]

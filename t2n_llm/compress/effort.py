@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from generic_export.errors import OptionError
 
 DEFAULT_PASSES = 600
+MOST_TEXTS = 96
+"""So many texts does `tuned` read, where there are so many."""
 
 _UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)?\s*", re.IGNORECASE | re.ASCII)
@@ -46,4 +48,4 @@ def parse_duration(text: str) -> float:
     return float(found[1]) * _UNITS.get(unit, 0.0)
 
 
-__all__ = ["DEFAULT_PASSES", "Effort", "parse_duration"]
+__all__ = ["DEFAULT_PASSES", "MOST_TEXTS", "Effort", "parse_duration"]

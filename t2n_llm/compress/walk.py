@@ -193,6 +193,12 @@ def logits_behind(model: WalkableModel, ids: torch.Tensor, hidden: torch.Tensor)
     return logits
 
 
+def inner_width(config: Any) -> int:
+    """Return how wide the widest layer of a language model is inside."""
+    found = getattr(config, "intermediate_size", None) or 4 * config.hidden_size  # a list where layers differ
+    return max(found) if isinstance(found, list | tuple) else int(found)
+
+
 def run_layer(layer: nn.Module, hidden: torch.Tensor, call: LayerCall) -> torch.Tensor:
     """Return the hidden states [1, L, H] that leave a layer."""
     with torch.no_grad():

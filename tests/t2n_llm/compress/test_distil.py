@@ -13,7 +13,7 @@ from generic_export.errors import OptionError
 from generic_export.weights.values import read_tensor
 from quant.packing import unpack_q4_0
 from t2n_llm.compress import calibration, distil
-from t2n_llm.compress.algorithms import CALIBRATED, CalibratedAlgorithm
+from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.calibrate import CalibrationResult, calibrate
 from t2n_llm.compress.calibration import TextCalibration
 from t2n_llm.compress.distil import Distilled
@@ -40,9 +40,7 @@ def _distilled(
     return distil.distil(open_walkable(folder), made, ids, effort, work_dir=work, **options)
 
 
-def _first(name: str) -> CalibratedAlgorithm | None:
-    """Of all linears, choose one."""
-    return CALIBRATED["tuned"] if name == "model.layers.0.self_attn.q_proj.weight" else None
+_FIRST = {"model.layers.0.self_attn.q_proj.weight": CALIBRATED["tuned"]}  # of all linears, one
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +136,7 @@ def test_where_memory_lacks_nothing_is_learned(tmp_path: Path, monkeypatch: pyte
     text = tmp_path / "calib.txt"
     text.write_text((REAL_MODEL / "calib.txt").read_text()[:12000])
     made = TextCalibration(open_source(str(REAL_MODEL)), str(text)).quantized(
-        _first, tmp_path, lambda _: None, Effort()
+        _FIRST, tmp_path, lambda _: None, Effort()
     )
     assert made.packed and any("GB of memory" in note for note in made.notes)
 
@@ -147,9 +145,19 @@ def test_a_short_text_is_not_learned_from(tmp_path: Path) -> None:
     text = tmp_path / "calib.txt"
     text.write_text((REAL_MODEL / "calib.txt").read_text()[:3000])
     calibration = TextCalibration(open_source(str(REAL_MODEL)), str(text))
-    made = calibration.quantized(_first, tmp_path, lambda _: None, Effort())
+    made = calibration.quantized(_FIRST, tmp_path, lambda _: None, Effort())
     assert made.packed and any("fewer than 4" in note for note in made.notes)
-    assert not calibration.quantized(_first, tmp_path, lambda _: None, Effort(seconds=0)).notes
+    assert not calibration.quantized(_FIRST, tmp_path, lambda _: None, Effort(seconds=0)).notes
+
+
+def test_layers_that_reconstruct_read_more_texts(tmp_path: Path) -> None:
+    calibration = TextCalibration(open_source(str(REAL_MODEL)), str(REAL_MODEL / "calib.txt"))
+    ((name, tuned),) = _FIRST.items()
+    read = {}
+    for algorithm in (tuned, CALIBRATED["gptq"]):
+        made = calibration.quantized({name: algorithm}, tmp_path, lambda _: None, Effort(seconds=0))
+        read[algorithm.name] = made.errors[name].tokens
+    assert read["gptq"] == 32 * 512 and read["tuned"] > 2 * read["gptq"]  # less the texts that only judge
 
 
 def test_a_time_is_an_effort(tmp_path: Path) -> None:
