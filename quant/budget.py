@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from generic_export.errors import OptionError
+from generic_export.sizes import parse_size
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import row_pieces
 from quant.packing import check_quantizable, pack_q8_1, unpack_q8_1
@@ -21,6 +22,7 @@ from quant.stream import QuantizationError, measured_error, row_length
 
 _SAMPLED_ROWS = 8  # one row in so many is quantised to estimate a tensor's error
 _KNAPSACK_STEPS = 4096
+_GROWTH = re.compile(r"\s*\+(\d{1,9}(?:\.\d{1,9})?)\s*%\s*", re.ASCII)
 _LARGEST_OUTLIER_FACTOR = 2.0
 
 # How much KL divergence a relative error of a kind of tensor costs, relative to query projections. Measured on SmolLM2-135M
@@ -34,6 +36,39 @@ _KIND_FACTORS = {
 }
 _ROLE_FACTORS = {"@head": 3.0, "@embeddings": 1.0}  # not measured: recipes that mix keep heads first
 _EDGE_FACTOR = 1.5  # the first and the last eighth of the layers, as recipes that mix do; not measured
+
+
+@dataclass(frozen=True)
+class TargetSize:
+    """What all weights may take: so many bytes, or so much more than with everything quantised.
+
+    Attributes:
+        bytes: of all weights; None where `growth` says it.
+        growth: 0.1 for a tenth more than the least.
+    """
+
+    bytes: int | None = None
+    growth: float = 0.0
+
+    def above(self, smallest: int) -> int:
+        """Return the bytes that may be filled when everything quantised takes `smallest`."""
+        return self.bytes if self.bytes is not None else int(smallest * (1 + self.growth))
+
+    def written(self) -> int | str:
+        """Return it as `parse_target` reads it."""
+        return self.bytes if self.bytes is not None else f"+{100 * self.growth:g}%"
+
+
+def parse_target(text: str | float) -> TargetSize:
+    """Return a target: a size (`900MB`), or a share on top of the least (`+10%`).
+
+    Raises:
+        OptionError: it is neither.
+    """
+    found = _GROWTH.fullmatch(text) if isinstance(text, str) else None
+    if found is not None:
+        return TargetSize(growth=float(found[1]) / 100)
+    return TargetSize(parse_size(text, positive=True))
 
 
 @dataclass(frozen=True)
@@ -57,18 +92,19 @@ class Candidate:
         return self.plain_bytes - self.quantized_bytes
 
 
-def kept_plain(candidates: Sequence[Candidate], other_bytes: int, budget: int) -> set[str]:
+def kept_plain(candidates: Sequence[Candidate], other_bytes: int, target: TargetSize) -> set[str]:
     """Choose the tensors that stay plain: as much harm avoided as fits.
 
     Args:
         candidates: all of them quantised is where it starts.
         other_bytes: what the tensors that are no candidates take.
-        budget: bytes for all tensors together.
+        target: for all tensors together.
 
     Raises:
         OptionError: even with everything quantised the budget is exceeded.
     """
     smallest = other_bytes + sum(candidate.quantized_bytes for candidate in candidates)
+    budget = target.above(smallest)
     if smallest > budget:
         raise OptionError(
             f"the weights take {smallest / 1e6:.1f} MB when everything that can be is quantised, more than the "

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from generic_export.errors import OptionError
-from generic_export.sizes import parse_size
 from quant.algorithms import DEFAULT_ALGORITHM, unknown_name
+from quant.budget import TargetSize, parse_target
 
 QUANTIZED_SCHEMES = ("q4_0", "q8_1")
 PLAIN_SCHEMES = ("f16", "f32")
@@ -60,14 +60,14 @@ class Recipe:
         rules: the last one that matches a tensor decides; a tensor that none matches stays plain.
         dtype: element type of the graph, or None to leave it to the caller.
         algorithm: for rules that name none.
-        target_size: bytes that all weights together may take: the most sensitive ones stay plain within it.
+        target_size: what all weights together may take: the most sensitive ones stay plain within it.
     """
 
     name: str
     rules: tuple[Rule, ...] = ()
     dtype: str | None = None
     algorithm: str = DEFAULT_ALGORITHM
-    target_size: int | None = None
+    target_size: TargetSize | None = None
 
     def algorithms(self) -> set[str]:
         """Return the algorithms that the rules may ask for."""
@@ -80,7 +80,7 @@ class Recipe:
             "name": self.name,
             **({"dtype": self.dtype} if self.dtype else {}),
             "algorithm": self.algorithm,
-            **({"target_size": self.target_size} if self.target_size is not None else {}),
+            **({"target_size": self.target_size.written()} if self.target_size is not None else {}),
             "tensors": tensors,
         }
 
@@ -96,18 +96,19 @@ NAMED_RECIPES: Mapping[str, Recipe] = {
     "f32": Recipe("f32", dtype="f32"),
 }
 MIXED_RECIPE = "q4_0-mixed"
+_MIXED_SIZE = TargetSize(growth=0.1)
 
 
-def named_recipe(spec: str, algorithms: Collection[str], target_size: int | None = None) -> Recipe:
+def named_recipe(spec: str, algorithms: Collection[str], target_size: TargetSize | None = None) -> Recipe:
     """Return a recipe of `NAMED_RECIPES`.
 
     Args:
         spec: `NAME` or `NAME:ALGORITHM`, such as `q4_0+embeddings:min_max`.
         algorithms: names that exist.
-        target_size: bytes for all weights; `q4_0-mixed` needs it, and only that one takes it.
+        target_size: for all weights; only `q4_0-mixed` takes one.
 
     Raises:
-        OptionError: the name or the algorithm is unknown, or the size is missing or out of place.
+        OptionError: the name or the algorithm is unknown, or the size is out of place.
     """
     name, _, algorithm = spec.partition(":")
     if name not in NAMED_RECIPES:
@@ -118,17 +119,17 @@ def named_recipe(spec: str, algorithms: Collection[str], target_size: int | None
             raise OptionError(f"recipe {name!r} quantises nothing: {algorithm!r} has no use there.", f"Write {name}.")
         _require_known("algorithm", algorithm, algorithms)
         recipe = replace(recipe, name=spec, algorithm=algorithm)
-    if name == MIXED_RECIPE and target_size is None:
-        raise OptionError(f"recipe {name!r} fills a size, and none is given.", "Add --target-size, such as 900MB.")
-    if name != MIXED_RECIPE and target_size is not None:
+    if name == MIXED_RECIPE:
+        return replace(recipe, target_size=target_size or _MIXED_SIZE)
+    if target_size is not None:
         raise OptionError(
             f"--target-size has no meaning with recipe {name!r}.",
             f"Use {MIXED_RECIPE}, or target_size in a recipe file.",
         )
-    return replace(recipe, target_size=target_size)
+    return recipe
 
 
-def read_recipe(path: Path, algorithms: Collection[str], target_size: int | None = None) -> Recipe:
+def read_recipe(path: Path, algorithms: Collection[str], target_size: TargetSize | None = None) -> Recipe:
     """Read a recipe from a YAML file.
 
     Args:
@@ -200,7 +201,7 @@ def parse_recipe(data: Any, origin: str, algorithms: Collection[str], default_na
         rules,
         dtype,
         algorithm,
-        None if size is None else parse_size(size, positive=True),
+        None if size is None else parse_target(size),
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from t2n_llm.compress.algorithms import CalibratedAlgorithm
 from t2n_llm.compress.effort import MOST_TEXTS, Effort
-from t2n_llm.compress.progress import DistilProgress, LayerProgress
+from t2n_llm.compress.progress import DistilProgress, LayerProgress, SensitivityProgress
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.placement import available_memory
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from quant.protocol import InputStatistics
     from t2n_llm.compress.calibrate import CalibrationResult
     from t2n_llm.compress.passes import Pass
+    from t2n_llm.compress.sensitivity import Quantization
 
 
-Told: TypeAlias = Callable[[LayerProgress | DistilProgress], None]
+Told: TypeAlias = Callable[[LayerProgress | DistilProgress | SensitivityProgress], None]
 Chosen: TypeAlias = Mapping[str, CalibratedAlgorithm]
 """The algorithm of each parameter that gets one."""
 
@@ -53,6 +54,20 @@ class Calibration(Protocol):
 
         Raises:
             OptionError: as `quantized`.
+        """
+
+    def divergences(self, wanted: Mapping[str, Quantization], progress: Told, seed: int) -> dict[str, float]:
+        """Return the KL that quantising each parameter alone brings about; nothing where that is not measured.
+
+        Args:
+            wanted: how each would be quantised.
+            progress: told after every layer.
+            seed: of the tokens that are drawn for it.
+
+        Raises:
+            OptionError: as `quantized`.
+            MissingTokenizerError: there is no tokenizer to read the data with.
+            CaptureError: the model cannot be walked layer by layer and back.
         """
 
 
@@ -118,6 +133,15 @@ class TextCalibration:
         ids = calibration_ids(self.text, source)
         return collect_statistics(source.folder, ids, trust_remote_code=source.trust_remote_code)
 
+    def divergences(self, wanted: Mapping[str, Quantization], progress: Told, seed: int) -> dict[str, float]:
+        """See `Calibration.divergences`."""
+        from t2n_llm.compress.sensitivity import LENGTH, TEXTS, divergences
+        from t2n_llm.compress.text import calibration_ids
+
+        ids = calibration_ids(self.text, self.source, sequences=TEXTS, length=LENGTH, seed=seed)
+        trust = self.source.trust_remote_code
+        return divergences(self.source.weights, wanted, ids, seed=seed, progress=progress, trust_remote_code=trust)
+
 
 @dataclass(frozen=True)
 class PassCalibration:
@@ -144,6 +168,10 @@ class PassCalibration:
         from t2n_llm.compress.passes import pass_statistics
 
         return pass_statistics(*self.prepare())
+
+    def divergences(self, wanted: Mapping[str, Quantization], progress: Told, seed: int) -> dict[str, float]:
+        """See `Calibration.divergences`: these are not measured here."""
+        return {}
 
 
 def _texts_of_layers(chosen: Chosen, config: Any) -> int:

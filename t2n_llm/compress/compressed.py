@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from generic_export.errors import CaptureError, MissingTokenizerError, NotEnoughMemoryError
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.source import TensorSource
 from quant.protocol import InputStatistics
@@ -21,15 +22,17 @@ from quant.weighted_search import prepare_search
 from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX, CalibratedAlgorithm
 from t2n_llm.compress.apply import Compression, compress
 from t2n_llm.compress.calibration import Calibration
-from t2n_llm.compress.plan import CompressionPlan, plan_compression, product_shapes
-from t2n_llm.compress.progress import DistilProgress, LayerProgress
+from t2n_llm.compress.plan import CompressionPlan, plan_compression, product_shapes, quantizations
+from t2n_llm.compress.progress import DistilProgress, LayerProgress, SensitivityProgress
 from t2n_llm.compress.request import CompressionOptions
+from t2n_llm.compress.sensitivity import Quantization
 from t2n_llm.compress.statistics import read_statistics, write_statistics
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import ModelSource
 
 if TYPE_CHECKING:
+    from quant.recipe import Recipe
     from t2n_llm.compress.calibrate import CalibrationResult
 
 _WORTH_TELLING = 60.0  # seconds that a calibration goes on
@@ -87,13 +90,17 @@ def compressed(
         return
     algorithms = options.algorithms()
     read = [_read_statistics(options, source, part, reporter) for part in parts]
-    harm = {name: entry for statistics in read for name, entry in statistics.items()}
+    known = {name: entry for statistics in read for name, entry in statistics.items()}
+    costs: Mapping[str, float] = {}
     if recipe.target_size is not None:
-        if options.calibrates() and not dry:
-            reporter.stage("Looking at the inputs of each tensor")
-            harm |= calibration.statistics()
         reporter.stage("Measuring how sensitive each tensor is")
-    plans = [plan_compression(recipe, part.skeleton, part.graph, part.sources, algorithms, harm) for part in parts]
+        if options.imatrix is None and not dry:
+            costs = _divergences(options, recipe, calibration, parts, reporter)
+            if not costs and options.calibrates():
+                known |= calibration.statistics()
+    plans = [
+        plan_compression(recipe, part.skeleton, part.graph, part.sources, algorithms, known, costs) for part in parts
+    ]
     given = [_given(options, plan, statistics, reporter) for plan, statistics in zip(plans, read, strict=True)]
     with tempfile.TemporaryDirectory(prefix="t2n-llm-") as work:
         result = None if dry else _calibrated(options, source, calibration, plans, Path(work), reporter)
@@ -113,6 +120,27 @@ def compressed(
         for warning in dict.fromkeys(warning for each in compressions for warning in each.warnings):
             reporter.warn(warning)
         yield tuple(compressions)
+
+
+def _divergences(
+    options: CompressionOptions,
+    recipe: Recipe,
+    calibration: Calibration,
+    parts: Sequence[Captured],
+    reporter: Reporter,
+) -> dict[str, float]:
+    """Return what quantising each parameter alone costs, by name; nothing, and a warning, where it cannot be measured."""
+    wanted: dict[str, Quantization] = {}
+    for part in parts:
+        wanted |= quantizations(recipe, part.skeleton, part.graph, options.algorithms())
+    started = time.monotonic()
+    try:
+        return calibration.divergences(
+            wanted, lambda done: reporter.stage(_told(done, time.monotonic() - started)), options.calibration_seed
+        )
+    except (CaptureError, MissingTokenizerError, NotEnoughMemoryError) as error:
+        reporter.warn(f"how sensitive tensors are is guessed from their weights: {error.message}")
+        return {}
 
 
 def _read_statistics(
@@ -215,8 +243,11 @@ def _calibrated(
     return result
 
 
-def _told(done: LayerProgress | DistilProgress, elapsed: float) -> str:
+def _told(done: LayerProgress | DistilProgress | SensitivityProgress, elapsed: float) -> str:
     """Return what is said on the way; with the time that the rest takes, where that is worth a minute's thought."""
+    if isinstance(done, SensitivityProgress):
+        left = _left(elapsed / done.done * (done.layers - done.done))
+        return f"Measured how sensitive {done.done} of {done.layers} layers are{left}"
     if isinstance(done, LayerProgress):
         return (
             f"Calibrated layer {done.layer} of {done.layers}{_left(elapsed / done.layer * (done.layers - done.layer))}"

@@ -16,12 +16,14 @@ from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.half import CastTensor
 from generic_export.weights.source import TensorSource
-from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM
-from quant.budget import Candidate, kept_plain, kind_factor, layer_count, weight_sensitivity
+from quant.algorithms import BUILT_IN
+from quant.budget import Candidate, TargetSize, kept_plain
 from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import QUANTIZED_SCHEMES, Choice, Recipe, TensorName, choose
 from quant.stream import PermutedTensor
 from t2n_llm.compress.algorithms import CALIBRATED
+from t2n_llm.compress.harm import Harm, Quantizable
+from t2n_llm.compress.sensitivity import Quantization
 from t2n_llm.source.empty_model import Weightless, names_shared
 
 _PLAIN_BYTES = {"f16": 2, "f32": 4}
@@ -74,6 +76,7 @@ def plan_compression(
     sources: Mapping[str, TensorSource],
     algorithms: Mapping[str, Quantizer] = BUILT_IN,
     statistics: Mapping[str, InputStatistics] | None = None,
+    divergences: Mapping[str, float] | None = None,
 ) -> CompressionPlan:
     """Apply a recipe to a graph.
 
@@ -84,6 +87,7 @@ def plan_compression(
         sources: per label; read only when the recipe has a size to fill.
         algorithms: name -> quantizer, for the sensitivity of tensors.
         statistics: parameter name -> what is known of its inputs, for the same.
+        divergences: parameter name -> KL that quantising it alone brings about, where that was measured.
 
     Raises:
         OptionError: the size asked for cannot be reached, or f32 is asked for in an f16 graph.
@@ -95,8 +99,8 @@ def plan_compression(
     kept = {part.name.name: _obstacle(part, choices) for part in parts}
     formats = {name: choices[name].scheme for name, reason in kept.items() if not reason}
     if recipe.target_size is not None:
-        sensitivity = _Sensitivity(choices, algorithms, statistics or {}, layer_count(part.name.name for part in parts))
-        for name in _over_budget(recipe.target_size, graph, sources, parts, formats, sensitivity):
+        harm = Harm(_quantizers(choices, algorithms), statistics or {}, divergences or {})
+        for name in _over_budget(recipe.target_size, graph, sources, parts, formats, harm):
             del formats[name]
             kept[name] = "it is among the most sensitive, and the size asked for has room for it"
     graph, parts, shared = _split_parts(graph, parts, formats)
@@ -112,6 +116,20 @@ def plan_compression(
         shared=shared,
         idle=tuple(idle),
     )
+
+
+def quantizations(
+    recipe: Recipe, skeleton: Weightless, graph: NnefGraph, algorithms: Mapping[str, Quantizer] = BUILT_IN
+) -> dict[str, Quantization]:
+    """Return how each parameter would be stored that a recipe quantises, whatever size it has to fill."""
+    parts = _parts(graph, skeleton)
+    choices, _ = choose(recipe, [part.name for part in parts])
+    quantizers = _quantizers(choices, algorithms)
+    return {
+        part.name.name: Quantization(choices[part.name.name].scheme, quantizers[part.name.name], part.use.axes)
+        for part in parts
+        if not _obstacle(part, choices)
+    }
 
 
 def product_shapes(graph: NnefGraph, skeleton: Weightless) -> dict[str, tuple[int, ...]]:
@@ -171,6 +189,11 @@ def _obstacle(part: _Part, choices: Mapping[str, Choice]) -> str:
     return may_store(part.use, choice.scheme)
 
 
+def _quantizers(choices: Mapping[str, Choice], algorithms: Mapping[str, Quantizer]) -> dict[str, Quantizer | None]:
+    """Return what chooses the values of each tensor, one by one; None where that is an algorithm that looks at the whole model."""
+    return {name: algorithms.get(choice.algorithm) for name, choice in choices.items()}
+
+
 def _check_plain_schemes(choices: Mapping[str, Choice], parts: Sequence[_Part], graph: NnefGraph) -> None:
     halves = {variable.label for variable in graph.variables if variable.dtype == "f16"}
     stored = {part.name.name for part in parts if part.label in halves}
@@ -182,29 +205,13 @@ def _check_plain_schemes(choices: Mapping[str, Choice], parts: Sequence[_Part], 
         )
 
 
-@dataclass(frozen=True)
-class _Sensitivity:
-    """How much a model suffers from quantising one of its tensors, as far as that can be said beforehand."""
-
-    choices: Mapping[str, Choice]
-    algorithms: Mapping[str, Quantizer]
-    statistics: Mapping[str, InputStatistics]
-    layers: int
-
-    def of(self, names: Sequence[TensorName], source: TensorSource, block_format: str) -> float:
-        quantizer = self.algorithms.get(self.choices[names[0].name].algorithm, BUILT_IN[DEFAULT_ALGORITHM])
-        known = next((self.statistics[each.name] for each in names if each.name in self.statistics), None)
-        harm = weight_sensitivity(source, quantizer, block_format, known)
-        return harm * sum(kind_factor(each.name, each.role, self.layers) for each in names)
-
-
 def _over_budget(
-    budget: int,
+    target: TargetSize,
     graph: NnefGraph,
     sources: Mapping[str, TensorSource],
     parts: Sequence[_Part],
     formats: Mapping[str, str],
-    sensitivity: _Sensitivity,
+    harm: Harm,
 ) -> set[str]:
     """Return the names that stay plain within the budget; a tied table is one tensor with its head."""
     variables = {variable.label: variable for variable in graph.variables}
@@ -212,18 +219,26 @@ def _over_budget(
     for part in parts:
         if part.name.name in formats:
             by_label.setdefault(part.label, []).append(part)
+    harms = harm.of(
+        {
+            label: Quantizable(
+                tuple(member.name for member in members),
+                oriented(uncast(sources[label]), members[0].use.axes),
+                formats[members[0].name.name],
+            )
+            for label, members in by_label.items()
+        }
+    )
     candidates, stays = [], 0
     for label, members in by_label.items():
         name, variable = members[0].name.name, variables[label]
-        source = oriented(uncast(sources[label]), members[0].use.axes)
-        harm = sensitivity.of([member.name for member in members], source, formats[name])
         # A table that stays plain for its other use is there anyway: a quantised copy of it only adds to the size.
         alone = all(part.name.name in formats for part in parts if part.label == label)
         plain = math.prod(variable.shape) * _PLAIN_BYTES[variable.dtype] if alone else 0
-        candidates.append(Candidate(label, plain, BLOCK_FORMATS[formats[name]].data_size(variable.shape), harm))
+        candidates.append(Candidate(label, plain, BLOCK_FORMATS[formats[name]].data_size(variable.shape), harms[label]))
         stays += 0 if alone else sources[label].nbytes
     others = stays + sum(sources[name].nbytes for name in variables if name not in by_label)
-    kept = kept_plain(candidates, others, budget)
+    kept = kept_plain(candidates, others, target)
     return {part.name.name for label in kept for part in by_label[label]}
 
 

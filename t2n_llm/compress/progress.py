@@ -20,6 +20,14 @@ class LayerProgress:
 
 
 @dataclass(frozen=True)
+class SensitivityProgress:
+    """What is told after each decoder layer whose tensors were measured: so many of so many."""
+
+    done: int
+    layers: int
+
+
+@dataclass(frozen=True)
 class DistilProgress:
     """What is told after each judgement.
 
@@ -36,4 +44,4 @@ class DistilProgress:
     seconds_left: float
 
 
-__all__ = ["DistilProgress", "LayerProgress"]
+__all__ = ["DistilProgress", "LayerProgress", "SensitivityProgress"]

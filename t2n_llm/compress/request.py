@@ -26,7 +26,7 @@ class CompressionOptions:
 
     name: str | None = option(
         None,
-        "Recipe: q4_0, q4_0+embeddings, q4_0-mixed (with --target-size), f16, f32. "
+        "Recipe: q4_0, q4_0+embeddings, q4_0-mixed (fills --target-size), f16, f32. "
         "Algorithms: search (default), min_max; with calibration imatrix, gptq, awq, best, tuned.",
         keyword="compress",
         metavar="NAME[:ALGORITHM]",
@@ -39,7 +39,10 @@ class CompressionOptions:
         metavar="FILE",
     )
     target_size: str | int | None = option(
-        None, "What all weights may take, such as 900MB, for q4_0-mixed.", Panel.COMPRESSION, metavar="SIZE"
+        None,
+        "For q4_0-mixed: what all weights may take, such as 900MB, or +10% of the least (default).",
+        Panel.COMPRESSION,
+        metavar="SIZE",
     )
     quantizers: str | None = option(
         None, "A dict of your own algorithms, by name.", Panel.COMPRESSION, metavar="MODULE:DICT"
@@ -125,12 +128,12 @@ class CompressionOptions:
         """
         if self.name is None and self.file is None and self.quantizers is None:
             return None
-        from generic_export.sizes import parse_size
+        from quant.budget import parse_target
         from quant.recipe import named_recipe, read_recipe
         from t2n_llm.compress.algorithms import CALIBRATED
 
         known = (*self.algorithms(), *CALIBRATED)
-        size = parse_size(self.target_size, positive=True) if self.target_size is not None else None
+        size = parse_target(self.target_size) if self.target_size is not None else None
         if self.name is not None:
             return named_recipe(self.name, known, size)
         return read_recipe(self.file, known, size) if self.file is not None else None

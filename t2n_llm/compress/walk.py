@@ -153,10 +153,16 @@ def first_inputs(model: WalkableModel, ids: torch.Tensor) -> tuple[list[torch.Te
     Returns:
         The hidden states that enter the first layer, [1, L, H] for each sequence, and the call of each layer.
     """
+    with model.outside_resident():
+        return inputs_of_layers(model, ids)
+
+
+def inputs_of_layers(model: WalkableModel, ids: torch.Tensor) -> tuple[list[torch.Tensor], list[LayerCall]]:
+    """Do what `first_inputs` does, while everything outside of the layers is resident."""
     hidden = []
-    with model.outside_resident() as causal_lm, torch.no_grad(), _recorded(model) as recorders:
+    with torch.no_grad(), _recorded(model) as recorders:
         for row in ids:
-            causal_lm(input_ids=row.unsqueeze(0), use_cache=False, logits_to_keep=1)
+            model.causal_lm(input_ids=row.unsqueeze(0), use_cache=False, logits_to_keep=1)
             hidden.append(recorders[0].hidden)
     return hidden, [recorder.call for recorder in recorders]
 
@@ -179,9 +185,8 @@ def head_inputs(
         yield read
 
 
-@torch.no_grad()
 def logits_behind(model: WalkableModel, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Return the logits [L, vocab] that a model makes of given outputs of its last layer.
+    """Return the logits [L, vocab] that a model makes of given outputs of its last layer; gradients reach those.
 
     Args:
         model: everything outside of its layers is resident.

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from generic_export.errors import OptionError
 from generic_export.weights.source import InMemoryTensor
 from quant.algorithms import BUILT_IN
-from quant.budget import Candidate, kept_plain, kind_factor, layer_count, weight_sensitivity
+from quant.budget import (
+    Candidate,
+    TargetSize,
+    kept_plain,
+    kind_factor,
+    layer_count,
+    parse_target,
+    weight_sensitivity,
+)
 from quant.protocol import InputStatistics
 
 
@@ -30,7 +40,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 400), st.floats(0.01, 10)), min_size=1
 @settings(max_examples=60, deadline=None)
 def test_nothing_avoids_more_harm_within_the_size(sizes: list[tuple[int, float]], room: int) -> None:
     candidates = [Candidate(str(i), 100 + size, 100, value) for i, (size, value) in enumerate(sizes)]
-    kept = kept_plain(candidates, 0, 100 * len(candidates) + room)
+    kept = kept_plain(candidates, 0, TargetSize(100 * len(candidates) + room))
     assert extra(candidates, kept) <= room
     subsets = itertools.chain.from_iterable(itertools.combinations(candidates, n) for n in range(len(candidates) + 1))
     best = max(
@@ -43,7 +53,7 @@ def test_nothing_avoids_more_harm_within_the_size(sizes: list[tuple[int, float]]
 
 def test_greedy_by_ratio_would_choose_worse() -> None:
     candidates = [Candidate("small", 2, 1, 2.0), Candidate("large", 101, 1, 100.0)]
-    assert kept_plain(candidates, 0, 102) == {"large"}
+    assert kept_plain(candidates, 0, TargetSize(102)) == {"large"}
 
 
 def test_sizes_of_real_models_are_never_exceeded() -> None:
@@ -51,9 +61,22 @@ def test_sizes_of_real_models_are_never_exceeded() -> None:
     values = torch.rand(200, 2, generator=generator).tolist()
     candidates = [Candidate(str(i), int(1e9 * size) + 10, 10, value) for i, (size, value) in enumerate(values)]
     for room in (1, 10**6, 10**9, 17 * 10**9 + 3):
-        kept = kept_plain(candidates, 7, 7 + 2000 + room)
+        kept = kept_plain(candidates, 7, TargetSize(7 + 2000 + room))
         assert extra(candidates, kept) <= room
     assert harm(candidates, kept) > 0.2 * sum(each.sensitivity for each in candidates)
+
+
+@given(st.integers(0, 4000))
+def test_a_share_is_of_the_least(growth: int) -> None:
+    target = parse_target(f" +{growth / 4:g} %")
+    assert target.above(2000) == pytest.approx(2000 + 5 * growth, abs=1)
+    assert parse_target(target.written()) == target
+
+
+@pytest.mark.parametrize("text", ["+%", "+-1%", "10%", "+1e3%", "0", "-5", "+", True])
+def test_what_is_no_target(text: Any) -> None:
+    with pytest.raises(OptionError, match="no size"):
+        parse_target(text)
 
 
 def sensitivity(weight: torch.Tensor, statistics: InputStatistics | None = None) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from generic_export.errors import OptionError
-from quant.budget import Candidate, kept_plain
+from quant.budget import Candidate, TargetSize, kept_plain
 from quant.recipe import (
     NAMED_RECIPES,
     Choice,
@@ -68,7 +68,7 @@ def test_the_last_rule_wins_and_idle_rules_are_told() -> None:
     assert recipe.algorithms() == {"gptq", "min_max"}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMED_RECIPES if name != "q4_0-mixed"])
+@pytest.mark.parametrize("name", NAMED_RECIPES)
 def test_named_recipes_survive_their_file(tmp_path: Path, name: str) -> None:
     recipe = named_recipe(name, ALGORITHMS)
     file = tmp_path / "recipe.yaml"
@@ -109,10 +109,13 @@ def test_names_and_sizes_that_do_not_fit_together() -> None:
         named_recipe("q4-0", ALGORITHMS)
     with pytest.raises(OptionError, match="quantises nothing"):
         named_recipe("f16:gptq", ALGORITHMS)
-    with pytest.raises(OptionError, match="fills a size, and none is given"):
-        named_recipe("q4_0-mixed", ALGORITHMS)
     with pytest.raises(OptionError, match="no meaning with recipe"):
-        named_recipe("q4_0", ALGORITHMS, 10**9)
+        named_recipe("q4_0", ALGORITHMS, TargetSize(10**9))
+
+
+def test_the_mixed_recipe_fills_a_tenth_more_than_the_least() -> None:
+    assert named_recipe("q4_0-mixed", ALGORITHMS).target_size == TargetSize(growth=0.1)
+    assert named_recipe("q4_0-mixed", ALGORITHMS, TargetSize(10**9)).target_size == TargetSize(10**9)
 
 
 @pytest.mark.parametrize("content", [b"tensors: [", b"\xff\xfe\x00"])
@@ -147,9 +150,9 @@ def candidates() -> list[Candidate]:
     ],
 )
 def test_as_much_harm_is_avoided_as_fits(budget: int, kept: set[str]) -> None:
-    assert kept_plain(candidates(), 10, budget) == kept
+    assert kept_plain(candidates(), 10, TargetSize(budget)) == kept
 
 
 def test_a_size_that_cannot_be_reached_says_which_can() -> None:
     with pytest.raises(OptionError, match=r"--target-size 0\.1MB or more"):
-        kept_plain(candidates(), 10, 100)
+        kept_plain(candidates(), 10, TargetSize(100))

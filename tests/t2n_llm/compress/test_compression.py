@@ -21,6 +21,7 @@ from generic_export.weights.half import CastReport
 from generic_export.weights.source import BlockTensorSource, InMemoryTensor, TensorSource
 from generic_export.weights.values import read_tensor
 from quant.algorithms import BUILT_IN
+from quant.budget import TargetSize
 from quant.packing import pack_q4_0, unpack_q4_0
 from quant.recipe import Recipe, named_recipe, parse_recipe
 from quant.stream import PackedBlocks
@@ -130,13 +131,13 @@ def test_a_size_is_filled_but_not_exceeded() -> None:
     smallest, sources = planned("llama", named_recipe("q4_0+embeddings", ALGORITHMS))
     least = sum(source.nbytes for source in compress(smallest, sources).sources.values())
     for budget in (least, least + 20_000, 10**9):
-        plan, sources = planned("llama", named_recipe("q4_0-mixed", ALGORITHMS, budget))
+        plan, sources = planned("llama", named_recipe("q4_0-mixed", ALGORITHMS, TargetSize(budget)))
         size = sum(source.nbytes for source in compress(plan, sources).sources.values())
         assert size <= budget
         assert bool(plan.formats) == (budget < 10**9)
         assert (size == least) == (budget == least)
     with pytest.raises(OptionError, match="--target-size"):
-        planned("llama", named_recipe("q4_0-mixed", ALGORITHMS, least - 1))
+        planned("llama", named_recipe("q4_0-mixed", ALGORITHMS, TargetSize(least - 1)))
 
 
 def test_overrides_take_the_place_of_sources() -> None:
