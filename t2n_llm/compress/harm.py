@@ -35,7 +35,7 @@ class Harm:
     """What is known of how tensors can be quantised, and of what that does.
 
     Attributes:
-        quantizers: by parameter name; None for what looks at the whole model.
+        quantizers: by parameter name; None where it looks at the whole model.
         statistics: of what a tensor is multiplied with, by parameter name.
         divergences: KL that quantising a parameter alone brings about, where it was measured.
     """

@@ -16,14 +16,14 @@ from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.half import CastTensor
 from generic_export.weights.source import TensorSource
-from quant.algorithms import BUILT_IN
+from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM
 from quant.budget import Candidate, TargetSize, kept_plain
 from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import QUANTIZED_SCHEMES, Choice, Recipe, TensorName, choose
 from quant.stream import PermutedTensor
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.harm import Harm, Quantizable
-from t2n_llm.compress.sensitivity import Quantization
+from t2n_llm.compress.sensitivity import Inputs, Quantization
 from t2n_llm.source.empty_model import Weightless, names_shared
 
 _PLAIN_BYTES = {"f16": 2, "f32": 4}
@@ -99,7 +99,8 @@ def plan_compression(
     kept = {part.name.name: _obstacle(part, choices) for part in parts}
     formats = {name: choices[name].scheme for name, reason in kept.items() if not reason}
     if recipe.target_size is not None:
-        harm = Harm(_quantizers(choices, algorithms), statistics or {}, divergences or {})
+        quantizers = {name: algorithms.get(choice.algorithm) for name, choice in choices.items()}
+        harm = Harm(quantizers, statistics or {}, divergences or {})
         for name in _over_budget(recipe.target_size, graph, sources, parts, formats, harm):
             del formats[name]
             kept[name] = "it is among the most sensitive, and the size asked for has room for it"
@@ -124,12 +125,19 @@ def quantizations(
     """Return how each parameter would be stored that a recipe quantises, whatever size it has to fill."""
     parts = _parts(graph, skeleton)
     choices, _ = choose(recipe, [part.name for part in parts])
-    quantizers = _quantizers(choices, algorithms)
     return {
-        part.name.name: Quantization(choices[part.name.name].scheme, quantizers[part.name.name], part.use.axes)
+        part.name.name: _quantization(choices[part.name.name], part.use.axes, algorithms)
         for part in parts
         if not _obstacle(part, choices)
     }
+
+
+def _quantization(choice: Choice, axes: tuple[int, ...] | None, algorithms: Mapping[str, Quantizer]) -> Quantization:
+    calibrated = CALIBRATED.get(choice.algorithm)
+    if calibrated is None:
+        return Quantization(choice.scheme, algorithms.get(choice.algorithm, BUILT_IN[DEFAULT_ALGORITHM]), axes=axes)
+    inputs = Inputs.HESSIAN if calibrated.needs_hessian else Inputs.SQUARES
+    return Quantization(choice.scheme, calibrated.quantizer, inputs, axes)
 
 
 def product_shapes(graph: NnefGraph, skeleton: Weightless) -> dict[str, tuple[int, ...]]:
@@ -187,11 +195,6 @@ def _obstacle(part: _Part, choices: Mapping[str, Choice]) -> str:
     if choice is None or choice.scheme not in QUANTIZED_SCHEMES:
         return "the recipe keeps it"
     return may_store(part.use, choice.scheme)
-
-
-def _quantizers(choices: Mapping[str, Choice], algorithms: Mapping[str, Quantizer]) -> dict[str, Quantizer | None]:
-    """Return what chooses the values of each tensor, one by one; None where that is an algorithm that looks at the whole model."""
-    return {name: algorithms.get(choice.algorithm) for name, choice in choices.items()}
 
 
 def _check_plain_schemes(choices: Mapping[str, Choice], parts: Sequence[_Part], graph: NnefGraph) -> None:

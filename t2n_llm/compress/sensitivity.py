@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +23,6 @@ from torch import nn
 from generic_export.compat import parameters_of
 from generic_export.errors import CaptureError
 from generic_export.interrupts import asking
-from quant.imatrix import ImatrixQuantizer
 from quant.packing import pack_q8_1, unpack_q8_1
 from quant.protocol import InputStatistics, Quantizer
 from quant.stream import row_length
@@ -42,19 +42,28 @@ TEXTS, LENGTH = 32, 128
 """How much text is read: many short ones, since each gives one sample."""
 
 
+class Inputs(Enum):
+    """What a quantizer looks at of what a weight is multiplied with."""
+
+    NONE = "none"
+    SQUARES = "mean squares"
+    HESSIAN = "mean products"
+
+
 @dataclass(frozen=True)
 class Quantization:
     """How a parameter would be stored.
 
     Attributes:
         block_format: `q4_0` or `q8_1`.
-        quantizer: chooses the values of `q4_0`; None for the search that is weighted by how large each input is, as what looks at
-            a layer's inputs begins.
+        quantizer: chooses the values of `q4_0`.
+        inputs: what it looks at besides the weight.
         axes: the order of axes that puts the summed one last; None where it is last.
     """
 
     block_format: str
-    quantizer: Quantizer | None = None
+    quantizer: Quantizer
+    inputs: Inputs = Inputs.NONE
     axes: tuple[int, ...] | None = None
 
     def error(self, weight: torch.Tensor, statistics: InputStatistics | None) -> torch.Tensor:
@@ -70,10 +79,9 @@ class Quantization:
     def _rounded(self, rows: torch.Tensor, statistics: InputStatistics | None) -> torch.Tensor:
         if self.block_format == "q8_1":
             return unpack_q8_1(pack_q8_1(rows, name="weight"))
-        if self.quantizer is not None:
-            return self.quantizer.quantize(rows).dequantize()
         fits = statistics is not None and statistics.mean_square.shape == (rows.shape[-1],)
-        return ImatrixQuantizer().quantize(rows, statistics if fits else None).dequantize()
+        known = statistics if fits and self.inputs is not Inputs.NONE else None
+        return self.quantizer.quantize(rows, known).dequantize()
 
 
 def divergences(
@@ -145,12 +153,12 @@ class _Walk:
         for index, call in enumerate(asking(calls)):
             prefix = self.model.layer_name(index)
             with self.model.resident(index) as layer, torch.no_grad():
-                linears = [
-                    name
+                linears = {
+                    name: self.wanted[f"{prefix}.{name}.weight"].inputs is Inputs.HESSIAN
                     for name, module in layer.named_modules()
                     if isinstance(module, nn.Linear) and f"{prefix}.{name}.weight" in self.wanted
-                ]
-                outputs, seen = observe(layer, layer_runs(layer, hidden[-1], call), dict.fromkeys(linears, False))
+                }
+                outputs, seen = observe(layer, layer_runs(layer, hidden[-1], call), linears)
             hidden.append(outputs)
             statistics |= {f"{prefix}.{name}.weight": entry for name, entry in seen.items()}
         return _Entered(hidden, calls, statistics)
@@ -254,4 +262,4 @@ def _given(module: nn.Module | None, weight: torch.Tensor) -> Iterator[None]:
         parameters["weight"] = own
 
 
-__all__ = ["LENGTH", "TEXTS", "Quantization", "divergences"]
+__all__ = ["LENGTH", "TEXTS", "Inputs", "Quantization", "divergences"]

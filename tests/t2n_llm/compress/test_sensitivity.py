@@ -14,9 +14,10 @@ from quant.algorithms import BUILT_IN
 from quant.budget import Candidate, TargetSize, kept_plain
 from quant.recipe import TensorName
 from t2n_llm.compress import sensitivity
+from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.harm import Harm, Quantizable
 from t2n_llm.compress.progress import SensitivityProgress
-from t2n_llm.compress.sensitivity import Quantization, divergences
+from t2n_llm.compress.sensitivity import Inputs, Quantization, divergences
 from t2n_llm.export.pipeline import export_llm
 from tests.families import FAMILIES, config, save_tiny_model
 from tests.recurrent_families import RECURRENT_FAMILIES
@@ -82,7 +83,7 @@ def test_layers_of_any_kind_are_walked_back(family: str, tmp_path: Path) -> None
     folder = save_tiny_model(family, tmp_path / "model", configs=FAMILIES | RECURRENT_FAMILIES | _EXPERTS)
     model = load(folder)
     wanted = {
-        name: Quantization("q4_0", BUILT_IN["min_max"], (1, 0) if family == "gpt2" and "c_" in name else None)
+        name: Quantization("q4_0", BUILT_IN["min_max"], axes=(1, 0) if family == "gpt2" and "c_" in name else None)
         for name, values in model.named_parameters()
         if values.ndim >= 2 and values.shape[-1] % 32 == 0
     }
@@ -95,8 +96,16 @@ def test_layers_of_any_kind_are_walked_back(family: str, tmp_path: Path) -> None
 
 def test_a_turned_weight_is_quantised_along_its_inputs() -> None:
     weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
-    turned = Quantization("q4_0", BUILT_IN["min_max"], (1, 0)).error(weight, None)
+    turned = Quantization("q4_0", BUILT_IN["min_max"], axes=(1, 0)).error(weight, None)
     assert torch.equal(turned, MIN_MAX.error(weight.T.contiguous(), None).T)
+
+
+def test_compensated_errors_cost_less(estimated) -> None:
+    found, _ = estimated
+    linears = [parameter for parameter in found if is_linear(parameter)]
+    form = Quantization("q4_0", CALIBRATED["gptq"].quantizer, Inputs.HESSIAN)
+    costs = divergences(REAL_MODEL, dict.fromkeys(linears, form), text_ids("calib.txt", 32, 64))
+    assert sum(costs.values()) < 0.6 * sum(found[parameter] for parameter in linears)
 
 
 def test_what_has_no_derivative_is_named() -> None:
