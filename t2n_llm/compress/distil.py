@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,6 +37,7 @@ _BATCH = 2  # texts of a step
 _ROUNDS = 8  # most passes over one text; more of them learn its own turns
 _WARM = 0.05  # of all steps
 _JUDGEMENTS = 8
+_MEMORY = 0.95  # of what is averaged, a step later
 _BETAS = (0.9, 0.99)
 # Steps of Adam, as shares of what is moved: with twice as much, SmolLM2 comes away from the original before it comes nearer.
 _SCALE_STEP = 5e-4
@@ -233,6 +234,7 @@ class _Lesson:
         before = lowest = self.judged(judging)
         judgements = _judgements(effort, time.monotonic() - judge_began)
         best, kept, step, due = self.student.state(), 0, 0, 1
+        mean = _Mean.of(group["params"] for group in self.student.groups())
         optimizer = torch.optim.Adam(self.student.groups(), betas=_BETAS, foreach=False)
         steps = [group["lr"] for group in optimizer.param_groups]
         order, clock = _order(learned, effort.seed), _Clock.of(effort, _ROUNDS * len(learned), began)
@@ -241,13 +243,15 @@ class _Lesson:
                 group["lr"] = size * _paced(clock.share(step))
             self.step(optimizer, [next(order) for _ in range(_BATCH)])
             step += 1
+            mean.add()
             share = min(1.0, clock.share(step))
             if share * judgements < due:
                 continue
             due = int(share * judgements) + 1
-            now = self.judged(judging)
-            if now < lowest:
-                lowest, best, kept = now, self.student.state(), step
+            with mean.given():
+                now = self.judged(judging)
+                if now < lowest:
+                    lowest, best, kept = now, self.student.state(), step
             if progress is not None:
                 progress(DistilProgress(step, round(step / share), before, now, clock.left(share)))
         return Distilled(before, lowest, step, kept), best
@@ -286,6 +290,50 @@ class _Lesson:
     def original_logits(self, index: int) -> torch.Tensor:
         """Return the original's logits for a text, [L, vocab]."""
         return logits_behind(self.model, self.ids[index], self.hidden[index]).float()
+
+
+@dataclass
+class _Mean:
+    """Learned tensors, averaged over the last steps: what single texts say of a scale is mostly noise (Polyak and Juditsky, 1992).
+
+    Attributes:
+        learned: what moves.
+        averaged: of each of them.
+        steps: that were averaged.
+    """
+
+    learned: list[torch.Tensor]
+    averaged: list[torch.Tensor]
+    steps: int = 0
+
+    @staticmethod
+    def of(groups: Iterable[Sequence[torch.Tensor]]) -> _Mean:
+        """Begin with the tensors as they are."""
+        learned = [tensor for group in groups for tensor in group]
+        return _Mean(learned, [tensor.detach().clone() for tensor in learned])
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Count the tensors as they are now; earlier ones count less and less, and at first the very first ones little."""
+        self.steps += 1
+        share = max(1 - _MEMORY, 1 / (1 + self.steps))
+        for mean, tensor in zip(self.averaged, self.learned, strict=True):
+            mean.lerp_(tensor, share)
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Give the tensors their averages for a `with` block."""
+        moved = [tensor.detach().clone() for tensor in self.learned]
+        try:
+            self._put(self.averaged)
+            yield
+        finally:
+            self._put(moved)
+
+    @torch.no_grad()
+    def _put(self, values: Sequence[torch.Tensor]) -> None:
+        for tensor, value in zip(self.learned, values, strict=True):
+            tensor.copy_(value)
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,21 @@ def test_a_short_text_is_not_learned_from(tmp_path: Path) -> None:
     assert not calibration.quantized(_FIRST, tmp_path, lambda _: None, Effort(seconds=0)).notes
 
 
+def test_what_is_judged_is_an_average_that_forgets() -> None:
+    moving = torch.zeros(3)
+    mean = distil._Mean.of([[moving]])
+    for step in range(1, 201):
+        moving.fill_(float(step))
+        mean.add()
+        if step == 1:
+            assert mean.averaged[0].tolist() == [0.5] * 3  # of the beginning and one step
+    with mean.given():
+        inside = moving.clone()
+    assert moving.tolist() == [200.0] * 3
+    memory = distil._MEMORY  # a ramp's average lags by so many steps
+    torch.testing.assert_close(inside, torch.full((3,), 200 - memory / (1 - memory)), rtol=0.01, atol=0)
+
+
 def test_layers_that_reconstruct_read_more_texts(tmp_path: Path) -> None:
     calibration = TextCalibration(open_source(str(REAL_MODEL)), str(REAL_MODEL / "calib.txt"))
     ((name, tuned),) = _FIRST.items()

@@ -1,0 +1,20 @@
+"""scripts/bench_calibration.py on a tiny shape: every row is measured, and says what it is relative to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_calibration.py"
+
+
+def test_a_tiny_shape_is_calibrated(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--size", "tiny", "--layers", "3", "--algorithms", "gptq,sensitivity"]
+    done = subprocess.run(
+        [*command, "--texts", "2", "--work", str(tmp_path)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in done.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["forward", "gptq", "sensitivity"]
+    assert all(row[1].endswith(" s") for row in rows)
+    assert not list(tmp_path.iterdir())
