@@ -36,6 +36,7 @@ ORDER = {
         diagnose/diagnosis
         diagnose/records
         diagnose/plain_data
+        detection
         remodel
         export
         assertions

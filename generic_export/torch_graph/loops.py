@@ -16,11 +16,11 @@ SCAN = torch.ops.t2n.scan.default
 
 Tensors = Sequence[torch.Tensor]
 Step = Callable[[list[torch.Tensor], list[torch.Tensor]], tuple[list[torch.Tensor], list[torch.Tensor]]]
-"""(states, one slice of each sequence) -> (next states, results)."""
+"""(states, one slice of each sequence, then the constants) -> (next states, results)."""
 
 
 def loop(
-    step: Step, states: Tensors, sequences: Tensors, *, without_steps: Tensors = ()
+    step: Step, states: Tensors, sequences: Tensors, *, constants: Tensors = (), without_steps: Tensors = ()
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Run a step for each slice along axis 0, as one loop of the graph; return the last states, and the results along axis 0.
 
@@ -29,13 +29,14 @@ def loop(
             slice with a constant: tract takes that out of the loop, and then does not fit the shapes (docs/engine-notes.md).
         states: what the first step begins with; a step's next states have the same shapes.
         sequences: equally long along axis 0.
+        constants: what every step reads whole; they follow the slices.
         without_steps: the results where the sequences are empty.
     """
     steps, count = sequences[0].shape[0], len(states)
     if steps == 0:
         return list(states), list(without_steps)
     if steps == 1 or any(0 in state.shape for state in states):  # no loop to the engine either, or nothing to compute
-        after, results = step(list(states), [each[0] for each in sequences])
+        after, results = step(list(states), [*(each[0] for each in sequences), *constants])
         return after, [each.unsqueeze(0).expand(steps, *each.shape) for each in results]
 
     def flat(*values: torch.Tensor) -> list[torch.Tensor]:
@@ -44,6 +45,9 @@ def loop(
         return [each.clone(memory_format=torch.contiguous_format) for each in (*after, *results)]
 
     outputs = scan_operator()(
-        flat, [state.clone(memory_format=torch.contiguous_format) for state in states], list(sequences), ()
+        flat,
+        [state.clone(memory_format=torch.contiguous_format) for state in states],
+        list(sequences),
+        tuple(constants),
     )
     return list(outputs[:count]), list(outputs[count:])
