@@ -51,8 +51,9 @@ def bounded_nms(
     missing = torch.full((outputs,), NOTHING, dtype=torch.int64, device=boxes.device)
     if steps == 0:
         return missing, missing.new_zeros(())
-    order = scores.sort(descending=True, stable=True)[1]
-    ranked = boxes[order]
+    # What is kept has no gradient; PyTorch's loop would look for one.
+    order = scores.detach().sort(descending=True, stable=True)[1]
+    ranked = boxes.detach()[order]
     left = torch.ones_like(order, dtype=torch.bool) if valid is None else valid[order]
     kinds = torch.zeros_like(order) if classes is None else classes[order]
     sides = ranked.unbind(1)

@@ -19,6 +19,7 @@ from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, pytre
 from generic_export.torch_graph.conversion import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.in_place import without_writes
 from generic_export.torch_graph.rewrites import REWRITES
+from generic_export.torch_graph.torchvision_operators import torchvision_rewrites
 
 Decomposition = Callable[..., Any]
 
@@ -45,13 +46,14 @@ def decomposed(program: ExportedProgram, keep: Callable[[OpOverload], bool]) -> 
         program: just exported; its graph is edited in place.
         keep: says whether an operator can stay as it is.
     """
+    rewritten = {**REWRITES, **torchvision_rewrites()}
     known: Any = None  # a custom table of PyTorch's, made when it is needed: that takes a while
     for _ in range(_MAX_ROUNDS):
         unwanted = {op for op in _overloads(program) if not keep(op) and not is_annotation(op)}
         if not unwanted:
             return program
         known = known if known is not None else torch.export.default_decompositions()
-        table = {op: REWRITES.get(op) or known[op] for op in unwanted if op in REWRITES or op in known}
+        table = {op: rewritten.get(op) or known[op] for op in unwanted if op in rewritten or op in known}
         # Operators that PyTorch writes with others, and that torch.export keeps whole: `expand_as`, `hsplit`, `mT`.
         table |= {op: op.decompose for op in unwanted - table.keys() if op.has_kernel_for_dispatch_key(COMPOSITE)}
         if not table:

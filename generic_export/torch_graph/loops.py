@@ -44,10 +44,11 @@ def loop(
         # One state's memory layout for all steps, and none that is an argument unchanged: PyTorch asks for both.
         return [each.clone(memory_format=torch.contiguous_format) for each in (*after, *results)]
 
+    # Views of one tensor among the constants would be taken for something that a step writes to.
     outputs = scan_operator()(
         flat,
         [state.clone(memory_format=torch.contiguous_format) for state in states],
         list(sequences),
-        tuple(constants),
+        tuple(map(torch.clone, constants)),
     )
     return list(outputs[:count]), list(outputs[count:])
