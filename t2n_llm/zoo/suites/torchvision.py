@@ -1,6 +1,7 @@
-"""torchvision: classification, segmentation, detectors' backbones with their heads, video, optical flow.
+"""torchvision: classification, segmentation, detectors, video, optical flow.
 
-A detector is what its network says of pictures, scores and boxes relative to anchors, before any of them is chosen.
+A detector is there twice: what its network says of pictures, scores and boxes relative to anchors, and with what it chooses of them
+(`_detections`), for one picture of one size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from t2n_llm.zoo.suites.case import BATCH, OTHER_BATCH, Given, ModuleCase, pictures
+from t2n_llm.zoo.suites.case import BATCH, OTHER_BATCH, Given, ModuleCase, between, pictures
+from t2n_llm.zoo.suites.detectors import whole_detector
 
 _SMALLEST: Mapping[str, tuple[int, bool, dict[str, Any]]] = {
     # model -> size of a picture, whether it takes any, what makes it smaller
@@ -65,6 +67,16 @@ _LARGER = {
     "retinanet_resnet50_fpn": 160,
     "retinanet_resnet50_fpn_v2": 160,
 }
+_STAGES = {"rpn_post_nms_top_n_test": 100, "box_detections_per_img": 20}
+_DETECTING: Mapping[str, dict[str, Any]] = {
+    # model -> what makes it smaller; SSDLite's random backbone gives many anchors the very same score, which has no order
+    "fasterrcnn_resnet50_fpn": {"num_classes": 9, **_STAGES},
+    "fcos_resnet50_fpn": {"num_classes": 9, "topk_candidates": 200},
+    "keypointrcnn_resnet50_fpn": {"num_keypoints": 5, **_STAGES},
+    "maskrcnn_resnet50_fpn": {"num_classes": 9, **_STAGES},
+    "retinanet_resnet50_fpn": {"num_classes": 9, "topk_candidates": 200, "detections_per_img": 100},
+    "ssd300_vgg16": {"num_classes": 9, "topk_candidates": 50},
+}
 _VIDEO = {"mc3_18": (4, 64), "r2plus1d_18": (4, 64), "r3d_18": (4, 64), "s3d": (16, 224), "swin3d_t": (8, 64)}
 _LONG_VIDEO = {"mvit_v1_b": (16, 224), "mvit_v2_s": (16, 224)}
 
@@ -94,6 +106,13 @@ def _detector(name: str) -> nn.Module:
     return RawDetector(_build(name, {"weights_backbone": None}))
 
 
+def _detections(name: str, smaller: Mapping[str, Any]) -> ModuleCase:
+    size = (96, 120)
+    resized = {} if name in _ONE_SIZE else {"min_size": 112, "max_size": 160}
+    given = {"x": Given((1, 3, *size), between(0, 1))}
+    return ModuleCase(partial(whole_detector, name, size, {**smaller, **resized}), given, {}, {})
+
+
 def _video(name: str, frames: int, size: int) -> ModuleCase:
     return ModuleCase(partial(_build, name, {}), {"x": Given(("B", 3, frames, size, size))}, BATCH, OTHER_BATCH)
 
@@ -114,6 +133,7 @@ CASES: Mapping[str, ModuleCase] = {
         )
         for name in _DETECTORS
     },
+    **{f"{name}_detections": _detections(name, smaller) for name, smaller in _DETECTING.items()},
     **{name: _video(name, *size) for name, size in (_VIDEO | _LONG_VIDEO).items()},
     **{name: _flow(name) for name in ("raft_small", "raft_large")},
 }

@@ -63,7 +63,9 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_cases_are_listed_without_their_libraries() -> None:
     assert len(cases_of("timm")) >= 95
-    assert {"resnet18", "raft_small", "retinanet_resnet50_fpn"} <= set(cases_of("torchvision"))
+    assert {"resnet18", "raft_small", "retinanet_resnet50_fpn", "maskrcnn_resnet50_fpn_detections"} <= set(
+        cases_of("torchvision")
+    )
     assert {"torchaudio:ConvTasNet", "timm:levit", TEXT_GENERATION} - rows_of_all() == {TEXT_GENERATION}
     for library in LIBRARIES:
         for case in cases_of(library).values():
