@@ -67,7 +67,7 @@ def keypoints_of(maps: torch.Tensor, boxes: torch.Tensor, size: Size) -> tuple[t
     columns = _cubic_shares(cells[:, 0], width, maps.shape[3])
     rows = _cubic_shares(cells[:, 1], height, maps.shape[2])
     outside = _beyond(cells[:, 1], height).unsqueeze(2) | _beyond(cells[:, 0], width).unsqueeze(1)
-    # One keypoint after the other: the resized maps of all of them would not fit into memory.
+    # One keypoint after the other, so that an engine which frees what is read need not hold the resized maps of all.
     found = [_highest(rows @ each @ columns.transpose(1, 2), outside) for each in maps.unbind(1)]
     scores, places = (torch.stack(part, 1) for part in zip(*found, strict=True))
     down = torch.div(places, width, rounding_mode="floor")
