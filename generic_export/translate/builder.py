@@ -28,7 +28,7 @@ from generic_export.translate.choices import Numerics, Spelling
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, carried_fact, holds_complex, on_pairs
 from generic_export.translate.fragments import load_fragment
 from generic_export.translate.joined_products import rejoined_operands
-from generic_export.translate.real_sizes import is_real, real_value
+from generic_export.translate.real_sizes import is_real, real_value, unlike_masks
 from generic_export.translate.repeated_axes import RepeatedAxes
 from generic_export.translate.reshaping import changed_axes, provable_cuts
 from generic_export.translate.square_products import equal_free_axis
@@ -403,6 +403,7 @@ class NnefBuilder:
             left = self.materialised(left)
         if left.dtype is not right.dtype:
             raise TranslationError(f"{operator}: operands are {left.dtype} and {right.dtype}; cast them first.")
+        operator, left, right = unlike_masks(self, operator, left, right)
         rank = max(left.rank, right.rank)
         shape = broadcast_shape(left.shape, right.shape)
         operands = [self.align_rank(left, rank), self.align_rank(right, rank)]
@@ -428,6 +429,10 @@ class NnefBuilder:
         self, operator: str, value: Value, axes: Sequence[int], *, keepdim: bool, dtype: torch.dtype | None = None
     ) -> Value:
         """Reduce along non-negative axes (facts §8: a negative axis aborts the engine)."""
+        if operator == "mean_reduce" and not all(isinstance(value.shape[axis], int) for axis in axes):
+            # `mean_reduce` divides by a size, see `unlike_masks`.
+            count = self.scalar(sympy.Mul(*(value.shape[axis] for axis in axes)), value.dtype)
+            return self.binary("div", self.reduce("sum_reduce", value, axes, keepdim=keepdim), count)
         kept = [1 if axis in set(axes) else dim for axis, dim in enumerate(value.shape)]
         attributes: dict[str, Argument] = {"axes": ints(sorted(axes))}
         result = self.emit(operator, [value], shape=kept, dtype=dtype or value.dtype, attributes=attributes)

@@ -13,7 +13,8 @@ import torch
 
 from generic_export.compat import torch_sympy
 from generic_export.errors import DimensionError
-from generic_export.translate.value import Scalar, Value
+from generic_export.nnef.graph import DimLiteral
+from generic_export.translate.value import Emission, Scalar, Value
 
 
 class Calculator(Protocol):
@@ -22,6 +23,9 @@ class Calculator(Protocol):
     def scalar(self, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value: ...
     def unary(self, operator: str, value: Value) -> Value: ...
     def binary(self, operator: str, left: Value, right: Value) -> Value: ...
+    def cast(self, value: Value, dtype: torch.dtype) -> Value: ...
+    def maker_of(self, value: Value) -> Emission | None: ...
+    def varies(self, value: Value) -> bool: ...
 
 
 _UNARY = frozenset("sqrt exp log log2 sin cos tan tanh sinh cosh asin acos atan asinh".split())  # noqa: SIM905
@@ -92,3 +96,32 @@ def _folded(b: Calculator, operator: str, terms: tuple[sympy.Expr, ...]) -> Valu
     for term in terms[1:]:
         result = b.binary(operator, result, real_value(b, term))
     return result
+
+
+def unlike_masks(b: Calculator, operator: str, left: Value, right: Value) -> tuple[str, Value, Value]:
+    """Return a product or quotient in which tract sees no size.
+
+    It takes a size there for a mask, and notes for each operation before it at which elements that mask is not 0. Where two ways
+    meet, as in residual blocks, it multiplies their notes: the load takes minutes (docs/engine-notes.md). It sees no size through
+    `recip`, which it makes of quotients itself, but later, nor through a root.
+    """
+    if operator == "div" and _may_be_made_of_sizes(b, right):
+        return "mul", left, b.unary("recip", right)
+    if operator == "mul":
+        return operator, _unlike_a_mask(b, left), _unlike_a_mask(b, right)
+    return operator, left, right
+
+
+def _may_be_made_of_sizes(b: Calculator, value: Value) -> bool:
+    return value.dtype.is_floating_point and not (value.literal or value.rank or b.varies(value))
+
+
+def _unlike_a_mask(b: Calculator, value: Value) -> Value:
+    """Return a size as the root of its square, which is exact."""
+    maker = b.maker_of(value)
+    if not value.dtype.is_floating_point or maker is None or maker.operator != "tract_core_cast":
+        return value
+    if not isinstance(maker.inputs[0], DimLiteral):
+        return value
+    wide = b.cast(value, torch.float32) if value.dtype is torch.float16 else value  # 256 * 256 is beyond f16
+    return b.cast(b.unary("sqrt", b.unary("square", wide)), value.dtype)

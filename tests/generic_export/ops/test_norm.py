@@ -83,12 +83,13 @@ def test_weights_as_graph_inputs() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_groups_of_pictures_of_any_size(groups: int) -> None:
-    """Heights and widths are never multiplied into one size, which tract's load takes minutes to reason about."""
+    """Heights and widths are never multiplied into the size of a tensor, which tract's load takes minutes to reason about."""
     stem = nn.Conv2d(3, 8, 7, 4, 2)
     model = nn.Sequential(stem, *(_trained(nn.GroupNorm(groups, 8)) for _ in range(2))).eval()
     axes = {"input_0": {0: "B", 2: "H", 3: "W"}}
     graph = check(model, (torch.randn(2, 3, 32, 48),), (torch.randn(1, 3, 64, 36),), dynamic_axes=axes)
-    assert "((H-3)/4)*((W-3)/4)" not in graph
+    joined = [line for line in graph.splitlines() if "((H-3)/4)*((W-3)/4)" in line]
+    assert all("tract_core_cast" in line for line in joined)
 
 
 def test_f16_statistics_are_taken_in_f32() -> None:
