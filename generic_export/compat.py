@@ -39,7 +39,12 @@ from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    ConstraintViolationError,
+    DimConstraints,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+)
 
 # The trees that torch.export flattens arguments with.
 from torch.utils import _pytree as pytree
@@ -377,6 +382,31 @@ def upper_bounds_seen(note: Callable[[Mapping[str, int]], None]) -> Iterator[Non
         yield
 
 
+@contextmanager
+def unsolved_sizes_named() -> Iterator[None]:
+    """Where PyTorch cannot solve what it found of sizes, let it say which remainders it took for 0, for the length of the block.
+
+    `(-S/16) % 2` means that S is divided by 32.
+    """
+    solve = DimConstraints.solve
+
+    def solved(constraints: DimConstraints) -> None:
+        found = {symbol: set(remainders) for symbol, remainders in constraints._congruences.items()}
+        try:
+            solve(constraints)
+        except NotImplementedError as error:
+            said = [
+                f"{_name_of(constraints._dcp.symbol_to_source[symbol][0])} % {remainder.args[1] * denominator}"
+                for symbol, remainders in found.items()
+                for remainder in remainders
+                for denominator in [remainder.args[0].as_coeff_Mul()[0].q]
+            ]
+            raise NotImplementedError(" ".join([str(error), "Sizes are divided:", *said])) from error
+
+    with mock.patch.object(DimConstraints, "solve", solved):
+        yield
+
+
 def _name_of(source: Any) -> str:
     """Return what PyTorch calls a size; older releases have a method for it."""
     return str(source.name() if callable(source.name) else source.name)
@@ -487,6 +517,7 @@ __all__ = [
     "size_arithmetic_remembered",
     "stacks_taken_from",
     "torch_sympy",
+    "unsolved_sizes_named",
     "upper_bounds_seen",
     "viewed",
     "without_causal_hint",

@@ -22,6 +22,7 @@ from generic_export.compat import (
     kernels_replaced,
     list_device_constructors,
     size_arithmetic_remembered,
+    unsolved_sizes_named,
     without_causal_hint,
     without_strides_of_transforms,
 )
@@ -58,6 +59,7 @@ def capture_patches() -> Iterator[None]:
             size_arithmetic_remembered(),
             short_stacks(),
             without_strides_of_transforms(),
+            unsolved_sizes_named(),
         ):
             yield
     finally:

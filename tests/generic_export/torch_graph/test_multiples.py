@@ -223,6 +223,47 @@ def test_steps_of_two_are_divisors_together(tmp_path: Path) -> None:
             engine.run([picture(1, 18, 24)[0].numpy()])
 
 
+class FilledUpToEven(nn.Module):
+    """Strides of two, each followed by a step that halves and doubles what it has filled up to an even size (CPUBone)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, 2, 1)
+        self.strides = nn.ModuleList(nn.Conv2d(4, 4, 3, 2, 1) for _ in range(2))
+        self.down, self.up = nn.Conv2d(4, 4, 2, 2), nn.ConvTranspose2d(4, 4, 2, 2)
+
+    def _step(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[-2:]
+        below, beside = -height % 2, -width % 2
+        filled = torch.nn.functional.pad(x, (0, beside, 0, below)) if below or beside else x
+        half = self.down(filled)
+        mixed = half.reshape(half.shape[0], 2, 2, half.shape[2] * half.shape[3]).softmax(-1).reshape(half.shape)
+        return self.up(mixed)[..., :height, :width]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, 4, H / 8, W / 8] of [B, 3, H, W]."""
+        x = self.stem(x)
+        for stride in self.strides:
+            x = stride(x)
+            x = x + self._step(x)
+        return x
+
+
+def test_divisors_of_what_pytorch_cannot_solve(tmp_path: Path) -> None:
+    """PyTorch gives up on `(H/8) - 2*((H/8)//2) <= 0`, without a word of an input."""
+    model, axes = FilledUpToEven().eval(), {"x": {2: "H", 3: "W"}}
+    with pytest.warns(UserWarning, match=r"'H', multiple_of=16.*'W', multiple_of=16"):
+        archive = export_model_to_nnef(
+            model, picture(1, 96, 96), tmp_path / "m", TractNNEF(dynamic_axes=axes), log_level=None
+        )
+    with TractWheel(timeout_seconds=60).load(archive) as engine, torch.no_grad():
+        for height, width in ((16, 48), (80, 32)):
+            (x,) = picture(1, height, width)
+            torch.testing.assert_close(torch.from_numpy(engine.run([x.numpy()])[0]), model(x), atol=1e-5, rtol=0)
+        with pytest.raises(EngineRunError):
+            engine.run([picture(1, 24, 48)[0].numpy()])
+
+
 @pytest.mark.parametrize(
     ("said", "found"),
     [
