@@ -220,9 +220,7 @@ def list_command(
 
         tasks, suites = _chosen(_words(task), _words(suite))
         names = {row_of(name, kind): class_name for name in tasks for kind, class_name in architectures(name).items()}
-        names |= {
-            row_of(name, case): ", ".join(found.columns) for name in suites for case, found in cases_of(name).items()
-        }
+        names |= {row_of(name, case): found.told for name in suites for case, found in cases_of(name).items()}
     sink.record({"architectures": names})
     for name, class_name in names.items():
         sink.show(_plain(f"{name:<32} {class_name}"))

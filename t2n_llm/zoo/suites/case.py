@@ -1,16 +1,20 @@
 """What a case of a suite is: how a module is built, what it is given, and which axes of that are dynamic.
 
-In: nothing but PyTorch. Out: `ModuleCase`; the library is imported when a module is built, so that names can be listed without it.
+In: PyTorch, and what a dynamic size is. Out: `ModuleCase`; the library is imported when a module is built, so that names can be
+listed without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 from torch import nn
+
+from generic_export import DynamicSize
+from generic_export.torch_graph.request import AxisSymbol
 
 Sizes: TypeAlias = Mapping[str, int]
 Values: TypeAlias = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
@@ -56,12 +60,14 @@ class ModuleCase:
         inputs: of its forward, in order.
         sizes: of the symbols, at the example; `{}` where every axis is static.
         other: at the second comparison.
+        multiples: what divides a symbol, where that is declared.
     """
 
     build: Callable[[], nn.Module]
     inputs: Mapping[str, Given]
     sizes: Sizes
     other: Sizes
+    multiples: Sizes = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -69,12 +75,23 @@ class ModuleCase:
         return (DYNAMIC, STATIC) if self.sizes else (STATIC,)
 
     @property
-    def dynamic_axes(self) -> dict[str, dict[int, str]]:
-        """Every axis that is a symbol."""
+    def told(self) -> str:
+        """Its columns, and which multiples its dynamic sizes are declared to be."""
+        factors = sorted({factor for factor in self.multiples.values() if factor > 1})
+        declared = f" (multiples of {', '.join(map(str, factors))})" if factors else ""
+        return ", ".join(column + (declared if column == DYNAMIC else "") for column in self.columns)
+
+    @property
+    def dynamic_axes(self) -> dict[str, dict[int, AxisSymbol]]:
+        """Every axis that is a symbol, with what is declared of it."""
         return {
-            name: {axis: size for axis, size in enumerate(given.shape) if isinstance(size, str)}
+            name: {axis: self._declared(size) for axis, size in enumerate(given.shape) if isinstance(size, str)}
             for name, given in self.inputs.items()
         }
+
+    def _declared(self, symbol: str) -> AxisSymbol:
+        factor = self.multiples.get(symbol, 1)
+        return symbol if factor == 1 else DynamicSize(symbol, factor)
 
     def drawn(self, sizes: Sizes, seed: int) -> tuple[torch.Tensor, ...]:
         """Draw the inputs at some sizes."""
@@ -89,12 +106,18 @@ BATCH = {"B": 2}
 OTHER_BATCH = {"B": 3}
 
 
-def pictures(build: Callable[[], nn.Module], size: int, *, of_any_size: bool = False, name: str = "x") -> ModuleCase:
-    """Return a case that takes RGB pictures [B, 3, size, size]; height and width are dynamic too where it takes any."""
+def pictures(
+    build: Callable[[], nn.Module], size: int, *, of_any_size: bool = False, multiple_of: int = 1, name: str = "x"
+) -> ModuleCase:
+    """Return a case that takes RGB pictures [B, 3, size, size]; height and width are dynamic too where it takes any.
+
+    They are declared as multiples where `multiple_of` is more than 1.
+    """
     if not of_any_size:
         return ModuleCase(build, {name: Given(("B", 3, size, size))}, BATCH, OTHER_BATCH)
     given = {name: Given(("B", 3, "H", "W"))}
-    return ModuleCase(build, given, {**BATCH, "H": size, "W": size}, {**OTHER_BATCH, "H": size + 64, "W": size + 32})
+    sizes = {**BATCH, "H": size, "W": size}, {**OTHER_BATCH, "H": size + 64, "W": size + 32}
+    return ModuleCase(build, given, *sizes, multiples={"H": multiple_of, "W": multiple_of})
 
 
 __all__ = [

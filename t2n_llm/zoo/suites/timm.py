@@ -1,6 +1,7 @@
 """timm: a small variant for each of its model modules, batch dynamic, height and width where the family takes any.
 
-The table is data: module -> model, size of a picture, whether it takes other sizes, what makes it smaller.
+The table is data: module -> model, size of a picture, whether it takes other sizes, what makes it smaller. NASNet pads by what is
+left of heights and widths: PyTorch reasons about that for three minutes, unless they are declared multiples of its stride.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ _MODELS: Mapping[str, tuple[str, int, bool, Mapping[str, Any]]] = {
     "xcit": ("xcit_nano_12_p8_224", 224, _FIXED, {"depth": 2}),
 }
 
+_MULTIPLES = {"nasnet": 32}
+
 
 def _build(name: str, smaller: Mapping[str, Any]) -> nn.Module:
     import timm
@@ -128,6 +131,6 @@ def _build(name: str, smaller: Mapping[str, Any]) -> nn.Module:
 
 
 CASES: Mapping[str, ModuleCase] = {
-    module: pictures(partial(_build, name, smaller), size, of_any_size=free)
+    module: pictures(partial(_build, name, smaller), size, of_any_size=free, multiple_of=_MULTIPLES.get(module, 1))
     for module, (name, size, free, smaller) in _MODELS.items()
 }

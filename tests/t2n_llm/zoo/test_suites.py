@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from generic_export import DynamicSize
 from generic_export.errors import OptionError
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.cell import run_cell
@@ -72,6 +73,17 @@ def test_cases_are_listed_without_their_libraries() -> None:
             example, other = case.drawn(case.sizes, 0), case.drawn(case.other, 0)
             assert [tensor.ndim for tensor in example] == [tensor.ndim for tensor in other]
             assert set(case.other) == set(case.sizes)
+            assert not any(
+                sizes[name] % case.multiples.get(name, 1) for sizes in (case.sizes, case.other) for name in sizes
+            )
+
+
+def test_a_case_may_declare_multiples() -> None:
+    case = pictures(nn.Identity, 64, of_any_size=True, multiple_of=32)
+    assert case.told == "dynamic (multiples of 32), static"
+    assert case.dynamic_axes == {"x": {0: "B", 2: DynamicSize("H", 32), 3: DynamicSize("W", 32)}}
+    assert cases_of("timm")["nasnet"].told == case.told
+    assert cases_of("timm")["resnet"].told == "dynamic, static"
 
 
 def test_suites_are_chosen_by_name() -> None:
