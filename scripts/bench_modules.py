@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Measure what exporting each module of a suite costs, beside torch.export alone: the median, and the ten slowest.
 
-usage: scripts/bench_modules.py [--suite timm,torchvision,torchaudio] [--only PATTERN,...] [--limit N] [--timeout S]
+usage: scripts/bench_modules.py [--suite timm,torchvision,torchaudio,encoders] [--only PATTERN,...] [--limit N] [--timeout S]
                                 [--results FILE]
 
 Every case runs in a process of its own (a fork that has imported everything and has exported once): `export_model_to_nnef` to a
 folder, without a check, then `torch.export.export` with the same dynamic axes, which finds PyTorch's caches warm. Seconds are the
 processor's. The bar is three times torch.export, or ten seconds. Where torch.export refuses the axes, there is no ratio. Prints
 Markdown; --results gets a line of JSON a case.
+
+encoders are transformers' models with hidden states for a result, one tiny model of each architecture, exported by `export_llm` from
+a checkpoint; beside it stands what of that was torch.export itself, in the last of its calls.
 """
 
 from __future__ import annotations
@@ -19,24 +22,31 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
+from t2n_llm import export_llm
 from t2n_llm.zoo.suites.case import Given, ModuleCase
-from t2n_llm.zoo.suites.registry import LIBRARIES, cases_of
+from t2n_llm.zoo.suites.registry import ENCODERS, LIBRARIES, cases_of
+from t2n_llm.zoo.tasks import architectures
+from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 
 TIMES = 3.0
 SECONDS = 10.0
 SLOWEST = 10
 DYNAMIC = torch.export.Dim.DYNAMIC
+TASK = "feature-extraction"
 SMALL = ModuleCase(lambda: nn.Linear(4, 4), {"input": Given(("B", 4))}, {"B": 2}, {"B": 3})
 
 
@@ -65,7 +75,7 @@ class Cost:
 def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", default=",".join(LIBRARIES))
+    parser.add_argument("--suite", default=",".join((*LIBRARIES, ENCODERS)))
     parser.add_argument("--only", default="*", help="names of cases, with commas; shell patterns")
     parser.add_argument("--limit", type=int, help="cases of each suite")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds a case may take")
@@ -76,7 +86,7 @@ def main() -> None:
         (suite, name)
         for suite in options.suite.split(",")
         for name in [
-            name for name in cases_of(suite) if any(fnmatchcase(name, each) for each in options.only.split(","))
+            name for name in _names(suite) if any(fnmatchcase(name, each) for each in options.only.split(","))
         ][: options.limit]
     ]
     cost_of("warm-up", SMALL)
@@ -114,10 +124,50 @@ def measured(chosen: Sequence[tuple[str, str]], timeout: float) -> Iterator[Cost
 
 def _tell(suite: str, name: str, sending: Connection) -> None:
     try:
-        cost = cost_of(f"{suite}:{name}", cases_of(suite)[name])
+        label = f"{suite}:{name}"
+        cost = cost_of_encoder(label, name) if suite == ENCODERS else cost_of(label, cases_of(suite)[name])
     except Exception as error:  # whatever the module's own code raises
         cost = Cost(f"{suite}:{name}", said=f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
     sending.send(cost)
+
+
+def _names(suite: str) -> Iterable[str]:
+    return architectures(TASK) if suite == ENCODERS else cases_of(suite)
+
+
+def cost_of_encoder(label: str, architecture: str) -> Cost:
+    """Build a tiny model of an architecture, and export its checkpoint.
+
+    Raises:
+        Exception: what building it raises.
+    """
+    model = build_tiny_model(architecture, task=TASK)
+    with tempfile.TemporaryDirectory() as folder, _torch_export_timed() as calls:
+        save_tiny_model(model, Path(folder) / "model", TASK, architecture)
+        start = time.process_time()
+        try:
+            export_llm(f"{folder}/model", f"{folder}/out", task=TASK, check=False, require_tokenizer=False)
+        except Exception as error:  # whatever the model's own code raises
+            return Cost(label, said=f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
+        whole = time.process_time() - start
+    return Cost(label, calls[-1] if calls else None, whole)
+
+
+@contextmanager
+def _torch_export_timed() -> Iterator[list[float]]:
+    """Give the seconds of each call of torch.export in the block."""
+    calls: list[float] = []
+    export = torch.export.export
+
+    def timed(*args: Any, **options: Any) -> Any:
+        start = time.process_time()
+        try:
+            return export(*args, **options)
+        finally:
+            calls.append(time.process_time() - start)
+
+    with mock.patch("torch.export.export", timed):
+        yield calls
 
 
 def cost_of(label: str, case: ModuleCase) -> Cost:

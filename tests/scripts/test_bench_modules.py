@@ -12,6 +12,11 @@ def test_a_module_is_measured_both_ways() -> None:
     assert cost.whole > 0 and cost.alone > 0 and not cost.said and cost.within
 
 
+def test_an_encoder_is_measured_from_its_checkpoint() -> None:
+    cost = bench.cost_of_encoder("encoders:bert", "bert")
+    assert cost.whole > cost.alone > 0 and not cost.said and cost.within
+
+
 def test_a_table_has_the_slowest_first_and_counts_what_is_within() -> None:
     costs = [
         bench.Cost("a:fast", 1.0, 2.0),
