@@ -9,8 +9,8 @@ folder, without a check, then `torch.export.export` with the same dynamic axes, 
 processor's. The bar is three times torch.export, or ten seconds. Where torch.export refuses the axes, there is no ratio. Prints
 Markdown; --results gets a line of JSON a case.
 
-encoders are transformers' models with hidden states for a result, one tiny model of each architecture, exported by `export_llm` from
-a checkpoint; beside it stands what of that was torch.export itself, in the last of its calls.
+encoders are transformers' models with hidden states for a result, one tiny model of each architecture, exported by
+`export_llm` from a checkpoint; beside it stands what of that was torch.export itself, in the last of its calls.
 """
 
 from __future__ import annotations
