@@ -1,7 +1,7 @@
 """timm: a small variant for each of its model modules, batch dynamic, height and width where the family takes any.
 
 The table is data: module -> model, size of a picture, whether it takes other sizes, what makes it smaller. NASNet pads by what is
-left of heights and widths: PyTorch reasons about that for three minutes, unless they are declared multiples of its stride.
+left of heights and widths: its export takes nearly three minutes, unless they are declared multiples of its stride.
 """
 
 from __future__ import annotations
