@@ -24,6 +24,7 @@ DEFAULT_SWEEPS = 2
 # better than 0; with fewer tokens than channels the error of the outputs halves.
 DEFAULT_SHRINKAGE = 0.5
 _LARGEST_SHRINKAGE = 0.9
+_LAZY_GROUPS = 8  # groups whose effect on the columns behind them is one product
 _BLOCK_COLUMNS = 128
 _ROW_BYTES = 256 << 20  # of float32 working copies, so that wide vocabularies stay within memory
 _DAMPING_GROWTH = 10.0
@@ -136,13 +137,31 @@ def descend(weight: torch.Tensor, blocks: Q4Blocks, hessian: torch.Tensor, sweep
     q = blocks.q.to(torch.float32) - ZERO_POINT
     d = blocks.d.clone()
     for _ in range(sweeps):
-        # Afresh in every sweep, so that float32 noise does not pile up.
+        # Afresh in every sweep, so that float32 noise does not pile up, and columns that were visited need no slopes.
         slope = (weight - Q4Blocks((q + ZERO_POINT).to(torch.uint8), d).dequantize()) @ hessian
-        for group in range(d.shape[1]):
-            columns = slice(group * GROUP, (group + 1) * GROUP)
-            change = _descend_group(q, d, group, slope[:, columns].clone(), hessian[columns, columns])
-            slope -= change @ hessian[columns]
+        for start in range(0, d.shape[1], _LAZY_GROUPS):
+            end = min(start + _LAZY_GROUPS, d.shape[1])
+            columns = slice(start * GROUP, end * GROUP)
+            change = _descend_groups(q, d, range(start, end), slope[:, columns], hessian[columns, columns])
+            slope[:, columns.stop :].addmm_(change, hessian[columns, columns.stop :], alpha=-1.0)
     return Q4Blocks((q + ZERO_POINT).to(torch.uint8), d)
+
+
+def _descend_groups(
+    q: torch.Tensor, d: torch.Tensor, groups: range, slope: torch.Tensor, hessian: torch.Tensor
+) -> torch.Tensor:
+    """Update neighbouring groups in place, one after the other; returns how their values changed, [N, 32 * groups].
+
+    What that does to the slopes of all columns behind them is one product for all of these groups: one for each reads and writes
+    the whole matrix every time.
+    """
+    slope, changes = slope.clone(), torch.empty_like(slope)
+    for index, group in enumerate(groups):
+        columns = slice(index * GROUP, (index + 1) * GROUP)
+        change = _descend_group(q, d, group, slope[:, columns].clone(), hessian[columns, columns])
+        changes[:, columns] = change
+        slope[:, columns.stop :].addmm_(change, hessian[columns, columns.stop :], alpha=-1.0)
+    return changes
 
 
 def _descend_group(
