@@ -9,7 +9,7 @@ folder, without a check, then `torch.export.export` with the same dynamic axes, 
 processor's. The bar is three times torch.export, or ten seconds. Where torch.export refuses the axes, there is no ratio. Prints
 Markdown; --results gets a line of JSON a case.
 
-encoders are transformers' models with hidden states for a result, one tiny model of each architecture, exported by
+encoders are transformers' models without a decoder, one tiny model of each architecture in one of its tasks, exported by
 `export_llm` from a checkpoint; beside it stands what of that was torch.export itself, in the last of its calls.
 """
 
@@ -38,7 +38,7 @@ from torch import nn
 from generic_export import TractNNEF, export_model_to_nnef
 from t2n_llm import export_llm
 from t2n_llm.zoo.suites.case import Given, ModuleCase
-from t2n_llm.zoo.suites.registry import ENCODERS, LIBRARIES, cases_of
+from t2n_llm.zoo.suites.registry import ENCODERS, LIBRARIES, cases_of, encoder_tasks
 from t2n_llm.zoo.tasks import architectures
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 
@@ -46,7 +46,6 @@ TIMES = 3.0
 SECONDS = 10.0
 SLOWEST = 10
 DYNAMIC = torch.export.Dim.DYNAMIC
-TASK = "feature-extraction"
 SMALL = ModuleCase(lambda: nn.Linear(4, 4), {"input": Given(("B", 4))}, {"B": 2}, {"B": 3})
 
 
@@ -132,21 +131,28 @@ def _tell(suite: str, name: str, sending: Connection) -> None:
 
 
 def _names(suite: str) -> Iterable[str]:
-    return architectures(TASK) if suite == ENCODERS else cases_of(suite)
+    if suite != ENCODERS:
+        return cases_of(suite)
+    first: dict[str, str] = {}
+    for task in encoder_tasks():
+        for architecture in architectures(task):
+            first.setdefault(architecture, f"{task}:{architecture}")
+    return first.values()
 
 
-def cost_of_encoder(label: str, architecture: str) -> Cost:
-    """Build a tiny model of an architecture, and export its checkpoint.
+def cost_of_encoder(label: str, name: str) -> Cost:
+    """Build a tiny model of `task:architecture`, and export its checkpoint.
 
     Raises:
         Exception: what building it raises.
     """
-    model = build_tiny_model(architecture, task=TASK)
+    task, _, architecture = name.partition(":")
+    model = build_tiny_model(architecture, task=task)
     with tempfile.TemporaryDirectory() as folder, _torch_export_timed() as calls:
-        save_tiny_model(model, Path(folder) / "model", TASK, architecture)
+        save_tiny_model(model, Path(folder) / "model", task, architecture)
         start = time.process_time()
         try:
-            export_llm(f"{folder}/model", f"{folder}/out", task=TASK, check=False, require_tokenizer=False)
+            export_llm(f"{folder}/model", f"{folder}/out", task=task, check=False, require_tokenizer=False)
         except Exception as error:  # whatever the model's own code raises
             return Cost(label, said=f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
         whole = time.process_time() - start

@@ -13,7 +13,7 @@ def test_a_module_is_measured_both_ways() -> None:
 
 
 def test_an_encoder_is_measured_from_its_checkpoint() -> None:
-    cost = bench.cost_of_encoder("encoders:bert", "bert")
+    cost = bench.cost_of_encoder("encoders:bert", "feature-extraction:bert")
     assert cost.whole > cost.alone > 0 and not cost.said and cost.within
 
 
