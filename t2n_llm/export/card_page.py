@@ -34,15 +34,21 @@ _MARKS = re.compile(r"([\\`*_\[\]#~|])")
 
 def render_card(card: ModelCard) -> str:
     """Return the page, Markdown."""
-    import yaml
-
-    front = yaml.safe_dump(card.front_matter(), sort_keys=False, allow_unicode=True, default_flow_style=False)
+    front = _yaml(card.front_matter())
     text = (
         _environment()
         .get_template(_TEMPLATE)
         .render(card=card, front=front.strip(), **_FURTHER, tried=TRIED.get(card.task))
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _yaml(data: dict[str, Any]) -> str:
+    """Return data as YAML, in readable letters where these can be read back: of a next-line character PyYAML makes a space."""
+    import yaml
+
+    text = str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=False))
+    return text if yaml.safe_load(text) == data else str(yaml.safe_dump(data, sort_keys=False))
 
 
 def card_text(folder: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from generic_export.weights.held_file import HeldFile
@@ -212,6 +212,7 @@ def card(tiny_export: Path) -> ModelCard:
 
 @settings(max_examples=50, deadline=None)
 @given(name=_WORDS, licence=_WORDS)
+@example(name="a", licence="\x85")
 def test_names_cannot_break_out(card: ModelCard, name: str, licence: str) -> None:
     said = SourceCard(license=(licence,))
     text = render_card(replace(card, source=replace(card.source, name=name, said=said)))
