@@ -68,6 +68,8 @@ def parse_target(text: str | float) -> TargetSize:
     found = _GROWTH.fullmatch(text) if isinstance(text, str) else None
     if found is not None:
         return TargetSize(growth=float(found[1]) / 100)
+    if isinstance(text, str) and text.lstrip().startswith("+"):
+        raise OptionError(f"{text[:40]!r} is no size.", "Write a share such as +10%, or a size such as 900MB.")
     return TargetSize(parse_size(text, positive=True))
 
 
@@ -178,19 +180,31 @@ def weight_sensitivity(
     for rows in row_pieces(source, length):
         sample = rows[::_SAMPLED_ROWS].to(torch.float32)
         check_quantizable(sample, source.name)
-        values = _rounded(sample, quantizer, block_format, source.name, statistics if known else None)
+        values = rounded(sample, quantizer, block_format, source.name, statistics if known else None)
         moments = moments.plus(sample)
         weighted = (sample, values) if root is None else (sample * root, values * root)
         total = total.plus(measured_error(*weighted))
     return total.relative_error * (1.0 if known else moments.outlier_factor())
 
 
-def _rounded(
-    sample: torch.Tensor, quantizer: Quantizer, block_format: str, name: str, statistics: InputStatistics | None
+def rounded(
+    rows: torch.Tensor, quantizer: Quantizer, block_format: str, name: str, statistics: InputStatistics | None
 ) -> torch.Tensor:
+    """Return the values that blocks of some rows hold.
+
+    Args:
+        rows: float32 [N, K], whole groups of 32.
+        quantizer: chooses the values of `q4_0`.
+        block_format: `q4_0` or `q8_1`.
+        name: of the tensor, for errors.
+        statistics: of the K inputs, if the quantizer is to look at them.
+
+    Raises:
+        WeightError: values are not finite, or the statistics have another number of channels.
+    """
     if block_format == "q8_1":
-        return unpack_q8_1(pack_q8_1(sample, name=name))
-    return quantizer.quantize(sample, statistics).dequantize()
+        return unpack_q8_1(pack_q8_1(rows, name=name))
+    return quantizer.quantize(rows, statistics).dequantize()
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,11 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fetch_test_models import MODEL_NAME, default_output
-from quantization_table import EXAMPLE, PROJECT, WINDOW, permuted_model
+from quantization_table import PROJECT, WINDOW, add_model_arguments, permuted_model, work_folder
 
 _TOKENS = 8 * (WINDOW - 1)
 _INCHES = (7.0, 4.2)
@@ -126,25 +123,11 @@ def draw(points: Sequence[Point], title: str, output: Path) -> None:
     figure.savefig(output)
 
 
-@contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="t2n-curve-") as work:
-        yield Path(work)
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=default_output() / MODEL_NAME)
-    parser.add_argument("--text", type=Path, default=EXAMPLE / "eval.txt", help="held-out text")
-    parser.add_argument("--calibration", default=str(EXAMPLE / "calib.txt"), help="a text, builtin or auto")
+    add_model_arguments(parser)
     parser.add_argument("--algorithms", default="search,best")
     parser.add_argument("--growths", default="2.5,5,10,20,40", help="percent, with commas")
-    parser.add_argument("--no-permute", action="store_true", help="of a model that was never on a 4-bit grid")
-    parser.add_argument("--work", type=Path, help="keep the permuted model here for the next time")
     parser.add_argument("--json", type=Path, help="also write the points to this file")
     parser.add_argument("--output", type=Path, default=PROJECT / "docs" / "mixed.svg")
     return parser.parse_args(argv)
@@ -159,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     points = read_points(options.json)
     known = {point.key for point in points}
     print("| recipe | size | KL | same token | perplexity |\n|---|---|---|---|---|")
-    with _folder(options.work) as work:
+    with work_folder(options.work) as work:
         model = options.model if options.no_permute else permuted_model(options.model, work / "permuted")
         for key in wanted(options.algorithms.split(","), options.growths.split(","), points):
             if key not in known:

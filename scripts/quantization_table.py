@@ -345,7 +345,8 @@ def row_names(algorithms: Sequence[str], embeddings: bool) -> list[str]:
 
 
 @contextmanager
-def _work_folder(given: Path | None) -> Iterator[Path]:
+def work_folder(given: Path | None) -> Iterator[Path]:
+    """Give a folder for what is made: the one asked for, which stays, or a temporary one."""
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         yield given
@@ -354,19 +355,24 @@ def _work_folder(given: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what says which model is measured, and on which texts."""
     parser.add_argument("--model", type=Path, default=default_output() / MODEL_NAME)
     parser.add_argument("--text", type=Path, default=EXAMPLE / "eval.txt", help="held-out text")
     parser.add_argument("--calibration", default=str(EXAMPLE / "calib.txt"), help="a text, builtin or auto")
+    parser.add_argument("--no-permute", action="store_true", help="of a model that was never on a 4-bit grid")
+    parser.add_argument("--work", type=Path, help="keep the permuted model here for the next time")
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_arguments(parser)
     parser.add_argument("--algorithms", help="with commas (default: all)")
     parser.add_argument("--engine", choices=("torch", "tract"), default="torch")
     parser.add_argument("--embeddings", action="store_true")
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--budget", help="how long tuned learns at the end, such as 30min")
     parser.add_argument("--seed", type=int, default=0, help="of the order in which tuned learns")
-    parser.add_argument("--no-permute", action="store_true", help="of a model that was never on a 4-bit grid")
-    parser.add_argument("--work", type=Path, help="keep the permuted model here for the next time")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     return parser.parse_args(argv)
 
@@ -405,7 +411,7 @@ def _run(options: argparse.Namespace) -> None:
     if unknown:
         raise TableError(f"unknown algorithm {min(unknown)}; there are {', '.join(known)}.")
     names = row_names(algorithms, options.embeddings)
-    with _work_folder(options.work) as work:
+    with work_folder(options.work) as work:
         folder = options.model if options.no_permute else permuted_model(options.model, work / "permuted")
         try:
             windows = windows_of(_encode(folder, options.text), options.windows, WINDOW)

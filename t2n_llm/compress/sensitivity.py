@@ -23,7 +23,7 @@ from torch import nn
 from generic_export.compat import parameters_of
 from generic_export.errors import CaptureError
 from generic_export.interrupts import asking
-from quant.packing import pack_q8_1, unpack_q8_1
+from quant.budget import rounded
 from quant.protocol import InputStatistics, Quantizer
 from quant.stream import row_length
 from t2n_llm.compress.observe import observe
@@ -70,18 +70,13 @@ class Quantization:
         """Return what quantising adds to a float32 weight."""
         turned = weight if self.axes is None else weight.permute(self.axes).contiguous()
         rows = turned.reshape(-1, row_length(tuple(turned.shape)))
-        made = (self._rounded(rows, statistics) - rows).reshape(turned.shape)
+        fits = statistics is not None and statistics.mean_square.shape == (rows.shape[-1],)
+        known = statistics if fits and self.inputs is not Inputs.NONE else None
+        made = (rounded(rows, self.quantizer, self.block_format, "weight", known) - rows).reshape(turned.shape)
         if self.axes is None:
             return made
         back = sorted(range(len(self.axes)), key=self.axes.__getitem__)
         return made.permute(back).contiguous()
-
-    def _rounded(self, rows: torch.Tensor, statistics: InputStatistics | None) -> torch.Tensor:
-        if self.block_format == "q8_1":
-            return unpack_q8_1(pack_q8_1(rows, name="weight"))
-        fits = statistics is not None and statistics.mean_square.shape == (rows.shape[-1],)
-        known = statistics if fits and self.inputs is not Inputs.NONE else None
-        return self.quantizer.quantize(rows, known).dequantize()
 
 
 def divergences(

@@ -79,6 +79,11 @@ def test_what_is_no_target(text: Any) -> None:
         parse_target(text)
 
 
+def test_a_share_written_wrongly_is_told_how() -> None:
+    with pytest.raises(OptionError, match=r"such as \+10%"):
+        parse_target("+x%")
+
+
 def sensitivity(weight: torch.Tensor, statistics: InputStatistics | None = None) -> float:
     return weight_sensitivity(InMemoryTensor("w", weight), BUILT_IN["min_max"], statistics=statistics)
 
