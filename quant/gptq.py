@@ -16,6 +16,7 @@ from quant.blocks import GROUP, ZERO_POINT, Q4Blocks
 from quant.imatrix import ImatrixQuantizer
 from quant.lattice import lattice_blocks
 from quant.protocol import InputStatistics
+from quant.symmetric import quadratic_form
 from quant.weighted_search import HIGHEST, LOWEST, weighted_scale_search
 
 DEFAULT_DAMPING = 0.01
@@ -117,7 +118,7 @@ def output_power(weight: torch.Tensor, statistics: InputStatistics) -> float:
 def _rows_power(rows: torch.Tensor, statistics: InputStatistics) -> float:
     if statistics.hessian is None:
         return float((rows.square() @ statistics.mean_square).sum(dtype=torch.float64))
-    return float(((rows @ statistics.hessian) * rows).sum(dtype=torch.float64))
+    return quadratic_form(rows, statistics.hessian)
 
 
 def descend(weight: torch.Tensor, blocks: Q4Blocks, hessian: torch.Tensor, sweeps: int) -> Q4Blocks:

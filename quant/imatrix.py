@@ -22,6 +22,7 @@ from generic_export.errors import WeightError, first_line
 from generic_export.files import partial_beside
 from quant.blocks import Q4Blocks
 from quant.protocol import InputStatistics, PackedRows
+from quant.symmetric import add_products, mirrored
 from quant.weighted_search import search_rows, weighted_scale_search
 
 IMATRIX_SUFFIX = ".imatrix.safetensors"
@@ -93,12 +94,12 @@ class StatisticsAccumulator:
         self.tokens += len(rows)
         self._squares += rows.square().sum(dim=0, dtype=torch.float64)
         if self._products is not None:
-            self._products.addmm_(rows.T, rows)
+            add_products(self._products, rows)
 
     def statistics(self) -> InputStatistics:
         """Return the means so far; zeros when nothing was added."""
         count = max(1, self.tokens)
-        hessian = None if self._products is None else self._products / count
+        hessian = None if self._products is None else mirrored(self._products / count)
         return InputStatistics((self._squares / count).to(torch.float32), self.tokens, hessian)
 
 

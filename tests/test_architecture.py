@@ -76,7 +76,7 @@ ORDER = {
         prequantized
         stream weighted_search
         block_kernel
-        lanes packing protocol
+        lanes packing protocol symmetric
         blocks compiled
     """,
     "kvcache": """
