@@ -30,7 +30,8 @@ from generic_export.inference_target.tract.engines.engine import (
     conform_inputs,
     last_words,
 )
-from generic_export.inference_target.tract.engines.wheel import WHEEL_VERSION, TractWheel
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.inference_target.tract.engines.wheel_process import WHEEL_VERSION
 
 pytest.importorskip("tract", reason="the tract wheel is not installed")
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="watches child processes through /proc")
