@@ -20,6 +20,7 @@ from generic_export.compat import viewed
 from generic_export.errors import CaptureError
 from generic_export.ops.attention import (
     HIDDEN,
+    LOWEST,
     additive_mask,
     causal_mask,
     engine_attention,
@@ -341,8 +342,11 @@ def translate_attention(
         further = None
     steps, total = query.shape[-2], key.shape[-2]
     yes_or_no = mask is None or mask.dtype is torch.bool
-    additive = additive_mask(b, mask, steps, total) if mask is not None and yes_or_no else mask
-    if softcap is None and sinks is None and yes_or_no and not b.spelling.attention_products:
+    operator = softcap is None and sinks is None and yes_or_no and not b.spelling.attention_products
+    additive = mask
+    if mask is not None and yes_or_no:
+        additive = additive_mask(b, mask, steps, total, HIDDEN if operator else LOWEST)
+    if operator:
         return b.cast(engine_attention(b, query, key, value, additive, scale, is_causal=is_causal), dtype)
     if is_causal:
         causal = additive_mask(b, causal_mask(b, steps, total), steps, total)

@@ -23,6 +23,8 @@ _ENGINE_DTYPES = (torch.float16, torch.float32)
 
 # f16's lowest number: tract's mark for "not visible" (flash_sdpa.rs skips tiles below -65503).
 HIDDEN = -65504.0
+# f32's lowest: a score drowns in it, so that a query that sees nothing averages all keys, as transformers' eager attention does.
+LOWEST = torch.finfo(torch.float32).min
 
 
 @translates(aten.scaled_dot_product_attention.default)
@@ -162,14 +164,14 @@ def engine_attention(
     return b.emit("tract_transformers_sdpa", inputs, shape=shape, dtype=query.dtype, attributes=attributes)
 
 
-def additive_mask(b: NnefBuilder, mask: Value, steps: Dim, total: Dim) -> Value:
-    """Return a bool mask as floats to add to scores: 0 where a query may look, very low elsewhere; last two axes full.
+def additive_mask(b: NnefBuilder, mask: Value, steps: Dim, total: Dim, hidden: float = HIDDEN) -> Value:
+    """Return a bool mask as floats to add to scores: 0 where a query may look, `hidden` elsewhere; last two axes full.
 
     facts/tract.md §3.3: the operator takes a float mask only, and does not repeat its last two axes. Not -inf, since the
     kernel makes NaN of a query whose first 32 keys are all -inf, as under a sliding window or left padding.
     """
     full = b.broadcast(mask, (*mask.shape[:-2], steps, total))
-    return b.select(full, b.scalar(0.0, torch.float32), b.scalar(HIDDEN, torch.float32))
+    return b.select(full, b.scalar(0.0, torch.float32), b.scalar(hidden, torch.float32))
 
 
 def causal_mask(b: NnefBuilder, steps: Dim, total: Dim, *, past: Dim | None = None) -> Value:
