@@ -223,7 +223,9 @@ def _calibrate_into(
 
 
 def _told(done: Any) -> None:
-    if hasattr(done, "step"):
+    from t2n_llm.compress.progress import DistilProgress
+
+    if isinstance(done, DistilProgress):
         print(
             f"  step {done.step} of {done.steps}: KL {done.before:.5f} -> {done.now:.5f}", file=sys.stderr, flush=True
         )

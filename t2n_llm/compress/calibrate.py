@@ -20,7 +20,7 @@ from torch import nn
 from generic_export.compat import parameters_of
 from generic_export.errors import OptionError
 from generic_export.interrupts import asking
-from generic_export.weights.source import FileTensor, TensorSource
+from generic_export.weights.source import FileTensor
 from quant.awq import scaled_statistics, search_factors
 from quant.blocks import GROUP, Q4Blocks
 from quant.gptq import output_power
@@ -30,9 +30,11 @@ from quant.protocol import InputStatistics
 from t2n_llm.compress.algorithms import CalibratedAlgorithm
 from t2n_llm.compress.experts import ExpertWatch, expert_parameters, one_expert_at_a_time, quantize_experts
 from t2n_llm.compress.folds import Fold, apply_fold, find_folds, producer_parameters
+from t2n_llm.compress.journal import CalibrationJournal, CalibrationStage
 from t2n_llm.compress.observe import Run, observe
 from t2n_llm.compress.progress import LayerProgress
 from t2n_llm.compress.reconstruct import Original, reconstruct, replace_weight, split
+from t2n_llm.compress.result import CalibrationResult, TensorError, write_tensor
 from t2n_llm.compress.walk import WalkableModel, first_inputs, head_inputs, layer_runs, open_walkable
 
 logger = logging.getLogger(__name__)
@@ -46,52 +48,13 @@ _NOT_MULTIPLIED = "nothing is multiplied by it outside the decoder layers"
 Choice = Callable[[str], CalibratedAlgorithm | None]
 
 
-@dataclass(frozen=True)
-class TensorError:
-    """How far one quantised tensor is from the original.
-
-    Attributes:
-        algorithm: which one chose its values.
-        relative: squared error of its outputs over their square, on the calibration text.
-        tokens: input rows seen.
-        starved: of stacked experts, how many saw too few tokens, could borrow nothing, and got the data-free search.
-    """
-
-    algorithm: str
-    relative: float
-    tokens: int
-    starved: int = 0
-
-
-@dataclass(frozen=True)
-class CalibrationResult:
-    """What a calibration made; filled while it goes from layer to layer.
-
-    Attributes:
-        packed: parameter name -> its Q4_0 bytes, uint8 [..., K // 32 * 18], in a file of the work folder.
-        changed: parameter name -> its new float32 values, where a scaling was folded in and nothing was quantised.
-        errors: by parameter name, for everything in `packed`.
-        left: parameter name -> why it was not quantised here although an algorithm was chosen.
-        unfolded: what was not scaled, and why.
-        statistics: mean squares of the inputs before any scaling, by parameter name.
-        notes: what a user should know besides.
-    """
-
-    packed: dict[str, TensorSource] = field(default_factory=dict)
-    changed: dict[str, TensorSource] = field(default_factory=dict)
-    errors: dict[str, TensorError] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    unfolded: list[str] = field(default_factory=list)
-    statistics: dict[str, InputStatistics] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
 def calibrate(
     model_source_folder: Path,
     recipe_choice: Choice,
     text_ids: torch.Tensor,
     *,
     work_dir: Path,
+    journal: CalibrationJournal | None = None,
     progress: Callable[[LayerProgress], None] | None = None,
     trust_remote_code: bool = False,
 ) -> CalibrationResult:
@@ -102,6 +65,7 @@ def calibrate(
         recipe_choice: which algorithm each parameter gets.
         text_ids: int64 [n, L], n sequences of one length.
         work_dir: where the packed tensors are written; it must exist, and outlive the result.
+        journal: keeps in that folder what is done, and knows what an earlier run with the same arguments had done.
         progress: told after every layer.
         trust_remote_code: whether code beside the checkpoint may run.
 
@@ -113,18 +77,23 @@ def calibrate(
     if text_ids.ndim != 2 or not text_ids.numel():
         raise OptionError("the calibration text is empty.", "Give a text of a few thousand words.")
     model = open_walkable(model_source_folder, trust_remote_code=trust_remote_code)
-    run = CalibrationRun(model.causal_lm, recipe_choice, work_dir)
     hidden, calls = first_inputs(model, text_ids)
-    original = list(hidden) if run.reconstructs else None
-    for index, call in enumerate(asking(calls)):
+    stage = journal.recalled() if journal is not None else None
+    run = CalibrationRun(model.causal_lm, recipe_choice, work_dir, stage.made if stage else CalibrationResult())
+    if stage is None:
+        stage = CalibrationStage(0, run.made, hidden, list(hidden) if run.reconstructs else None)
+    begun = stage.layers
+    for index in asking(range(begun, len(calls))):
         with model.resident(index) as layer:
-            runs = layer_runs(layer, hidden, call)
-            originals = None if original is None else layer_runs(layer, original, call)
-            made = run.quantize_layer(layer, model.layer_name(index), runs, originals)
-            hidden, original, error = made.outputs, made.original, made.error
+            runs = layer_runs(layer, stage.hidden, calls[index])
+            originals = None if stage.original is None else layer_runs(layer, stage.original, calls[index])
+            done = run.quantize_layer(layer, model.layer_name(index), runs, originals)
+        stage = CalibrationStage(index + 1, run.made, done.outputs, done.original)
+        if journal is not None:
+            journal.keep(stage)
         if progress is not None:
-            progress(LayerProgress(index + 1, len(calls), error))
-    run.quantize_head(model, text_ids, hidden)
+            progress(LayerProgress(index + 1, len(calls), done.error, begun))
+    run.quantize_head(model, text_ids, stage.hidden)
     return run.made
 
 
@@ -449,12 +418,6 @@ class CalibrationRun:
 
     def _write(self, name: str, values: torch.Tensor) -> FileTensor:
         return write_tensor(self.folder / name, name.rpartition(".")[0], values)
-
-
-def write_tensor(path: Path, name: str, values: torch.Tensor) -> FileTensor:
-    """Write a contiguous tensor's bytes to a file of its own; returns what reads them, under a parameter's name."""
-    path.write_bytes(values.view(torch.uint8).numpy().data)
-    return FileTensor(name, path, 0, tuple(values.shape), values.dtype)
 
 
 def _output_error(weight: torch.Tensor, values: torch.Tensor, statistics: InputStatistics) -> float:

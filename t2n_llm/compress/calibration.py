@@ -5,11 +5,15 @@ In: a source and what the user calls its data. Out: a `Calibration`, which does 
 
 from __future__ import annotations
 
+import hashlib
+import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from generic_export.documents import producer_version
 from t2n_llm.compress.algorithms import CalibratedAlgorithm
 from t2n_llm.compress.effort import MOST_TEXTS, Effort
 from t2n_llm.compress.progress import DistilProgress, LayerProgress, SensitivityProgress
@@ -20,8 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from quant.protocol import InputStatistics
-    from t2n_llm.compress.calibrate import CalibrationResult
     from t2n_llm.compress.passes import Pass
+    from t2n_llm.compress.result import CalibrationResult
     from t2n_llm.compress.sensitivity import Quantization
 
 
@@ -41,7 +45,8 @@ class Calibration(Protocol):
 
         Args:
             chosen: which algorithm each parameter gets.
-            work: folder where the packed tensors are written; it outlives the result.
+            work: folder where the packed tensors are written; it outlives the result. Where an earlier run was stopped in it, the
+                layers that it had finished are taken over, if that can be.
             progress: told after every layer, and while it learns.
             effort: how long it learns at the end, where an algorithm does.
 
@@ -86,10 +91,20 @@ class TextCalibration:
     def quantized(self, chosen: Chosen, work: Path, progress: Told, effort: Effort) -> CalibrationResult:
         """See `Calibration.quantized`."""
         from t2n_llm.compress.calibrate import calibrate
+        from t2n_llm.compress.journal import CalibrationJournal
 
         source, trust = self.source, self.source.trust_remote_code
         ids = self._read(_texts_of_layers(chosen, source.config), effort.seed)
-        made = calibrate(source.weights, chosen.get, ids, work_dir=work, progress=progress, trust_remote_code=trust)
+        journal = CalibrationJournal(work, _identity(source, chosen, ids))
+        made = calibrate(
+            source.weights,
+            chosen.get,
+            ids,
+            work_dir=work,
+            journal=journal,
+            progress=progress,
+            trust_remote_code=trust,
+        )
         if any(chosen[name].distils for name in made.packed) and not effort.is_none:
             self._learned(made, self._read(MOST_TEXTS, effort.seed), effort, work, progress)
         return made
@@ -103,8 +118,10 @@ class TextCalibration:
 
     def _learned(self, made: CalibrationResult, ids: torch.Tensor, effort: Effort, work: Path, progress: Told) -> None:
         """Let the whole model learn, where it fits in memory."""
-        from t2n_llm.compress.distil import FEWEST_TEXTS, bytes_needed, distil
+        from t2n_llm.compress.distil import FEWEST_TEXTS, bytes_needed, bytes_of_text, distil, texts_to_write
+        from t2n_llm.compress.reconstruct import split
         from t2n_llm.compress.walk import open_walkable
+        from t2n_llm.compress.written import continued_ids
 
         if len(ids) < FEWEST_TEXTS:
             made.notes.append(
@@ -112,13 +129,17 @@ class TextCalibration:
             )
             return
         model = open_walkable(self.source.weights, trust_remote_code=self.source.trust_remote_code)
-        needed, free = bytes_needed(model, made, ids.shape[1]), available_memory()
+        needed, free = bytes_needed(model, made, *ids.shape), available_memory()
         if needed > free:
             made.notes.append(
                 f"tuned did not learn at the end: that takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free."
             )
             return
-        found = distil(model, made, ids, effort, work_dir=work, progress=progress)
+        began = time.monotonic()
+        wanted = min(texts_to_write(effort, len(ids)), (free - needed) // bytes_of_text(model, ids.shape[1]))
+        written = continued_ids(self.source, ids[split(len(ids))[0]], effort, wanted)
+        left = effort.less(time.monotonic() - began)
+        found = distil(model, made, ids, left, written=written, work_dir=work, progress=progress)
         if not found.kept:
             made.notes.append(
                 "tuned learned nothing at the end that its held-out texts confirm: its blocks are as before."
@@ -172,6 +193,16 @@ class PassCalibration:
     def divergences(self, wanted: Mapping[str, Quantization], progress: Told, seed: int) -> dict[str, float]:
         """See `Calibration.divergences`: these are not measured here."""
         return {}
+
+
+def _identity(source: ModelSource, chosen: Chosen, ids: torch.Tensor) -> str:
+    """Return text that two calibrations of layers share when they would make the same."""
+    import torch
+
+    files = [(file.path.name, file.identity.bytes, file.identity.mtime_ns) for file in source.checkpoint().held]
+    texts = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
+    algorithms = sorted((name, algorithm.name) for name, algorithm in chosen.items())
+    return json.dumps([files, texts, list(ids.shape), algorithms, producer_version(), torch.__version__])
 
 
 def _texts_of_layers(chosen: Chosen, config: Any) -> int:

@@ -5,13 +5,12 @@ In: `CompressionOptions` and a captured model. Out: a `Compression` of each arch
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from generic_export.errors import CaptureError, MissingTokenizerError, NotEnoughMemoryError
 from generic_export.nnef.graph import NnefGraph
@@ -33,7 +32,10 @@ from t2n_llm.source.hub import ModelSource
 
 if TYPE_CHECKING:
     from quant.recipe import Recipe
-    from t2n_llm.compress.calibrate import CalibrationResult
+    from t2n_llm.compress.result import CalibrationResult
+
+Workspace: TypeAlias = Callable[[], AbstractContextManager[Path]]
+"""Gives the folder in which a calibration works, for as long as what it made is read."""
 
 _WORTH_TELLING = 60.0  # seconds that a calibration goes on
 
@@ -68,6 +70,7 @@ def compressed(
     parts: Sequence[Captured],
     reporter: Reporter,
     *,
+    workspace: Workspace,
     dry: bool = False,
 ) -> Iterator[tuple[Compression | None, ...]]:
     """Yield the compressed form of each archive of a model, None for each when no compression was asked for.
@@ -78,6 +81,7 @@ def compressed(
         calibration: runs it, once for all archives.
         parts: the archives.
         reporter: told the stages and what a user should know.
+        workspace: used if something is calibrated.
         dry: nothing will be streamed, so that nothing is calibrated; the sizes are the same.
 
     Raises:
@@ -102,8 +106,9 @@ def compressed(
         plan_compression(recipe, part.skeleton, part.graph, part.sources, algorithms, known, costs) for part in parts
     ]
     given = [_given(options, plan, statistics, reporter) for plan, statistics in zip(plans, read, strict=True)]
-    with tempfile.TemporaryDirectory(prefix="t2n-llm-") as work:
-        result = None if dry else _calibrated(options, source, calibration, plans, Path(work), reporter)
+    chosen = {} if dry else _chosen(options, plans)
+    with workspace() if chosen else nullcontext() as work:
+        result = _calibrated(options, source, calibration, chosen, work, reporter) if work is not None else None
         compressions = []
         for part, plan, statistics in zip(parts, plans, given, strict=True):
             made = Calibrated.of(result, plan)
@@ -198,7 +203,7 @@ class Calibrated:
             for name, blocks in result.packed.items()
             if plan.formats.get(label_of.get(name, "")) == "q4_0"
         }
-        changed = {label_of.get(name, name): values for name, values in result.changed.items()}
+        changed: dict[str, TensorSource] = {label_of.get(name, name): each for name, each in result.changed.items()}
         errors = {
             label_of[name]: error.relative for name, error in result.errors.items() if label_of.get(name) in packed
         }
@@ -210,15 +215,8 @@ def _labels(plan: CompressionPlan) -> dict[str, str]:
     return {name: label for label, names in plan.parameters.items() for name in names}
 
 
-def _calibrated(
-    options: CompressionOptions,
-    source: ModelSource,
-    calibration: Calibration,
-    plans: Sequence[CompressionPlan],
-    work: Path,
-    reporter: Reporter,
-) -> CalibrationResult | None:
-    """Run the calibrated algorithms that plans ask for; what they leave gets the data-free search."""
+def _chosen(options: CompressionOptions, plans: Sequence[CompressionPlan]) -> dict[str, CalibratedAlgorithm]:
+    """Return the calibrated algorithm of each parameter for which plans ask for one."""
     chosen: dict[str, CalibratedAlgorithm] = {}
     for plan in plans:
         wanted = plan.calibrated()
@@ -226,8 +224,18 @@ def _calibrated(
         chosen |= {name: CALIBRATED[wanted[label]] for name, label in labels.items()}
     if options.imatrix is not None:
         chosen = {name: algorithm for name, algorithm in chosen.items() if algorithm.name != IMATRIX}
-    if not chosen:
-        return None
+    return chosen
+
+
+def _calibrated(
+    options: CompressionOptions,
+    source: ModelSource,
+    calibration: Calibration,
+    chosen: Mapping[str, CalibratedAlgorithm],
+    work: Path,
+    reporter: Reporter,
+) -> CalibrationResult:
+    """Run calibrated algorithms; what they leave gets the data-free search."""
     reporter.stage(f"Calibrating on {options.calibration}")
     started = time.monotonic()
     result = calibration.quantized(
@@ -249,9 +257,8 @@ def _told(done: LayerProgress | DistilProgress | SensitivityProgress, elapsed: f
         left = _left(elapsed / done.done * (done.layers - done.done))
         return f"Measured how sensitive {done.done} of {done.layers} layers are{left}"
     if isinstance(done, LayerProgress):
-        return (
-            f"Calibrated layer {done.layer} of {done.layers}{_left(elapsed / done.layer * (done.layers - done.layer))}"
-        )
+        left = _left(elapsed / (done.layer - done.begun) * (done.layers - done.layer))
+        return f"Calibrated layer {done.layer} of {done.layers}{left}"
     return (
         f"Learned {done.step} of {done.steps} steps: KL {done.now:.3g} on texts held out, {done.before:.3g} before"
         f"{_left(done.seconds_left)}"

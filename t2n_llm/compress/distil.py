@@ -3,41 +3,38 @@
 In: a model, what calibration made of it, and a text. Out: the same tensors with other values. What is lowered is the KL divergence
 of the next token from the original's, by Adam. Neither levels nor anything about the graph changes.
 One text in eight only judges, and the best of all states that were judged is kept: the first one, if no other is better.
+What a model reads again and again it learns by heart, so texts that it wrote itself can be given besides; these never judge.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from generic_export.interrupts import asking
 from generic_export.weights.values import read_tensor
 from quant.blocks import Q4Blocks
 from quant.learned import LearnedBlocks
 from quant.packing import pack_q4_0, unpack_q4_0
-from t2n_llm.compress.calibrate import CalibrationResult, write_tensor
 from t2n_llm.compress.effort import Effort
+from t2n_llm.compress.half_products import fast_products
+from t2n_llm.compress.pace import BATCH, Clock, Mean, judgements, paced, texts_in_turn
 from t2n_llm.compress.progress import DistilProgress
 from t2n_llm.compress.reconstruct import split
+from t2n_llm.compress.result import CalibrationResult, write_tensor
 from t2n_llm.compress.walk import WalkableModel, first_inputs, inner_width, layer_runs, logits_behind
 
 FEWEST_TEXTS = 4
 """Fewer say nothing: what is learned from one is judged by another."""
 
-_BATCH = 2  # texts of a step
 _ROUNDS = 8  # most passes over one text; more of them learn its own turns
-_WARM = 0.05  # of all steps
-_JUDGEMENTS = 8
-_MEMORY = 0.95  # of what is averaged, a step later
+_FRESH = 2  # passes over one text, where as many texts are written as that takes
+_MOST_WRITTEN = 1024  # texts, where a time says how long
 _BETAS = (0.9, 0.99)
 # Steps of Adam, as shares of what is moved: with twice as much, SmolLM2 comes away from the original before it comes nearer.
 _SCALE_STEP = 5e-4
@@ -48,8 +45,6 @@ _BYTES_PLAIN = 4
 # Activations of one text in f32, by what they are as wide as.
 _LOGITS_HELD, _STATES_HELD, _INNER_HELD, _SCORES_HELD = 6, 30, 8, 4
 _NORM = "norm"
-_WIDEST = 16  # outputs for an input: no linear of a layer has so many, a vocabulary has
-_HALF_GAIN = 0.6  # of the time in f32: below that, bfloat16 is worth its rounding
 
 
 @dataclass(frozen=True)
@@ -68,12 +63,20 @@ class Distilled:
     kept: int
 
 
-def bytes_needed(model: WalkableModel, made: CalibrationResult, length: int) -> int:
+def texts_to_write(effort: Effort, given: int) -> int:
+    """Return how many texts a model should write besides so many that are given, to read none of them too often."""
+    if effort.seconds is not None:
+        return _MOST_WRITTEN
+    return max(0, -(-effort.passes // _FRESH) - len(split(given)[0]))
+
+
+def bytes_needed(model: WalkableModel, made: CalibrationResult, texts: int, length: int) -> int:
     """Return what learning holds in memory, as it is estimated.
 
     Args:
         model: the model.
         made: what calibration made of it.
+        texts: that are read.
         length: tokens of a text.
     """
     sizes = {name: parameter.numel() for name, parameter in model.causal_lm.named_parameters(remove_duplicate=False)}
@@ -83,7 +86,13 @@ def bytes_needed(model: WalkableModel, made: CalibrationResult, length: int) -> 
     heads = getattr(config, "num_attention_heads", None) or 0  # none where nothing attends
     of_layer = _STATES_HELD * config.hidden_size + _INNER_HELD * inner_width(config) + _SCORES_HELD * heads * length
     activations = length * (config.num_hidden_layers * of_layer + _LOGITS_HELD * config.vocab_size)
-    return _BYTES_LEARNED * learned + _BYTES_PLAIN * max(plain, 0) + 4 * activations
+    kept = texts * bytes_of_text(model, length)
+    return _BYTES_LEARNED * learned + _BYTES_PLAIN * max(plain, 0) + 4 * activations + kept
+
+
+def bytes_of_text(model: WalkableModel, length: int) -> int:
+    """Return what is kept of each text while the model learns: what leaves the original's last layer, in f32."""
+    return 4 * length * int(model.causal_lm.config.get_text_config().hidden_size)
 
 
 def distil(
@@ -92,6 +101,7 @@ def distil(
     text_ids: torch.Tensor,
     effort: Effort,
     *,
+    written: torch.Tensor | None = None,
     work_dir: Path,
     progress: Callable[[DistilProgress], None] | None = None,
 ) -> Distilled:
@@ -102,15 +112,18 @@ def distil(
         made: what calibration made; its sources are replaced where learning made better ones.
         text_ids: int64 [n, L].
         effort: how long.
+        written: int64 [m, L], texts that never judge.
         work_dir: where the packed tensors are written.
         progress: told after every judgement.
     """
     began = time.monotonic()
+    given = len(text_ids)
+    text_ids = text_ids if written is None else torch.cat([text_ids, written])
     hidden = _outputs_of_original(model, text_ids)
     student = _Student.of(model, made)
     inside = f"{model.layers_name}."  # what is outside of the layers makes the original's logits, too
     with model.resident_but([name for name in made.packed if name.startswith(inside)]):
-        found, state = _Lesson(model, student, text_ids, hidden).learn(effort, progress, began)
+        found, state = _Lesson(model, student, text_ids, given, hidden).learn(effort, progress, began)
     if found.kept:
         state.write(made, work_dir)
     return found
@@ -217,37 +230,40 @@ class _Lesson:
         model: its own values are the original's, its linears have none.
         student: learns.
         ids: int64 [n, L].
+        given: so many of them, the first ones, are a user's; the others never judge.
         hidden: what leaves the original's last layer, [1, L, H] for each text.
     """
 
     model: WalkableModel
     student: _Student
     ids: torch.Tensor
+    given: int
     hidden: Sequence[torch.Tensor]
 
     def learn(
         self, effort: Effort, progress: Callable[[DistilProgress], None] | None, began: float
     ) -> tuple[Distilled, _State]:
         """Move the student; return what that brought, and the best state that was judged. `began` is when the effort did."""
-        learned, judging = split(len(self.ids))
+        learned, judging = split(self.given)
+        learned += range(self.given, len(self.ids))
         judge_began = time.monotonic()
         before = lowest = self.judged(judging)
-        judgements = _judgements(effort, time.monotonic() - judge_began)
+        times = judgements(effort, time.monotonic() - judge_began)
         best, kept, step, due = self.student.state(), 0, 0, 1
-        mean = _Mean.of(group["params"] for group in self.student.groups())
+        mean = Mean.of(group["params"] for group in self.student.groups())
         optimizer = torch.optim.Adam(self.student.groups(), betas=_BETAS, foreach=False)
         steps = [group["lr"] for group in optimizer.param_groups]
-        order, clock = _order(learned, effort.seed), _Clock.of(effort, _ROUNDS * len(learned), began)
+        order, clock = texts_in_turn(learned, effort.seed), Clock.of(effort, _ROUNDS * len(learned), began)
         while clock.share(step) < 1:
             for group, size in zip(optimizer.param_groups, steps, strict=True):
-                group["lr"] = size * _paced(clock.share(step))
-            self.step(optimizer, [next(order) for _ in range(_BATCH)])
+                group["lr"] = size * paced(clock.share(step))
+            self.step(optimizer, [next(order) for _ in range(BATCH)])
             step += 1
             mean.add()
             share = min(1.0, clock.share(step))
-            if share * judgements < due:
+            if share * times < due:
                 continue
-            due = int(share * judgements) + 1
+            due = int(share * times) + 1
             with mean.given():
                 now = self.judged(judging)
                 if now < lowest:
@@ -261,7 +277,7 @@ class _Lesson:
         optimizer.zero_grad(set_to_none=True)
         for index in asking(texts):
             expected = self.original_logits(index).log_softmax(-1)
-            with torch.enable_grad(), _products():
+            with torch.enable_grad(), fast_products():
                 logits = self.logits(self.student.values(), index)
             with torch.no_grad():
                 actual = logits.log_softmax(-1)
@@ -292,143 +308,4 @@ class _Lesson:
         return logits_behind(self.model, self.ids[index], self.hidden[index]).float()
 
 
-@dataclass
-class _Mean:
-    """Learned tensors, averaged over the last steps: what single texts say of a scale is mostly noise (Polyak and Juditsky, 1992).
-
-    Attributes:
-        learned: what moves.
-        averaged: of each of them.
-        steps: that were averaged.
-    """
-
-    learned: list[torch.Tensor]
-    averaged: list[torch.Tensor]
-    steps: int = 0
-
-    @staticmethod
-    def of(groups: Iterable[Sequence[torch.Tensor]]) -> _Mean:
-        """Begin with the tensors as they are."""
-        learned = [tensor for group in groups for tensor in group]
-        return _Mean(learned, [tensor.detach().clone() for tensor in learned])
-
-    @torch.no_grad()
-    def add(self) -> None:
-        """Count the tensors as they are now; earlier ones count less and less, and at first the very first ones little."""
-        self.steps += 1
-        share = max(1 - _MEMORY, 1 / (1 + self.steps))
-        for mean, tensor in zip(self.averaged, self.learned, strict=True):
-            mean.lerp_(tensor, share)
-
-    @contextmanager
-    def given(self) -> Iterator[None]:
-        """Give the tensors their averages for a `with` block."""
-        moved = [tensor.detach().clone() for tensor in self.learned]
-        try:
-            self._put(self.averaged)
-            yield
-        finally:
-            self._put(moved)
-
-    @torch.no_grad()
-    def _put(self, values: Sequence[torch.Tensor]) -> None:
-        for tensor, value in zip(self.learned, values, strict=True):
-            tensor.copy_(value)
-
-
-@dataclass(frozen=True)
-class _Clock:
-    """How much of an effort is made.
-
-    Attributes:
-        steps: of all; None where seconds count.
-        seconds: of all.
-        began: by the clock.
-    """
-
-    steps: int | None
-    seconds: float
-    began: float
-
-    @staticmethod
-    def of(effort: Effort, most: int, began: float) -> _Clock:
-        steps = -(-min(effort.passes, most) // _BATCH) if effort.seconds is None else None
-        return _Clock(steps, effort.seconds or 0.0, began)
-
-    def share(self, step: int) -> float:
-        """Return how much is made after so many steps, from 0 to 1; 1 of no effort."""
-        if self.steps is not None:
-            return step / self.steps if self.steps else 1.0
-        return (time.monotonic() - self.began) / self.seconds if self.seconds else 1.0
-
-    def left(self, share: float) -> float:
-        """Return the seconds that the rest takes as things go."""
-        return (time.monotonic() - self.began) * (1 / share - 1)
-
-
-def _judgements(effort: Effort, seconds: float) -> int:
-    """Return how often to judge: as often as takes a quarter of a time that is given, or 8 times.
-
-    Args:
-        effort: what is given.
-        seconds: that one takes.
-    """
-    if effort.seconds is None:
-        return _JUDGEMENTS
-    return min(_JUDGEMENTS, max(1, int(effort.seconds / 4 / max(seconds, 1e-3))))
-
-
-def _order(texts: Sequence[int], seed: int) -> Iterator[int]:
-    """Yield texts for ever: each once before any comes again."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        for place in torch.randperm(len(texts), generator=generator).tolist():
-            yield texts[place]
-
-
-def _paced(share: float) -> float:
-    """Return the size of steps after a share of them: up from nothing, then down by a cosine."""
-    return min(1.0, share / _WARM) * 0.5 * (1 + math.cos(math.pi * share))
-
-
-class _HalfProducts(TorchFunctionMode):
-    """Linears with learned weights multiply in bfloat16; everything else, and what is added up, stays f32."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.nn.functional.linear and _is_learned_inside(args):
-            inputs, weight, *bias = args
-            product = func(inputs.to(torch.bfloat16), weight.to(torch.bfloat16)).float()
-            return product if not bias or bias[0] is None else product + bias[0]
-        return func(*args, **(kwargs or {}))
-
-
-def _is_learned_inside(args: Sequence[Any]) -> bool:
-    """Say whether a linear's weight is learned, and is none of the head's, whose rounding the logits would show."""
-    return len(args) >= 2 and args[1].requires_grad and args[1].shape[0] < _WIDEST * args[1].shape[1]
-
-
-def _products() -> AbstractContextManager[Any]:
-    """Return what makes products fast where the machine has fast ones."""
-    return _HalfProducts() if _is_fast_in_half() else nullcontext()
-
-
-@cache
-def _is_fast_in_half() -> bool:
-    """Say whether this machine multiplies bfloat16 much faster than f32."""
-    plain, half = (_product_seconds(dtype) for dtype in (torch.float32, torch.bfloat16))
-    return half < _HALF_GAIN * plain
-
-
-def _product_seconds(dtype: torch.dtype) -> float:
-    left, right = torch.ones(256, 512, dtype=dtype), torch.ones(1024, 512, dtype=dtype)
-    best = math.inf
-    for _ in range(5):
-        began = time.perf_counter()
-        torch.nn.functional.linear(left, right)
-        best = min(best, time.perf_counter() - began)
-    return best
-
-
-__all__ = ["FEWEST_TEXTS", "Distilled", "bytes_needed", "distil"]
+__all__ = ["FEWEST_TEXTS", "Distilled", "bytes_needed", "bytes_of_text", "distil", "texts_to_write"]

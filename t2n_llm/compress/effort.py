@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from generic_export.errors import OptionError
 
@@ -33,6 +33,10 @@ class Effort:
     def is_none(self) -> bool:
         """Whether nothing is to be learned."""
         return self.seconds == 0 if self.seconds is not None else self.passes == 0
+
+    def less(self, seconds: float) -> Effort:
+        """Return what is left of it after so many seconds; a number of passes stays."""
+        return self if self.seconds is None else replace(self, seconds=max(0.0, self.seconds - seconds))
 
 
 def parse_duration(text: str) -> float:

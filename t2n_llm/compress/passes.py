@@ -22,9 +22,10 @@ from generic_export.compat import parameters_of
 from generic_export.errors import OptionError
 from generic_export.interrupts import asking
 from quant.protocol import InputStatistics
-from t2n_llm.compress.calibrate import CalibrationResult, CalibrationRun, Choice
+from t2n_llm.compress.calibrate import CalibrationRun, Choice
 from t2n_llm.compress.observe import Run, observe
 from t2n_llm.compress.progress import LayerProgress
+from t2n_llm.compress.result import CalibrationResult
 from t2n_llm.compress.walk import LayerCall, run_layer
 
 Pass = Callable[[Any], torch.Tensor]

@@ -12,11 +12,13 @@ class LayerProgress:
     Attributes:
         layer, layers: this one (from 1) of so many.
         error: mean squared change of the layer's outputs by quantising it, relative to their mean square.
+        begun: how many layers an earlier run had done.
     """
 
     layer: int
     layers: int
     error: float
+    begun: int = 0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ from torch import nn
 from generic_export.compat import parameters_of
 from generic_export.errors import CaptureError
 from generic_export.interrupts import asking
+from quant.blocks import GROUP
 from quant.budget import rounded
+from quant.packing import check_quantizable
 from quant.protocol import InputStatistics, Quantizer
 from quant.stream import row_length
 from t2n_llm.compress.observe import observe
@@ -101,6 +103,7 @@ def divergences(
     Raises:
         CaptureError: the model has no decoder layers to walk, or PyTorch cannot differentiate one.
         NotEnoughMemoryError: the whole model must be loaded, and does not fit.
+        WeightError: a tensor of a layer holds inf or nan; the message has its name.
     """
     model = open_walkable(folder, trust_remote_code=trust_remote_code)
     return _Walk(model, wanted, text_ids, torch.Generator().manual_seed(seed)).back(progress)
@@ -148,6 +151,7 @@ class _Walk:
         for index, call in enumerate(asking(calls)):
             prefix = self.model.layer_name(index)
             with self.model.resident(index) as layer, torch.no_grad():
+                self._refuse_nonfinite(layer, prefix)
                 linears = {
                     name: self.wanted[f"{prefix}.{name}.weight"].inputs is Inputs.HESSIAN
                     for name, module in layer.named_modules()
@@ -157,6 +161,12 @@ class _Walk:
             hidden.append(outputs)
             statistics |= {f"{prefix}.{name}.weight": entry for name, entry in seen.items()}
         return _Entered(hidden, calls, statistics)
+
+    def _refuse_nonfinite(self, layer: nn.Module, prefix: str) -> None:
+        """Raises: WeightError: what is to be quantised holds inf or nan; afterwards nobody could tell where that came from."""
+        for name, values in layer.named_parameters():
+            if f"{prefix}.{name}" in self.wanted:
+                check_quantizable(values.detach().reshape(-1, GROUP), f"{prefix}.{name}")
 
     def _of_head(self, hidden: Sequence[torch.Tensor]) -> tuple[dict[str, float], list[torch.Tensor]]:
         """Return what quantising the head costs, and d log p(y) / d hidden states that leave the last layer, by text."""

@@ -27,7 +27,7 @@ from quant.recipe import RECIPE_FILE, recipe_text
 from quant.stream import QuantizationError
 from t2n_llm.compress.apply import Compression
 from t2n_llm.compress.calibration import Calibration
-from t2n_llm.compress.compressed import Captured, compressed
+from t2n_llm.compress.compressed import Captured, Workspace, compressed
 from t2n_llm.compress.prequantized import kept_as_stored, quantized_again
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.reporter import Reporter
@@ -109,6 +109,7 @@ def stored_forms(
     parts: Sequence[Captured],
     reporter: Reporter,
     *,
+    workspace: Workspace,
     dry: bool = False,
 ) -> Iterator[tuple[StoredForm, ...]]:
     """Yield how the tensors of each archive of a model are stored.
@@ -119,13 +120,14 @@ def stored_forms(
         calibration: runs it, where a recipe wants that.
         parts: the archives, as an export without compression would write them.
         reporter: told the stages and what a user should know.
+        workspace: used if something is calibrated.
         dry: calibrate nothing; sizes are the same.
 
     Raises:
         OptionError: the recipe does not fit the model.
         WeightError: a tensor cannot be quantised.
     """
-    with compressed(options, source, calibration, parts, reporter, dry=dry) as compressions:
+    with compressed(options, source, calibration, parts, reporter, workspace=workspace, dry=dry) as compressions:
         yield tuple(
             _stored_form(options, checkpoint, part, compression)
             for part, compression in zip(parts, compressions, strict=True)

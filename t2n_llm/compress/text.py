@@ -12,17 +12,14 @@ from typing import Any
 import torch
 
 from generic_export.errors import OptionError
-from kvcache.compat import cache_keyword, cache_of
+from t2n_llm.compress.written import generated_ids
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.weights.f32_model import load_f32
-from t2n_llm.weights.placement import Placement, plan_residency
 
 BUILTIN, AUTO = "builtin", "auto"
 DEFAULT_SEQUENCES = 32
 DEFAULT_LENGTH = 512
 _SHORTEST_TEXT = 64  # tokens; less says nothing about a model
 _AUTO_LENGTH = 128
-_AUTO_BATCH = 8
 _TEXTS = ("prose.txt", "chat.txt", "code.txt")
 _HELD_OUT = "held-out.txt"
 
@@ -97,50 +94,6 @@ def spread_ids(ids: list[int], sequences: int, length: int, origin: str = "the t
     count = min(sequences, len(ids) // length)
     step = len(ids) // count
     return torch.tensor([ids[i * step : i * step + length] for i in range(count)], dtype=torch.int64)
-
-
-def generated_ids(source: ModelSource, *, sequences: int, length: int, seed: int = 0) -> torch.Tensor:
-    """Sample sequences from the model: first tokens at random, then what it continues with.
-
-    Args:
-        source: the model, loaded whole for this.
-        sequences: how many.
-        length: tokens in each.
-        seed: the same seed gives the same tokens.
-
-    Raises:
-        NotEnoughMemoryError: the model does not fit.
-    """
-    model = _load(source)
-    generator = torch.Generator().manual_seed(seed)
-    pieces = []
-    for start in range(0, sequences, _AUTO_BATCH):
-        pieces.append(_sampled(model, min(_AUTO_BATCH, sequences - start), length, generator))
-    return torch.cat(pieces)
-
-
-@torch.no_grad()
-def _sampled(model: Any, count: int, length: int, generator: torch.Generator) -> torch.Tensor:
-    vocabulary = model.config.get_text_config().vocab_size
-    ids = torch.randint(vocabulary, (count, 1), generator=generator)
-    past, step, keyword = None, ids, cache_keyword(model.forward)
-    while ids.shape[1] < length:
-        result = model(input_ids=step, use_cache=True, logits_to_keep=1, **{keyword: past})
-        past = cache_of(result)
-        probabilities = result.logits[:, -1].to(torch.float32).softmax(dim=-1)
-        step = torch.multinomial(probabilities, 1, generator=generator)
-        ids = torch.cat([ids, step], dim=1)
-    return ids
-
-
-def _load(source: ModelSource) -> Any:
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    with init_empty_weights():
-        skeleton = AutoModelForCausalLM.from_config(source.config, trust_remote_code=source.trust_remote_code)
-    plan_residency(skeleton, Placement("cpu"))
-    return load_f32(source.weights, source.trust_remote_code)
 
 
 def _position_limit(config: Any) -> int:

@@ -24,7 +24,7 @@ CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no p
 ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter's tensors
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
-_LONGEST_NAME = 220  # bytes; the hidden names beside it are longer, and may have 255
+_LONGEST_NAME = 210  # bytes; the hidden names beside it are longer, and may have 255
 _MANIFEST_KEYS = ("source", "graph", "model", "archive")  # what reading an export relies on
 # An earlier export, in the moment of its replacement where the system cannot exchange two folders.
 _ASIDE_SUFFIX = ".old"
@@ -107,7 +107,7 @@ def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
         ) from error
     except BaseException as interrupt:
         keep = resume and staging is not None and not isinstance(interrupt, Exception)
-        if keep:
+        if keep and getattr(interrupt, "kept", None) is None:
             interrupt.kept = staging  # type: ignore[attr-defined]
         raise
     finally:
@@ -117,6 +117,24 @@ def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
             for folder in made:
                 with suppress(OSError):  # not empty: the export is there
                     folder.rmdir()
+
+
+@contextmanager
+def calibration_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
+    """Yield a folder beside `target` in which a calibration works; see `staging_folder`.
+
+    Args:
+        target: the final place of the export that it is for.
+        resume: as of `staging_folder`.
+    """
+    with staging_folder(calibration_target(target), resume=resume) as folder:
+        folder.chmod(0o700)  # weights, which not everybody may read
+        yield folder
+
+
+def calibration_target(target: Path) -> Path:
+    """Return what the calibration of an export is called by, beside it."""
+    return target.with_name(f"{target.name}.calibration")
 
 
 def _open_staging(target: Path, resume: bool) -> tuple[Path, OwnedFile]:

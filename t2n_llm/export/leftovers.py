@@ -13,7 +13,7 @@ from pathlib import Path
 from generic_export.errors import T2NError
 from generic_export.interrupts import Interrupted
 from generic_export.write.journal import claim_abandoned
-from t2n_llm.export.folder import OWNER_SUFFIX
+from t2n_llm.export.folder import OWNER_SUFFIX, calibration_target
 
 NOTHING_LEFT = "Nothing was left behind"
 
@@ -21,9 +21,10 @@ NOTHING_LEFT = "Nothing was left behind"
 def leftovers(target: Path) -> tuple[Path, ...]:
     """Return the unfinished folders beside `target` that nobody works on any more."""
     found = []
-    for staging, owner in claim_abandoned(target.absolute(), OWNER_SUFFIX):
-        owner.release()
-        found += [path for path in (staging, owner.path) if path.exists()]
+    for place in (target.absolute(), calibration_target(target.absolute())):
+        for staging, owner in claim_abandoned(place, OWNER_SUFFIX):
+            owner.release()
+            found += [path for path in (staging, owner.path) if path.exists()]
     return tuple(found)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from t2n_llm.check.engines import require_engine
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import Captured, prepare
 from t2n_llm.compress.stored_form import StoredForm, plain_form, stored_forms, summary_of
-from t2n_llm.export.folder import CARD_FILE, MANIFEST_NAME, TESTS_FOLDER, check_free, recover
+from t2n_llm.export.folder import CARD_FILE, MANIFEST_NAME, TESTS_FOLDER, calibration_folder, check_free, recover
 from t2n_llm.export.leftovers import telling_leftovers
 from t2n_llm.export.manifest import Manifest, origin, stored_tensors
 from t2n_llm.export.next_step import suggested_diagnosis
@@ -274,8 +275,11 @@ class _Export:
         sources = [self._sources(graph, checkpoint) for graph in stored]
         captured = [Captured(each.skeleton, each.graph, found) for each, found in zip(stored, sources, strict=True)]
         calibration = self.task.calibration(source, asked.calibration)
+        workspace = partial(calibration_folder, self.folder.target, resume=self.folder.options.resume)
         forms = stack.enter_context(
-            stored_forms(asked, source, checkpoint, calibration, captured, self.folder.reporter, dry=dry)
+            stored_forms(
+                asked, source, checkpoint, calibration, captured, self.folder.reporter, workspace=workspace, dry=dry
+            )
         )
         parts = {
             graph.role: _Part(replace(graph, graph=form.graph), self._written_form(graph, form), found.unused)

@@ -8,7 +8,7 @@ import torch
 
 from generic_export.weights.values import read_tensor
 from quant.packing import unpack_q4_0
-from t2n_llm.compress.calibrate import CalibrationResult
+from t2n_llm.compress.result import CalibrationResult
 
 
 def with_stored_values(model: Any, result: CalibrationResult) -> Any:

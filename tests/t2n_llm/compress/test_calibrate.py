@@ -11,8 +11,9 @@ from generic_export.errors import CaptureError, OptionError
 from generic_export.weights.values import read_tensor
 from quant.packing import unpack_q4_0
 from t2n_llm.compress.algorithms import CALIBRATED
-from t2n_llm.compress.calibrate import CalibrationResult, calibrate
+from t2n_llm.compress.calibrate import calibrate
 from t2n_llm.compress.progress import LayerProgress
+from t2n_llm.compress.result import CalibrationResult
 from t2n_llm.compress.walk import first_inputs, head_inputs, open_walkable, run_layer
 from tests.families import save_tiny_model
 from tests.t2n_llm.compress.stored_values import mean_divergence, with_stored_values

@@ -12,14 +12,16 @@ import torch
 from generic_export.errors import OptionError
 from generic_export.weights.values import read_tensor
 from quant.packing import unpack_q4_0
-from t2n_llm.compress import calibration, distil
+from t2n_llm.compress import calibration, distil, pace
 from t2n_llm.compress.algorithms import CALIBRATED
-from t2n_llm.compress.calibrate import CalibrationResult, calibrate
+from t2n_llm.compress.calibrate import calibrate
 from t2n_llm.compress.calibration import TextCalibration
 from t2n_llm.compress.distil import Distilled
 from t2n_llm.compress.effort import Effort, parse_duration
 from t2n_llm.compress.progress import DistilProgress
+from t2n_llm.compress.reconstruct import split
 from t2n_llm.compress.request import CompressionOptions
+from t2n_llm.compress.result import CalibrationResult
 from t2n_llm.compress.walk import open_walkable
 from t2n_llm.source.hub import open_source
 from tests.families import save_tiny_model
@@ -116,7 +118,7 @@ def test_families_learn(family: str, tmp_path: Path) -> None:
     ids = torch.randint(3, 160, (9, 24), generator=torch.Generator().manual_seed(0))
     made = _calibrated(folder, tmp_path, lambda name: ".weight" in name and "norm" not in name, "gptq", ids)
     assert made.packed
-    assert distil.bytes_needed(open_walkable(folder), made, ids.shape[1]) > 0
+    assert distil.bytes_needed(open_walkable(folder), made, *ids.shape) > 0
     found = _distilled(folder, made, tmp_path, Effort(passes=40), ids)
     assert found.before > 0 and found.after <= found.before
 
@@ -152,7 +154,7 @@ def test_a_short_text_is_not_learned_from(tmp_path: Path) -> None:
 
 def test_what_is_judged_is_an_average_that_forgets() -> None:
     moving = torch.zeros(3)
-    mean = distil._Mean.of([[moving]])
+    mean = pace.Mean.of([[moving]])
     for step in range(1, 201):
         moving.fill_(float(step))
         mean.add()
@@ -161,7 +163,7 @@ def test_what_is_judged_is_an_average_that_forgets() -> None:
     with mean.given():
         inside = moving.clone()
     assert moving.tolist() == [200.0] * 3
-    memory = distil._MEMORY  # a ramp's average lags by so many steps
+    memory = pace._MEMORY  # a ramp's average lags by so many steps
     torch.testing.assert_close(inside, torch.full((3,), 200 - memory / (1 - memory)), rtol=0.01, atol=0)
 
 
@@ -173,6 +175,45 @@ def test_layers_that_reconstruct_read_more_texts(tmp_path: Path) -> None:
         made = calibration.quantized({name: algorithm}, tmp_path, lambda _: None, Effort(seconds=0))
         read[algorithm.name] = made.errors[name].tokens
     assert read["gptq"] == 32 * 512 and read["tuned"] > 2 * read["gptq"]  # less the texts that only judge
+
+
+def test_what_the_model_writes_teaches_and_never_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _calibrated(REAL_MODEL, tmp_path, is_linear, "imatrix", IDS[:9])
+    read: list[int] = []
+    plain = distil._Lesson.step
+    monkeypatch.setattr(distil._Lesson, "step", lambda self, by, texts: (read.extend(texts), plain(self, by, texts)))
+    judged: list[int] = []
+    judge = distil._Lesson.judged
+    monkeypatch.setattr(distil._Lesson, "judged", lambda self, texts: judged.extend(texts) or judge(self, texts))
+    found = _distilled(REAL_MODEL, made, tmp_path, Effort(passes=24), IDS[:9], written=IDS[9:14])
+    assert set(judged) == {0, 8}
+    assert sorted(read) == sorted([*range(1, 8), *range(9, 14)] * 2)
+    assert found.after < found.before
+
+
+def test_as_much_is_written_as_keeps_texts_fresh() -> None:
+    assert distil.texts_to_write(Effort(passes=600), 96) == 300 - 84
+    assert distil.texts_to_write(Effort(passes=100), 96) == 0
+    assert distil.texts_to_write(Effort(seconds=60.0), 96) > 600
+    assert Effort(seconds=60.0).less(20.0) == Effort(seconds=40.0) and Effort(seconds=1.0).less(2.0).is_none
+
+
+def test_the_whole_of_it_reads_what_the_model_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "calib.txt"
+    text.write_text((REAL_MODEL / "calib.txt").read_text()[:12000])
+    given: dict[str, torch.Tensor] = {}
+    plain = distil.distil
+
+    def watched(model: object, made: object, ids: torch.Tensor, effort: Effort, **options: object) -> Distilled:
+        given.update(ids=ids, written=options["written"])
+        return plain(model, made, ids, effort, **options)
+
+    monkeypatch.setattr(distil, "distil", watched)
+    TextCalibration(open_source(str(REAL_MODEL)), str(text)).quantized(
+        _FIRST, tmp_path, lambda _: None, Effort(passes=24)
+    )
+    taught = len(split(len(given["ids"]))[0])
+    assert given["written"].shape == (12 - taught, given["ids"].shape[1])
 
 
 def test_a_time_is_an_effort(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from torch import nn
 from generic_export.weights.values import read_tensor
 from quant.gptq import GptqQuantizer
 from t2n_llm.compress.algorithms import CALIBRATED
-from t2n_llm.compress.calibrate import CalibrationResult, calibrate
+from t2n_llm.compress.calibrate import calibrate
 from t2n_llm.compress.observe import Run
 from t2n_llm.compress.reconstruct import Original, distance, reconstruct, replace_weight, split
+from t2n_llm.compress.result import CalibrationResult
 from tests.families import save_tiny_model
 from tests.t2n_llm.compress.test_calibrate import _mixtral, is_linear
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from generic_export.errors import CaptureError
+from generic_export.errors import CaptureError, WeightError
 from generic_export.weights.source import InMemoryTensor
 from quant.algorithms import BUILT_IN
 from quant.budget import Candidate, TargetSize, kept_plain
@@ -106,6 +106,18 @@ def test_compensated_errors_cost_less(estimated) -> None:
     form = Quantization("q4_0", CALIBRATED["gptq"].quantizer, Inputs.HESSIAN)
     costs = divergences(REAL_MODEL, dict.fromkeys(linears, form), text_ids("calib.txt", 32, 64))
     assert sum(costs.values()) < 0.6 * sum(found[parameter] for parameter in linears)
+
+
+def test_a_weight_that_holds_inf_is_named(tmp_path: Path) -> None:
+    folder = save_tiny_model("llama", tmp_path / "model")
+    model = load(folder)
+    name = "model.layers.1.mlp.up_proj.weight"
+    with torch.no_grad():
+        model.get_parameter(name)[3, 5] = float("inf")
+    model.save_pretrained(folder)
+    wanted = {each: MIN_MAX for each, _ in model.named_parameters() if is_linear(each)}
+    with pytest.raises(WeightError, match=f"tensor {name}"):
+        divergences(folder, wanted, torch.randint(3, 160, (2, 8)))
 
 
 def test_what_has_no_derivative_is_named() -> None:

@@ -18,8 +18,8 @@ from generic_export.weights.values import read_tensor
 from quant.algorithms import BUILT_IN
 from t2n_llm import export_llm
 from t2n_llm.compress.algorithms import CALIBRATED
-from t2n_llm.compress.calibrate import CalibrationResult
 from t2n_llm.compress.passes import Pass, calibrate_passes, pass_statistics
+from t2n_llm.compress.result import CalibrationResult
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.source.hub import open_source
 from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT

@@ -1,0 +1,150 @@
+"""How far a calibration has come, kept on disk: one that was killed goes on behind the last layer that was kept.
+
+In: the folder in which blocks are written. Out: a safetensors file beside them, replaced as a whole: what was learnt of the layers
+before, and what the next one reads, in the quantised model and in the original one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generic_export.files import partial_beside
+from generic_export.weights.source import FileTensor
+from quant.protocol import InputStatistics
+from t2n_llm.compress.result import CalibrationResult, TensorError
+
+JOURNAL_NAME = "journal.safetensors"
+_INTERVAL = 30.0  # seconds: so much work may be lost, and no more is written of a model whose layers are quick
+_HIDDEN, _ORIGINAL, _STATISTICS = "hidden", "original", "statistics."
+_FORMAT = "t2n-calibration-1"
+
+
+@dataclass(frozen=True)
+class CalibrationStage:
+    """A calibration between two layers.
+
+    Attributes:
+        layers: that are done.
+        made: what was made of them.
+        hidden: float32 [1, L, H] for each text, what the next layer reads.
+        original: the same in the original model, where an algorithm looks at that.
+    """
+
+    layers: int
+    made: CalibrationResult
+    hidden: list[torch.Tensor]
+    original: list[torch.Tensor] | None
+
+
+@dataclass
+class CalibrationJournal:
+    """Keeps stages in a folder, and the files that they name.
+
+    Attributes:
+        folder: where blocks are written.
+        identity: text that two calibrations share when nothing that decides what they make is different.
+    """
+
+    folder: Path
+    identity: str
+    _kept: float = field(init=False, default_factory=time.monotonic)
+
+    def recalled(self) -> CalibrationStage | None:
+        """Return the last stage that was kept here by a calibration of the same identity; forget any other."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self.folder / JOURNAL_NAME
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") == _FORMAT and metadata.get("identity") == self.identity:
+                    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                    return self._stage(json.loads(metadata["stage"]), tensors)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+            pass  # cut short, or of another version: begun anew
+        path.unlink(missing_ok=True)
+        return None
+
+    def keep(self, stage: CalibrationStage) -> None:
+        """Keep a stage, unless one was kept a moment ago."""
+        if time.monotonic() - self._kept < _INTERVAL:
+            return
+        from safetensors.torch import save_file
+
+        made = stage.made
+        for source in (*made.packed.values(), *made.changed.values()):
+            _flush(source.path)
+        tensors = {_HIDDEN: torch.cat(stage.hidden)}
+        if stage.original is not None:
+            tensors[_ORIGINAL] = torch.cat(stage.original)
+        tensors |= {_STATISTICS + name: seen.mean_square.clone() for name, seen in made.statistics.items()}
+        metadata = {"format": _FORMAT, "identity": self.identity, "stage": json.dumps(_described(stage))}
+        partial = partial_beside(self.folder / JOURNAL_NAME)
+        try:
+            save_file(tensors, partial, metadata)
+            _flush(partial)
+            partial.replace(self.folder / JOURNAL_NAME)
+        finally:
+            partial.unlink(missing_ok=True)
+        self._kept = time.monotonic()
+
+    def _stage(self, described: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> CalibrationStage:
+        """Raises: KeyError, TypeError, ValueError, OSError: it is not what `keep` writes, or a file of it is gone."""
+        made = CalibrationResult(
+            self._sources(described["packed"]),
+            self._sources(described["changed"]),
+            {name: TensorError(**error) for name, error in described["errors"].items()},
+            dict(described["left"]),
+            list(described["unfolded"]),
+            {name: InputStatistics(tensors[_STATISTICS + name], count) for name, count in described["tokens"].items()},
+            list(described["notes"]),
+        )
+        original = list(tensors[_ORIGINAL].split(1)) if _ORIGINAL in tensors else None
+        return CalibrationStage(int(described["layers"]), made, list(tensors[_HIDDEN].split(1)), original)
+
+    def _sources(self, described: Mapping[str, Any]) -> dict[str, FileTensor]:
+        sources = {}
+        for name, (file, shape, dtype) in described.items():
+            source = FileTensor(name, self.folder / file, 0, tuple(shape), getattr(torch, dtype))
+            if source.path.stat().st_size != source.nbytes:
+                raise ValueError(f"{file}: it is cut short.")
+            sources[name] = source
+        return sources
+
+
+def _described(stage: CalibrationStage) -> dict[str, Any]:
+    made = stage.made
+    return {
+        "layers": stage.layers,
+        "packed": _files(made.packed.values()),
+        "changed": _files(made.changed.values()),
+        "errors": {name: asdict(error) for name, error in made.errors.items()},
+        "left": made.left,
+        "unfolded": made.unfolded,
+        "tokens": {name: seen.tokens for name, seen in made.statistics.items()},
+        "notes": made.notes,
+    }
+
+
+def _files(sources: Iterable[FileTensor]) -> dict[str, tuple[str, tuple[int, ...], str]]:
+    return {each.name: (each.path.name, each.shape, str(each.dtype).removeprefix("torch.")) for each in sources}
+
+
+def _flush(path: Path) -> None:
+    """Have a file on the disk before something says that it is there."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+__all__ = ["JOURNAL_NAME", "CalibrationJournal", "CalibrationStage"]

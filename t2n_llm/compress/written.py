@@ -1,0 +1,134 @@
+"""Text that a model writes itself: to be calibrated on without any other, and to learn from when it has read what it was given.
+
+In: a model. Out: token ids, int64 [n, L], sampled from its own predictions: text of the kind that it will read when it generates
+(LLM-QAT, arXiv:2305.17888).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from generic_export.interrupts import asking
+from kvcache.compat import cache_keyword, cache_of
+from t2n_llm.compress.effort import Effort
+from t2n_llm.source.hub import ModelSource
+from t2n_llm.weights.f32_model import load_f32
+from t2n_llm.weights.placement import Placement, plan_residency
+
+_BATCH = 32  # texts written at once: the weights are read once for all of them
+_BEGUN = 8  # one token in so many of a text is read, the rest is written
+_TIME_SHARE = 0.25  # of a time that is given, for writing
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A model that writes.
+
+    Attributes:
+        model: whole and in memory, f32.
+        generator: draws the tokens.
+    """
+
+    model: Any
+    generator: torch.Generator
+
+    @staticmethod
+    def of(source: ModelSource, seed: int) -> Writer:
+        """Load a model.
+
+        Args:
+            source: the model.
+            seed: the same seed gives the same texts.
+
+        Raises:
+            NotEnoughMemoryError: the model does not fit.
+        """
+        return Writer(_load(source), torch.Generator().manual_seed(seed))
+
+    def anything(self, count: int, length: int) -> torch.Tensor:
+        """Write `count` texts [count, length] that begin with any token."""
+        vocabulary = self.model.config.get_text_config().vocab_size
+        begun = torch.randint(vocabulary, (count, 1), generator=self.generator)
+        return torch.cat([self._continued(part, length) for part in begun.split(_BATCH)])
+
+    def continuations(self, texts: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Write texts without end, some at a time [n, L], that begin as some place of the given texts [m, L] goes on."""
+        count, length = texts.shape
+        begun = max(1, length // _BEGUN)
+        for first in itertools.count(0, _BATCH):
+            rows = [texts[place % count] for place in range(first, first + _BATCH)]
+            starts = torch.randint(length - begun + 1, (_BATCH,), generator=self.generator).tolist()
+            prompts = torch.stack([row[start : start + begun] for row, start in zip(rows, starts, strict=True)])
+            yield self._continued(prompts, length)
+
+    @torch.no_grad()
+    def _continued(self, prompts: torch.Tensor, length: int) -> torch.Tensor:
+        """Return texts [n, length] that begin as given [n, P]."""
+        ids, past, step, keyword = prompts, None, prompts, cache_keyword(self.model.forward)
+        for _ in asking(range(length - prompts.shape[1])):
+            result = self.model(input_ids=step, use_cache=True, logits_to_keep=1, **{keyword: past})
+            past = cache_of(result)
+            probabilities = result.logits[:, -1].to(torch.float32).softmax(dim=-1)
+            step = torch.multinomial(probabilities, 1, generator=self.generator)
+            ids = torch.cat([ids, step], dim=1)
+        return ids
+
+
+def generated_ids(source: ModelSource, *, sequences: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Sample sequences from the model: first tokens at random, then what it continues with.
+
+    Args:
+        source: the model, loaded whole for this.
+        sequences: how many.
+        length: tokens in each.
+        seed: the same seed gives the same tokens.
+
+    Raises:
+        NotEnoughMemoryError: the model does not fit.
+    """
+    return Writer.of(source, seed).anything(sequences, length)
+
+
+def continued_ids(source: ModelSource, texts: torch.Tensor, effort: Effort, wanted: int) -> torch.Tensor:
+    """Have a model go on where texts stop being given.
+
+    Args:
+        source: the model, loaded whole for this.
+        texts: int64 [m, L].
+        effort: whose seed decides what is written, and whose time, if it has one, how much.
+        wanted: no more texts than these are written.
+
+    Returns:
+        int64 [n, L].
+
+    Raises:
+        NotEnoughMemoryError: the model does not fit.
+    """
+    if wanted <= 0:
+        return texts[:0]
+    until = None if effort.seconds is None else time.monotonic() + _TIME_SHARE * effort.seconds
+    written: list[torch.Tensor] = []
+    for batch in Writer.of(source, effort.seed).continuations(texts):
+        written.append(batch)
+        if len(written) * _BATCH >= wanted or (until is not None and time.monotonic() > until):
+            break
+    return torch.cat(written)[:wanted]
+
+
+def _load(source: ModelSource) -> Any:
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights():
+        skeleton = AutoModelForCausalLM.from_config(source.config, trust_remote_code=source.trust_remote_code)
+    plan_residency(skeleton, Placement("cpu"))
+    return load_f32(source.weights, source.trust_remote_code)
+
+
+__all__ = ["Writer", "continued_ids", "generated_ids"]
