@@ -97,6 +97,35 @@ def test_as_two_products(attention: Attention, key_heads: int) -> None:
     assert text.index("einsum([input_1, ") < text.index("einsum([input_2, ")  # what may be a cache comes first
 
 
+class Blind(nn.Module):
+    """Hides every key from some queries, as padding in front of a text does from the tokens of it."""
+
+    def __init__(self, softcap: float | None) -> None:
+        super().__init__()
+        self.softcap = softcap
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        mask = (seen > 0)[:, None, None, :].expand(-1, -1, query.shape[2], -1)
+        return torch.ops.t2n.attention(query, key, value, mask, 30.0, False, self.softcap)  # scores of hundreds
+
+
+@pytest.mark.parametrize("softcap", [None, 50.0])
+def test_a_query_that_sees_nothing_averages_all_keys(softcap: float | None) -> None:
+    torch.manual_seed(0)
+    calls = []
+    for steps, total in ((5, 12), (3, 70)):
+        query, key, value = tensors(steps, total, batch=2)
+        seen = torch.ones(2, total)
+        seen[1] = 0
+        blind = Blind(softcap)(query, key, value, seen)[1]
+        mean = value[1].mean(dim=1, keepdim=True).repeat_interleave(2, dim=0)
+        torch.testing.assert_close(blind, mean.expand_as(blind))
+        calls.append((query, key, value, seen))
+    axes = AXES | {"input_3": {1: "T"}}
+    target = TractNNEF(check_io=False, dynamic_axes=axes, attention_as_products=True)
+    check(Blind(softcap), *calls, target=target)
+
+
 def test_two_products_of_a_batch_and_of_values_wider_than_keys() -> None:
     torch.manual_seed(0)
     axes = {name: {**axes, 0: "B"} for name, axes in AXES.items()}
