@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from generic_export.documents import producer_version
 from t2n_llm.compress.algorithms import CalibratedAlgorithm
 from t2n_llm.compress.effort import MOST_TEXTS, Effort
-from t2n_llm.compress.progress import DistilProgress, LayerProgress, SensitivityProgress
+from t2n_llm.compress.progress import Progress
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.placement import available_memory
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from t2n_llm.compress.sensitivity import Quantization
 
 
-Told: TypeAlias = Callable[[LayerProgress | DistilProgress | SensitivityProgress], None]
+Told: TypeAlias = Callable[[Progress], None]
 Chosen: TypeAlias = Mapping[str, CalibratedAlgorithm]
 """The algorithm of each parameter that gets one."""
 
@@ -137,7 +137,7 @@ class TextCalibration:
             return
         began = time.monotonic()
         wanted = min(texts_to_write(effort, len(ids)), (free - needed) // bytes_of_text(model, ids.shape[1]))
-        written = continued_ids(self.source, ids[split(len(ids))[0]], effort, wanted)
+        written = continued_ids(self.source, ids[split(len(ids))[0]], effort, wanted, progress)
         left = effort.less(time.monotonic() - began)
         found = distil(model, made, ids, left, written=written, work_dir=work, progress=progress)
         if not found.kept:

@@ -22,7 +22,7 @@ from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX, CalibratedAlgorithm
 from t2n_llm.compress.apply import Compression, compress
 from t2n_llm.compress.calibration import Calibration
 from t2n_llm.compress.plan import CompressionPlan, plan_compression, product_shapes, quantizations
-from t2n_llm.compress.progress import DistilProgress, LayerProgress, SensitivityProgress
+from t2n_llm.compress.progress import LayerProgress, Progress, SensitivityProgress, WritingProgress
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.compress.sensitivity import Quantization
 from t2n_llm.compress.statistics import read_statistics, write_statistics
@@ -251,7 +251,7 @@ def _calibrated(
     return result
 
 
-def _told(done: LayerProgress | DistilProgress | SensitivityProgress, elapsed: float) -> str:
+def _told(done: Progress, elapsed: float) -> str:
     """Return what is said on the way; with the time that the rest takes, where that is worth a minute's thought."""
     if isinstance(done, SensitivityProgress):
         left = _left(elapsed / done.done * (done.layers - done.done))
@@ -259,6 +259,8 @@ def _told(done: LayerProgress | DistilProgress | SensitivityProgress, elapsed: f
     if isinstance(done, LayerProgress):
         left = _left(elapsed / (done.layer - done.begun) * (done.layers - done.layer))
         return f"Calibrated layer {done.layer} of {done.layers}{left}"
+    if isinstance(done, WritingProgress):
+        return f"Wrote {done.done} of {done.texts} texts to learn from"
     return (
         f"Learned {done.step} of {done.steps} steps: KL {done.now:.3g} on texts held out, {done.before:.3g} before"
         f"{_left(done.seconds_left)}"

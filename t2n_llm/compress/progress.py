@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,14 @@ class SensitivityProgress:
 
 
 @dataclass(frozen=True)
+class WritingProgress:
+    """What is told while a model writes texts to learn from: so many of at most so many."""
+
+    done: int
+    texts: int
+
+
+@dataclass(frozen=True)
 class DistilProgress:
     """What is told after each judgement.
 
@@ -46,4 +55,7 @@ class DistilProgress:
     seconds_left: float
 
 
-__all__ = ["DistilProgress", "LayerProgress", "SensitivityProgress"]
+Progress: TypeAlias = LayerProgress | SensitivityProgress | WritingProgress | DistilProgress
+"""Whatever is told."""
+
+__all__ = ["DistilProgress", "LayerProgress", "Progress", "SensitivityProgress", "WritingProgress"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from generic_export.interrupts import asking
 from kvcache.compat import cache_keyword, cache_of
 from t2n_llm.compress.effort import Effort
+from t2n_llm.compress.progress import WritingProgress
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.placement import Placement, plan_residency
@@ -95,7 +96,13 @@ def generated_ids(source: ModelSource, *, sequences: int, length: int, seed: int
     return Writer.of(source, seed).anything(sequences, length)
 
 
-def continued_ids(source: ModelSource, texts: torch.Tensor, effort: Effort, wanted: int) -> torch.Tensor:
+def continued_ids(
+    source: ModelSource,
+    texts: torch.Tensor,
+    effort: Effort,
+    wanted: int,
+    progress: Callable[[WritingProgress], None] = lambda _: None,
+) -> torch.Tensor:
     """Have a model go on where texts stop being given.
 
     Args:
@@ -103,6 +110,7 @@ def continued_ids(source: ModelSource, texts: torch.Tensor, effort: Effort, want
         texts: int64 [m, L].
         effort: whose seed decides what is written, and whose time, if it has one, how much.
         wanted: no more texts than these are written.
+        progress: told whenever some are.
 
     Returns:
         int64 [n, L].
@@ -116,6 +124,7 @@ def continued_ids(source: ModelSource, texts: torch.Tensor, effort: Effort, want
     written: list[torch.Tensor] = []
     for batch in Writer.of(source, effort.seed).continuations(texts):
         written.append(batch)
+        progress(WritingProgress(min(len(written) * _BATCH, wanted), wanted))
         if len(written) * _BATCH >= wanted or (until is not None and time.monotonic() > until):
             break
     return torch.cat(written)[:wanted]
