@@ -112,18 +112,21 @@ def distil(
         made: what calibration made; its sources are replaced where learning made better ones.
         text_ids: int64 [n, L].
         effort: how long.
-        written: int64 [m, L], texts that never judge.
+        written: int64 [m, M], texts that never judge.
         work_dir: where the packed tensors are written.
         progress: told after every judgement.
     """
     began = time.monotonic()
-    given = len(text_ids)
-    text_ids = text_ids if written is None else torch.cat([text_ids, written])
     hidden = _outputs_of_original(model, text_ids)
+    further = [] if written is None else list(written)
+    if written is not None and further:
+        hidden += _outputs_of_original(model, written)
     student = _Student.of(model, made)
     inside = f"{model.layers_name}."  # what is outside of the layers makes the original's logits, too
     with model.resident_but([name for name in made.packed if name.startswith(inside)]):
-        found, state = _Lesson(model, student, text_ids, given, hidden).learn(effort, progress, began)
+        found, state = _Lesson(model, student, [*text_ids, *further], len(text_ids), hidden).learn(
+            effort, progress, began
+        )
     if found.kept:
         state.write(made, work_dir)
     return found
@@ -229,14 +232,14 @@ class _Lesson:
     Attributes:
         model: its own values are the original's, its linears have none.
         student: learns.
-        ids: int64 [n, L].
+        ids: int64 [L], of each text.
         given: so many of them, the first ones, are a user's; the others never judge.
         hidden: what leaves the original's last layer, [1, L, H] for each text.
     """
 
     model: WalkableModel
     student: _Student
-    ids: torch.Tensor
+    ids: Sequence[torch.Tensor]
     given: int
     hidden: Sequence[torch.Tensor]
 
@@ -298,7 +301,7 @@ class _Lesson:
 
     def logits(self, values: Mapping[str, torch.Tensor], index: int) -> torch.Tensor:
         """Return the quantised model's logits for a text, [L, vocab]."""
-        call = {"input_ids": self.ids[index : index + 1], "use_cache": False}
+        call = {"input_ids": self.ids[index].unsqueeze(0), "use_cache": False}
         result = torch.func.functional_call(self.model.causal_lm, dict(values), (), call, tie_weights=False)
         return result.logits[0].float()  # type: ignore[no-any-return]
 

@@ -23,6 +23,7 @@ from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.placement import Placement, plan_residency
 
 _BATCH = 32  # texts written at once: the weights are read once for all of them
+_SHORTER = 2  # than the given texts: a step of writing costs more, the more of a text there is
 _BEGUN = 8  # one token in so many of a text is read, the rest is written
 _TIME_SHARE = 0.25  # of a time that is given, for writing
 
@@ -59,12 +60,13 @@ class Writer:
         return torch.cat([self._continued(part, length) for part in begun.split(_BATCH)])
 
     def continuations(self, texts: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Write texts without end, some at a time [n, L], that begin as some place of the given texts [m, L] goes on."""
-        count, length = texts.shape
+        """Write texts without end, some at a time [n, L / 2], that begin as some place of the given texts [m, L] goes on."""
+        count, given = texts.shape
+        length = max(1, given // _SHORTER)
         begun = max(1, length // _BEGUN)
         for first in itertools.count(0, _BATCH):
             rows = [texts[place % count] for place in range(first, first + _BATCH)]
-            starts = torch.randint(length - begun + 1, (_BATCH,), generator=self.generator).tolist()
+            starts = torch.randint(given - begun + 1, (_BATCH,), generator=self.generator).tolist()
             prompts = torch.stack([row[start : start + begun] for row, start in zip(rows, starts, strict=True)])
             yield self._continued(prompts, length)
 
@@ -113,7 +115,7 @@ def continued_ids(
         progress: told whenever some are.
 
     Returns:
-        int64 [n, L].
+        int64 [n, L / 2].
 
     Raises:
         NotEnoughMemoryError: the model does not fit.

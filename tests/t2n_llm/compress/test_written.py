@@ -35,10 +35,10 @@ def _places(texts: torch.Tensor, begun: torch.Tensor) -> Iterator[int]:
 
 def test_each_begins_as_one_of_the_given_texts_goes_on(source: ModelSource) -> None:
     found = continued_ids(source, TEXTS, Effort(passes=1), 6)
-    assert found.shape == (6, 64)
+    assert found.shape == (6, 32)
     for index, row in enumerate(found):
-        assert index % 3 in _places(TEXTS, row[:8])  # in turn
-    assert not any(torch.equal(row, text) for row in found for text in TEXTS)
+        assert index % 3 in _places(TEXTS, row[:4])  # in turn
+    assert not any(torch.equal(row, text) for row in found for text in TEXTS[:, :32])
 
 
 def test_a_seed_decides(source: ModelSource) -> None:
@@ -47,7 +47,7 @@ def test_a_seed_decides(source: ModelSource) -> None:
 
 
 def test_nothing_wanted_is_nothing_written(source: ModelSource) -> None:
-    assert continued_ids(source, TEXTS, Effort(passes=1), 0).shape == (0, 64)
+    assert continued_ids(source, TEXTS, Effort(passes=1), 0).shape[0] == 0
 
 
 def test_a_time_ends_it(source: ModelSource) -> None:
@@ -58,7 +58,7 @@ def test_it_is_text_that_the_model_expects(source: ModelSource) -> None:
     """Its own tokens surprise a model as much as it is unsure, no more: the mean of -log p is near the entropy."""
     batch = next(islice(Writer.of(source, 0).continuations(TEXTS), 1, None))
     with torch.no_grad():
-        said = load(REAL_MODEL)(batch).logits[:, 7:-1].log_softmax(-1)
-    surprise = -said.gather(-1, batch[:, 8:].unsqueeze(-1)).mean()
+        said = load(REAL_MODEL)(batch).logits[:, 3:-1].log_softmax(-1)
+    surprise = -said.gather(-1, batch[:, 4:].unsqueeze(-1)).mean()
     entropy = -(said.exp() * said).sum(-1).mean()
-    assert abs(float(surprise - entropy)) < 0.35  # 224 tokens, each off by 2 or so
+    assert abs(float(surprise - entropy)) < 0.5  # 112 tokens, each off by 2 or so
