@@ -2,8 +2,8 @@
 """Measure what each 4-bit algorithm costs in quality: KL to f32, top-1 agreement and perplexity on held-out text.
 
 usage: scripts/quantization_table.py [--model DIR] [--text FILE] [--calibration FILE] [--algorithms A,B,...]
-                                     [--engine torch|tract] [--embeddings] [--budget TIME] [--seed N] [--no-permute]
-                                     [--windows N] [--work DIR] [--json FILE.jsonl]
+                                     [--engine torch|tract] [--embeddings] [--budget TIME] [--passes N] [--seed N]
+                                     [--no-permute] [--windows N] [--work DIR] [--json FILE.jsonl]
 
 model         by default SmolLM2-135M-Instruct as scripts/fetch_test_models.py makes it. Its weights come from a 4-bit file;
               so its channels are permuted first, consistently everywhere: the function stays the same (checked on logits),
@@ -374,6 +374,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--embeddings", action="store_true")
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--budget", help="how long tuned learns at the end, such as 30min")
+    parser.add_argument("--passes", type=int, help="or over how many texts (engine torch)")
     parser.add_argument("--seed", type=int, default=0, help="of the order in which tuned learns")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     return parser.parse_args(argv)
@@ -434,9 +435,10 @@ def _run(options: argparse.Namespace) -> None:
 def _measure(options: argparse.Namespace, folder: Path, work: Path) -> Measure:
     """Return the measure of the engine asked for; the model is loaded when a row is first measured."""
 
-    from t2n_llm.compress.effort import Effort, parse_duration
+    from t2n_llm.compress.effort import DEFAULT_PASSES, Effort, parse_duration
 
-    effort = Effort(seconds=parse_duration(options.budget) if options.budget else None, seed=options.seed)
+    seconds = parse_duration(options.budget) if options.budget else None
+    effort = Effort(options.passes or DEFAULT_PASSES, seconds, options.seed)
 
     @cache
     def made() -> Measure:
@@ -453,8 +455,8 @@ def _setting(options: argparse.Namespace, folder: Path, windows: Sequence[Sequen
 
     calibration = Path(options.calibration)
     digest = hashlib.sha256(json.dumps([options.engine, [list(window) for window in windows]]).encode())
-    if options.seed or options.budget:
-        digest.update(f"{options.seed} {options.budget}".encode())
+    if options.seed or options.budget or options.passes:
+        digest.update(f"{options.seed} {options.budget} {options.passes}".encode())
     digest.update(calibration.read_bytes() if calibration.is_file() else options.calibration.encode())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(sha256(path).encode())
