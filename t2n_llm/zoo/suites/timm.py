@@ -1,7 +1,8 @@
 """timm: a small variant for each of its model modules, batch dynamic, height and width where the family takes any.
 
 The table is data: module -> model, size of a picture, whether it takes other sizes, what makes it smaller. NASNet pads by what is
-left of heights and widths: its export takes nearly three minutes, unless they are declared multiples of its stride.
+left of heights and widths, and Inception-ResNet rounds them down again and again: the one's export takes nearly three minutes
+and the other's load two, unless they are declared multiples of the stride.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ _MODELS: Mapping[str, tuple[str, int, bool, Mapping[str, Any]]] = {
     "xcit": ("xcit_nano_12_p8_224", 224, _FIXED, {"depth": 2}),
 }
 
-_MULTIPLES = {"nasnet": 32}
+_MULTIPLES = {"inception_resnet_v2": 32, "nasnet": 32}
 
 
 def _build(name: str, smaller: Mapping[str, Any]) -> nn.Module:
