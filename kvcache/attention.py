@@ -87,9 +87,8 @@ def attention(
         allowed = torch.ones(steps, total, dtype=torch.bool, device=scores.device).tril(total - steps)
         scores = scores.masked_fill(~allowed, float("-inf"))
     if mask is not None and mask.dtype is torch.bool:
-        scores = scores.masked_fill(
-            ~mask, LOWEST
-        )  # no infinity: a query that sees nothing averages all keys, as transformers has it
+        # No infinity: a query that sees nothing averages all keys, as transformers has it.
+        scores = scores.masked_fill(~mask, LOWEST)
     elif mask is not None:
         scores = scores + mask
     if sinks is not None:

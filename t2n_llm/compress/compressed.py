@@ -260,7 +260,7 @@ def _told(done: Progress, elapsed: float) -> str:
         left = _left(elapsed / (done.layer - done.begun) * (done.layers - done.layer))
         return f"Calibrated layer {done.layer} of {done.layers}{left}"
     if isinstance(done, WritingProgress):
-        return f"Wrote {done.done} of {done.texts} texts to learn from"
+        return f"Wrote {done.done} of at most {done.texts} texts to learn from"
     return (
         f"Learned {done.step} of {done.steps} steps: KL {done.now:.3g} on texts held out, {done.before:.3g} before"
         f"{_left(done.seconds_left)}"

@@ -7,6 +7,7 @@ In: a model. Out: token ids, int64 [n, L], sampled from its own predictions: tex
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,8 +60,16 @@ class Writer:
         begun = torch.randint(vocabulary, (count, 1), generator=self.generator)
         return torch.cat([self._continued(part, length) for part in begun.split(_BATCH)])
 
-    def continuations(self, texts: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Write texts without end, some at a time [n, L / 2], that begin as some place of the given texts [m, L] goes on."""
+    def continuations(self, texts: torch.Tensor, until: float = math.inf) -> Iterator[torch.Tensor]:
+        """Write texts that begin as some place of the given texts goes on.
+
+        Args:
+            texts: int64 [m, L].
+            until: when to stop, by `time.monotonic`; what is not finished by then is thrown away.
+
+        Yields:
+            int64 [n, L / 2], some at a time, without end.
+        """
         count, given = texts.shape
         length = max(1, given // _SHORTER)
         begun = max(1, length // _BEGUN)
@@ -68,11 +77,14 @@ class Writer:
             rows = [texts[place % count] for place in range(first, first + _BATCH)]
             starts = torch.randint(given - begun + 1, (_BATCH,), generator=self.generator).tolist()
             prompts = torch.stack([row[start : start + begun] for row, start in zip(rows, starts, strict=True)])
-            yield self._continued(prompts, length)
+            written = self._continued(prompts, length, until)
+            if written.shape[1] < length:
+                return
+            yield written
 
     @torch.no_grad()
-    def _continued(self, prompts: torch.Tensor, length: int) -> torch.Tensor:
-        """Return texts [n, length] that begin as given [n, P]."""
+    def _continued(self, prompts: torch.Tensor, length: int, until: float = math.inf) -> torch.Tensor:
+        """Return texts [n, length] that begin as given [n, P]; shorter ones where the time is up."""
         ids, past, step, keyword = prompts, None, prompts, cache_keyword(self.model.forward)
         for _ in asking(range(length - prompts.shape[1])):
             result = self.model(input_ids=step, use_cache=True, logits_to_keep=1, **{keyword: past})
@@ -80,6 +92,8 @@ class Writer:
             probabilities = result.logits[:, -1].to(torch.float32).softmax(dim=-1)
             step = torch.multinomial(probabilities, 1, generator=self.generator)
             ids = torch.cat([ids, step], dim=1)
+            if time.monotonic() > until:
+                break
         return ids
 
 
@@ -122,14 +136,14 @@ def continued_ids(
     """
     if wanted <= 0:
         return texts[:0]
-    until = None if effort.seconds is None else time.monotonic() + _TIME_SHARE * effort.seconds
+    until = math.inf if effort.seconds is None else time.monotonic() + _TIME_SHARE * effort.seconds
     written: list[torch.Tensor] = []
-    for batch in Writer.of(source, effort.seed).continuations(texts):
+    for batch in Writer.of(source, effort.seed).continuations(texts, until):
         written.append(batch)
         progress(WritingProgress(min(len(written) * _BATCH, wanted), wanted))
-        if len(written) * _BATCH >= wanted or (until is not None and time.monotonic() > until):
+        if len(written) * _BATCH >= wanted:
             break
-    return torch.cat(written)[:wanted]
+    return torch.cat(written)[:wanted] if written else texts[:0]
 
 
 def _load(source: ModelSource) -> Any:

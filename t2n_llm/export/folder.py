@@ -132,6 +132,12 @@ def calibration_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
         yield folder
 
 
+def remove_calibrations(target: Path) -> None:
+    """Remove what calibrations of killed exports of the same target left behind; one that is at work is left alone."""
+    for folder, owner in claim_abandoned(calibration_target(target.absolute()), OWNER_SUFFIX):
+        _leave(folder, owner, calibration_target(target.absolute()), keep=False)
+
+
 def calibration_target(target: Path) -> Path:
     """Return what the calibration of an export is called by, beside it."""
     return target.with_name(f"{target.name}.calibration")

@@ -35,6 +35,7 @@ from t2n_llm.export.folder import (
     json_text,
     keep_beside,
     put_in_place,
+    remove_calibrations,
     staging_folder,
     write_manifest,
 )
@@ -127,6 +128,8 @@ class ExportFolder:
         Raises:
             DiskFullError: it does not fit.
         """
+        if not self.options.resume:
+            remove_calibrations(self.target)
         with staging_folder(self.target, resume=self.options.resume) as staging:
             # How far a .tgz shrinks is not known before it is written.
             weights = 0 if self.options.archive == "tgz" else sum(plan.tar_bytes for plan in plans.values())

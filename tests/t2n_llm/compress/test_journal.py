@@ -177,6 +177,14 @@ def test_an_export_goes_on_behind_its_last_layer(tmp_path: Path) -> None:
     }
 
 
+def test_an_export_that_does_not_calibrate_removes_what_one_left(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _export(tmp_path / "out", _Told("Calibrated layer 2"), resume=True)
+    assert len(list(tmp_path.iterdir())) == 3  # the text, a folder and whose it is
+    export_llm(str(REAL_MODEL), tmp_path / "out", check=False, archive="dir")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "calib.txt"}
+
+
 def test_without_that_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _export(tmp_path / "out", _Told("Calibrated layer 2"), resume=False)

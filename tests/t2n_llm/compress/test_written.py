@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from itertools import islice
 
@@ -50,8 +51,12 @@ def test_nothing_wanted_is_nothing_written(source: ModelSource) -> None:
     assert continued_ids(source, TEXTS, Effort(passes=1), 0).shape[0] == 0
 
 
-def test_a_time_ends_it(source: ModelSource) -> None:
-    assert len(continued_ids(source, TEXTS, Effort(seconds=0.001), 1000)) == 4  # one batch
+def test_a_time_ends_it(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert continued_ids(source, TEXTS, Effort(seconds=0.001), 1000).shape[0] == 0  # not one batch was finished
+    now = itertools.count()
+    monkeypatch.setattr(written.time, "monotonic", lambda: next(now))  # a second for each token
+    found = continued_ids(source, TEXTS, Effort(seconds=4 * 70), 1000)
+    assert found.shape == (8, 32)  # 28 tokens a batch: two were finished, and the third was thrown away
 
 
 def test_it_is_text_that_the_model_expects(source: ModelSource) -> None:
