@@ -18,8 +18,9 @@ from generic_export.documents import module_classes
 from generic_export.errors import OptionError
 from generic_export.nnef.composition import compose
 from generic_export.nnef.dat import BLOCK_FORMATS
-from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.unpacked_blocks import unpack_blocks
+from generic_export.nnef.graph import NnefGraph, references
+from generic_export.nnef.rounding_products import float_types, round_in_products
+from generic_export.nnef.weights_in_memory import widen_weights
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource
 from generic_export.write.document import ArchivePlan, plan_document
@@ -31,6 +32,7 @@ from t2n_llm.compress.compressed import Captured, Workspace, compressed
 from t2n_llm.compress.prequantized import kept_as_stored, quantized_again
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.reporter import Reporter
+from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.archive_weights import ArchiveWeights
 
@@ -139,14 +141,14 @@ def _stored_form(
 ) -> StoredForm:
     if options.recipe() is None:
         compression = kept_as_stored(part.skeleton, part.graph, part.sources)
-    if options.unpack_blocks:
-        compression = _unpacked(compression)
-    if compression is None:
-        return StoredForm(part.graph, part.sources, plan_document(part.graph, part.sources), None, checkpoint.notes)
-    again = quantized_again(compression)
-    notes = (*checkpoint.notes, *([again] if again is not None else []))
-    plan = plan_document(compression.graph, compression.sources)
-    return StoredForm(compression.graph, compression.sources, plan, compression, notes)
+    graph, sources = (part.graph, part.sources) if compression is None else (compression.graph, compression.sources)
+    graph = _in_memory(round_in_products(graph), part.skeleton, options.weights_in_memory)
+    notes = checkpoint.notes
+    if compression is not None:
+        again = quantized_again(compression)
+        notes = (*notes, *([again] if again is not None else []))
+        compression = replace(compression, graph=graph)
+    return StoredForm(graph, sources, plan_document(graph, sources), compression, notes)
 
 
 def plain_form(graph: NnefGraph, sources: Mapping[str, TensorSource]) -> StoredForm:
@@ -154,8 +156,29 @@ def plain_form(graph: NnefGraph, sources: Mapping[str, TensorSource]) -> StoredF
     return StoredForm(graph, sources, plan_document(graph, sources), None, ())
 
 
-def _unpacked(compression: Compression | None) -> Compression:
-    """Let products read f16 that the engine makes of blocks when it loads."""
-    if compression is None or not any(variable.dtype in BLOCK_FORMATS for variable in compression.graph.variables):
-        raise OptionError("--unpack-blocks is given, and nothing is stored in blocks.", "Add --compress q4_0.")
-    return replace(compression, graph=unpack_blocks(compression.graph))
+def _in_memory(graph: NnefGraph, skeleton: Weightless, dtype: str) -> NnefGraph:
+    """Return the graph whose products read weights as they are to lie in the engine's memory."""
+    if dtype == "stored":
+        return graph
+    if dtype == "f16" and not any(variable.dtype in BLOCK_FORMATS for variable in graph.variables):
+        raise OptionError("--weights-in-memory f16 is given, and nothing is stored in less.", "Add --compress q4_0.")
+    if dtype == "f32" and not _computes_in_f32(graph):
+        raise OptionError(
+            "--weights-in-memory f32 is given, and activations are f16: products would be slower.",
+            "Leave out --activations f16.",
+        )
+    return widen_weights(graph, dtype, kept=_head_names(skeleton) if dtype == "f32" else ())
+
+
+def _computes_in_f32(graph: NnefGraph) -> bool:
+    types = float_types(graph)
+    products = (operation for operation in graph.operations if operation.operator == "tract_core_einsum")
+    return all("f32" in (types.get(name) for name in references(product)) for product in products)
+
+
+def _head_names(skeleton: Weightless) -> set[str]:
+    """Return the names of what makes the logits: one row of a prompt is multiplied by it."""
+    find = getattr(skeleton.network, "get_output_embeddings", None)
+    weight = getattr(find() if find is not None else None, "weight", None)
+    named = skeleton.network.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if parameter is weight}

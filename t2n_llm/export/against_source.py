@@ -89,11 +89,16 @@ def _options(folder: Path, manifest: Mapping[str, Any]) -> ExportOptions:
     return ExportOptions(
         task=recorded_task(manifest),
         graph=graph,
-        compression=CompressionOptions(file=recipe, unpack_blocks=bool(compressed.get("unpack_blocks", False))),
+        compression=CompressionOptions(file=recipe, weights_in_memory=_weights_in_memory(compressed)),
         check=bool(recorded.get("check", True)) and graph.computes_in == "f16",  # what measures f16's range
         allow_nonfinite=True,
         require_tokenizer=bool(recorded.get("require_tokenizer", True)),
     )
+
+
+def _weights_in_memory(compressed: Mapping[str, Any]) -> str:
+    before = "f16" if compressed.get("unpack_blocks") else "stored"  # what earlier exports recorded
+    return str(compressed.get("weights_in_memory", before))
 
 
 def _chosen_by_calibration(manifest: Mapping[str, Any]) -> dict[str, str]:

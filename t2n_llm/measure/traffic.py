@@ -31,7 +31,7 @@ def bytes_read(outline: GraphOutline, tensors: Iterable[StoredTensor], sizes: Ma
         tensors: what the archive stores.
         sizes: value of each symbol.
     """
-    whole = _stored_bytes(outline, tensors) | cache_bytes(outline, sizes) | _unpacked_bytes(outline)
+    whole = _stored_bytes(outline, tensors) | cache_bytes(outline, sizes) | _widened_bytes(outline)
     read: dict[str, float] = {}
     for invocation in outline.invocations:
         operands = list(_references(value for _, value in invocation.arguments))
@@ -109,8 +109,8 @@ def _stored_bytes(outline: GraphOutline, tensors: Iterable[StoredTensor]) -> dic
     return {variable.name: float(by_label.get(variable.label, 0)) for variable in outline.variables}
 
 
-def _unpacked_bytes(outline: GraphOutline) -> dict[str, float]:
-    """Return the bytes of what the engine makes of blocks at load: all rows of a matrix, gathered as f16."""
+def _widened_bytes(outline: GraphOutline) -> dict[str, float]:
+    """Return the bytes of what the engine makes of weights at load: a matrix cast, or all rows of it gathered."""
     elements = {variable.name: prod(map(int, variable.shape)) for variable in outline.variables}
     found: dict[str, float] = {}
     ranges: set[str] = set()
@@ -118,8 +118,14 @@ def _unpacked_bytes(outline: GraphOutline) -> dict[str, float]:
         operands = list(_references(value for _, value in invocation.arguments))
         if invocation.operator == "tract_core_range" and not operands:
             ranges.add(invocation.outputs[0])
-        elif invocation.operator in _GATHERS and operands[0] in elements and ranges.issuperset(operands[1:]):
-            found[invocation.outputs[0]] = 2.0 * elements[operands[0]]
+        elif not operands or operands[0] not in elements:
+            continue
+        elif invocation.operator in _GATHERS and ranges.issuperset(operands[1:]):
+            size = _VALUE_BYTES.get(str(invocation.argument("datum_type")), 4)
+            found[invocation.outputs[0]] = float(size * elements[operands[0]])
+        elif invocation.operator == "tract_core_cast":
+            size = _VALUE_BYTES.get(str(invocation.argument("to")), 4)
+            found[invocation.outputs[0]] = float(size * elements[operands[0]])
     return found
 
 

@@ -272,18 +272,30 @@ def test_families_and_archive_forms(tmp_path: Path, family: str, options: dict[s
     assert result.validation.original is not None
 
 
-@pytest.mark.parametrize("activations", ["f16", "f32"])
-def test_blocks_that_are_unpacked_at_load_are_the_same_in_the_file(
-    compressed: ExportResult, tiny_llama: Path, tmp_path: Path, activations: str
+@pytest.mark.parametrize(("memory", "activations"), [("f16", "f16"), ("f16", "f32"), ("f32", "f32")])
+def test_weights_that_are_wider_in_memory_are_the_same_in_the_file(
+    compressed: ExportResult, tiny_llama: Path, tmp_path: Path, memory: str, activations: str
 ) -> None:
-    options = {"compress": "q4_0+embeddings", "unpack_blocks": True, "activations": activations}
+    options = {"compress": "q4_0+embeddings", "weights_in_memory": memory, "activations": activations}
     result = exported(tiny_llama, tmp_path / "export", **options)
     assert result.validation is not None and result.validation.passed
     label = "model.layers.2.mlp.down_proj.weight"
     assert digest_of(result, label) == digest_of(compressed, label)
-    with TractWheel().load(compressed.archive) as packed, TractWheel().load(result.archive) as unpacked:
-        assert unpacked.operators()["Gather"] == packed.operators()["Gather"]  # folded away at load
-        assert unpacked.operators()["OptMatMul"] == packed.operators()["OptMatMul"]
+    with TractWheel().load(compressed.archive) as packed, TractWheel().load(result.archive) as wider:
+        assert wider.operators()["Gather"] == packed.operators()["Gather"]  # folded away at load
+        assert wider.operators()["OptMatMul"] == packed.operators()["OptMatMul"]
+
+
+def test_weights_of_f16_are_f32_in_memory(tiny_llama: Path, tmp_path: Path) -> None:
+    plain = exported(tiny_llama, tmp_path / "plain")
+    result = exported(tiny_llama, tmp_path / "export", weights_in_memory="f32")
+    assert result.validation is not None and result.validation.passed
+    assert {name: each["sha256"] for name, each in result.manifest["tensors"].items() if name.endswith("weight")} == {
+        name: each["sha256"] for name, each in plain.manifest["tensors"].items() if name.endswith("weight")
+    }
+    with TractWheel().load(plain.archive) as narrow, TractWheel().load(result.archive) as wider:
+        counted = [(engine.operators()["Cast"], engine.operators()["OptMatMul"]) for engine in (narrow, wider)]
+    assert counted[0] == counted[1]  # casts of constants are folded away at load
 
 
 def digest_of(result: ExportResult, label: str) -> str:
@@ -291,9 +303,19 @@ def digest_of(result: ExportResult, label: str) -> str:
     return str(result.manifest["tensors"][label]["sha256"])
 
 
-def test_unpacking_needs_blocks(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="nothing is stored in blocks"):
-        exported(tiny_llama, tmp_path / "export", unpack_blocks=True)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights_in_memory": "f16"}, "nothing is stored in less"),
+        ({"weights_in_memory": "f32", "activations": "f16"}, "activations are f16"),
+        ({"weights_in_memory": "bf16"}, "element type in memory 'bf16' is unknown"),
+    ],
+)
+def test_what_cannot_be_wider_in_memory(
+    tiny_llama: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        exported(tiny_llama, tmp_path / "export", **options)
     assert not list(tmp_path.iterdir())
 
 

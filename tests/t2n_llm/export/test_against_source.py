@@ -39,7 +39,8 @@ def changed_copy(source: Path, folder: Path, name: str) -> Path:
         {"dtype": "f32"},
         {"dtype": "f16", "archive": "dir"},
         {"compress": "q4_0+embeddings"},
-        {"compress": "q4_0", "unpack_blocks": True},
+        {"compress": "q4_0", "weights_in_memory": "f16"},
+        {"weights_in_memory": "f32"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )

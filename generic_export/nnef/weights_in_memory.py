@@ -1,0 +1,72 @@
+"""Weights that are wider in memory than in the file: the engine makes f16 or f32 of them when it loads the archive.
+
+In: a document whose products read matrices in f16 or in blocks. Out: one in which they read those cast, or all rows of them
+gathered. tract folds both away at load, as it does with whatever depends on constants alone, and then multiplies by its kernels for
+the wider type (tract 0.23.9: on x86 a product in blocks goes token by token, and only f32 has kernels for AVX-512;
+docs/engine-notes.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from generic_export.nnef.dat import BLOCK_FORMATS
+from generic_export.nnef.graph import DimLiteral, NnefGraph, NnefOperation, NnefVariable, Reference, references
+from generic_export.nnef.rewriting import FreeNames, attribute, cast_operation, renamed, retyped_note
+
+_HALF, _FULL = "f16", "f32"
+
+
+def widen_weights(graph: NnefGraph, dtype: str, kept: Collection[str] = ()) -> NnefGraph:
+    """Return the graph whose products read matrices in a wider type; experts and kernels stay as they are.
+
+    A product that gives f16 (nnef/rounding_products.py) does not read f32: no fast kernel for that would round.
+
+    Args:
+        graph: the document.
+        dtype: `f16` for what lies in blocks, or `f32` for what lies in f16, too.
+        kept: parameters that are read as they are stored, one product with few rows each (a head).
+    """
+    stored = {variable.label: variable for variable in graph.variables if _is_widened(variable, dtype, kept)}
+    variables = {
+        op.outputs[0]: stored[str(attribute(op, "label"))]
+        for op in graph.operations
+        if op.operator == "variable" and attribute(op, "label") in stored
+    }
+    names = FreeNames(graph)
+    wider: dict[str, str] = {}
+    operations: list[NnefOperation] = []
+    for op in graph.operations:
+        widens = op.operator == "tract_core_einsum" and (dtype == _HALF or attribute(op, "acc") == _FULL)
+        read = [name for name in dict.fromkeys(references(op)) if name in variables and widens]
+        for name in read:
+            if name not in wider:
+                wider[name] = names.take(f"{name}_{dtype}")
+                operations += _widened(variables[name], name, wider[name], dtype, names, op)
+        operations.append(renamed(op, {name: wider[name] for name in read}))
+    return replace(graph, operations=tuple(operations))
+
+
+def _is_widened(variable: NnefVariable, dtype: str, kept: Collection[str]) -> bool:
+    narrow = variable.dtype in BLOCK_FORMATS or (dtype == _FULL and variable.dtype == _HALF)
+    return narrow and len(variable.shape) == 2 and variable.parameter not in kept
+
+
+def _widened(
+    variable: NnefVariable, name: str, result: str, dtype: str, names: FreeNames, near: NnefOperation
+) -> list[NnefOperation]:
+    """Return what makes a matrix of a wider type of a stored one."""
+    note = retyped_note(f"{variable.dtype} [{','.join(map(str, variable.shape))}]", dtype)
+    if variable.dtype == _HALF:
+        return [cast_operation(name, result, dtype, near, note)]
+    places = names.take(f"{name}_rows")
+    rows = variable.shape[0]
+    numbers = (DimLiteral("0"), DimLiteral(str(rows)), DimLiteral("1"))
+    attributes = (("axis", 0), ("datum_type", dtype))
+    return [
+        NnefOperation("tract_core_range", numbers, (), (places,), block=near.block, note=f"i64 [{rows}]"),
+        NnefOperation(
+            "tract_core_gather", (Reference(name), Reference(places)), attributes, (result,), near.block, note
+        ),
+    ]
