@@ -6,7 +6,8 @@ usage: scripts/bench_rivals.py [--model DIR] [--against RIVAL ...] [--exports f1
 
 model      by default SmolLM2-135M-Instruct as scripts/fetch_test_models.py makes it.
 against    by default llama.cpp, from npm's node-llama-cpp (docs/inspect-and-bench.md says where it is looked for).
-exports    made in --work unless they are there; each is measured against files of the same element types.
+exports    f16 and q4_0 by default; f16-for-prompts has f32 in memory. Made in --work unless they are there; each is measured
+           against files of the same element types.
 history    gets one line: this machine, and every ratio of our speed to a rival's. Ratios that are more than a tenth below the
            median of the last runs on the same kind of machine are listed, and the exit code is 1; nothing is judged by
            fewer than three.
@@ -40,7 +41,11 @@ from t2n_llm.cli.comparison import Grid, run_comparison
 from t2n_llm.export.located import locate_archive
 from t2n_llm.measure.comparison import SpeedComparison
 
-EXPORTS: Mapping[str, dict[str, Any]] = {"f16": {}, "q4_0": {"compress": "q4_0"}}
+EXPORTS: Mapping[str, dict[str, Any]] = {
+    "f16": {},
+    "q4_0": {"compress": "q4_0"},
+    "f16-for-prompts": {"weights_in_memory": "f32", "cache_dtype": "f32"},
+}
 LAST_RUNS = 14  # that the median is of
 LEAST_RUNS = 3
 FALL = 0.9  # of the median
@@ -66,7 +71,7 @@ class Goal:
 GOALS = (
     *(Goal("f16", "decode", depth, 1 / 1.3) for depth in (64, 512, 2048)),
     Goal("f16", "decode", 8192, 1 / 2),
-    *(Goal("f16", "prefill", tokens, 1.25) for tokens in (64, 512)),
+    *(Goal(export, "prefill", tokens, 1.25) for export in ("f16", "f16-for-prompts") for tokens in (64, 512)),
     *(Goal("q4_0", "decode", depth, 1 / 1.9) for depth in (64, 512, 2048)),
 )
 GROWTH_GOAL = 0.35e-6  # seconds a past position and layer, f16
@@ -248,7 +253,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, metavar="DIR", help="a checkpoint")
     parser.add_argument("--against", action="append", metavar="RIVAL", help="as t2n-llm bench has them")
-    parser.add_argument("--exports", default=",".join(EXPORTS), metavar="NAME,...", help="which exports")
+    parser.add_argument("--exports", default="f16,q4_0", metavar="NAME,...", help="which exports")
     parser.add_argument("--prefill", default="64,512,2048", metavar="N,...", help="lengths of prompts")
     parser.add_argument("--depth", default="64,512,2048,8192", metavar="N,...", help="tokens in the cache")
     parser.add_argument("--decode", type=int, default=16, metavar="N", help="steps at each depth, a repeat")
