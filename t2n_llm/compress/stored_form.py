@@ -18,8 +18,8 @@ from generic_export.documents import module_classes
 from generic_export.errors import OptionError
 from generic_export.nnef.composition import compose
 from generic_export.nnef.dat import BLOCK_FORMATS
-from generic_export.nnef.graph import NnefGraph, references
-from generic_export.nnef.rounding_products import float_types, round_in_products
+from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.rounding_products import round_in_products
 from generic_export.nnef.weights_in_memory import widen_weights
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.source import TensorSource
@@ -130,10 +130,19 @@ def stored_forms(
         WeightError: a tensor cannot be quantised.
     """
     with compressed(options, source, calibration, parts, reporter, workspace=workspace, dry=dry) as compressions:
-        yield tuple(
+        forms = tuple(
             _stored_form(options, checkpoint, part, compression)
             for part, compression in zip(parts, compressions, strict=True)
         )
+        if options.weights_in_memory == "f16" and not any(map(_holds_blocks, forms)):
+            raise OptionError(
+                "--weights-in-memory f16 is given, and nothing is stored in less.", "Add --compress q4_0."
+            )
+        yield forms
+
+
+def _holds_blocks(form: StoredForm) -> bool:
+    return any(variable.dtype in BLOCK_FORMATS for variable in form.graph.variables)
 
 
 def _stored_form(
@@ -160,20 +169,7 @@ def _in_memory(graph: NnefGraph, skeleton: Weightless, dtype: str) -> NnefGraph:
     """Return the graph whose products read weights as they are to lie in the engine's memory."""
     if dtype == "stored":
         return graph
-    if dtype == "f16" and not any(variable.dtype in BLOCK_FORMATS for variable in graph.variables):
-        raise OptionError("--weights-in-memory f16 is given, and nothing is stored in less.", "Add --compress q4_0.")
-    if dtype == "f32" and not _computes_in_f32(graph):
-        raise OptionError(
-            "--weights-in-memory f32 is given, and activations are f16: products would be slower.",
-            "Leave out --activations f16.",
-        )
     return widen_weights(graph, dtype, kept=_head_names(skeleton) if dtype == "f32" else ())
-
-
-def _computes_in_f32(graph: NnefGraph) -> bool:
-    types = float_types(graph)
-    products = (operation for operation in graph.operations if operation.operator == "tract_core_einsum")
-    return all("f32" in (types.get(name) for name in references(product)) for product in products)
 
 
 def _head_names(skeleton: Weightless) -> set[str]:

@@ -56,11 +56,25 @@ class ExportOptions:
         dtype = self.compression.dtype()
         if dtype is not None:  # a recipe may say the element type
             object.__setattr__(self, "graph", replace(self.graph, dtype=dtype))
+        self._refuse_memory_without_use()
         if self.task not in (AUTO, *KEEPING_CACHES) and self.graph.engine_keeps_cache:
             raise OptionError(f"--stateful and --kv-cache have no meaning for --task {self.task}.", "Leave them out.")
         if self.task not in (AUTO, TEXT_GENERATION) and self.graph.window_cache:
             raise OptionError(
                 f"--window-cache belongs to the task {TEXT_GENERATION!r}, not to {self.task!r}.", "Leave it out."
+            )
+
+    def _refuse_memory_without_use(self) -> None:
+        if self.compression.weights_in_memory != "f32":
+            return
+        if self.graph.computes_in == "f16":
+            raise OptionError(
+                "--weights-in-memory f32 is given, and activations are f16: products would be slower.",
+                "Leave out --activations f16.",
+            )
+        if self.graph.dtype == "f32" and self.compression.recipe() is None:
+            raise OptionError(
+                "--weights-in-memory f32 is given, and the file has them in f32.", "Leave it, or --dtype f32, out."
             )
 
     @staticmethod

@@ -308,6 +308,7 @@ def digest_of(result: ExportResult, label: str) -> str:
     [
         ({"weights_in_memory": "f16"}, "nothing is stored in less"),
         ({"weights_in_memory": "f32", "activations": "f16"}, "activations are f16"),
+        ({"weights_in_memory": "f32", "dtype": "f32"}, "the file has them in f32"),
         ({"weights_in_memory": "bf16"}, "element type in memory 'bf16' is unknown"),
     ],
 )
