@@ -14,13 +14,13 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from kvcache.compat import cache_in, cache_keyword, takes_cache
 from kvcache.forms.cache import CacheConversation
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time, swap_time
+from kvcache.recurrent.short_conv import summed_taps
 from kvcache.states import Slot, States
 
 
@@ -95,8 +95,7 @@ def _block(
     gate = block.act_fn(block.linear_y(input_states))
     columns = block.linear_x(input_states).transpose(1, 2)
     columns = cache.update_conv_state(columns, running.layer, conv_kernel_size=block.conv1d_width - 1)
-    weight, bias = block.conv_1d.weight, block.conv_1d.bias
-    columns = functional.conv1d(columns, weight, bias, groups=weight.shape[0])
+    columns = summed_taps(columns, block.conv_1d.weight.squeeze(1), block.conv_1d.bias)
     with mock.patch.object(running, "cache", cache):
         hidden = block.rg_lru(columns.transpose(1, 2), position_ids)
     return block.linear_out(hidden * gate), None

@@ -1,11 +1,14 @@
-"""The short causal convolution in front of a recurrence, over inputs that already carry the columns before them."""
+"""The short causal convolution in front of a recurrence, over inputs that already carry the columns before them.
+
+It is written as its taps: shifted columns times their weights, summed. tract computes a depthwise convolution over a length that is
+a symbol as a product for each channel (Im2col, docs/engine-notes.md), which took more than half of a decoding step of Mamba.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 
 def short_convolution(
@@ -31,7 +34,26 @@ def short_convolution(
     """
     from transformers.activations import ACT2FN
 
-    result = functional.conv1d(hidden_states.to(weight.dtype), weight.unsqueeze(1), bias, groups=weight.shape[0])
+    result = summed_taps(hidden_states.to(weight.dtype), weight, bias)
     if activation is not None:
         result = ACT2FN[activation](result)
     return result.to(hidden_states.dtype)
+
+
+def summed_taps(columns: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return what `conv1d` does with a kernel of its own for each channel.
+
+    Args:
+        columns: [batch, C, K - 1 + N].
+        weight: [C, K], of a few taps.
+        bias: [C].
+
+    Returns:
+        [batch, C, N].
+    """
+    taps = weight.shape[-1]
+    length = columns.shape[-1] - taps + 1
+    summed = columns[..., :length] * weight[:, :1]
+    for tap in range(1, taps):
+        summed = summed + columns[..., tap : tap + length] * weight[:, tap : tap + 1]
+    return summed if bias is None else summed + bias.unsqueeze(-1)

@@ -114,7 +114,7 @@ class WheelRunner:
             EngineLoadError: after the engine's own detection the archive still has inputs that grow.
         """
         model = self._loaded(stateful=True)
-        left = [fact.name for fact in self._states_of(model) if _grows(fact)]
+        left = [fact.name for fact in self._states_of(model) if grows(fact)]
         if left:
             raise EngineLoadError(
                 f"{self._archive}: after {STATEFUL_TRANSFORM} the archive still has inputs {', '.join(left[:3])}.",
@@ -154,7 +154,7 @@ class WheelRunner:
                 f"{self._archive}: the engine keeps the cache of this archive, and forgets none of it.",
                 "Export without --stateful and --kv-cache.",
             )
-        fixed = [fact for fact in states if not _grows(fact)]
+        fixed = [fact for fact in states if not grows(fact)]
         if fixed:
             raise EngineLoadError(
                 f"{self._archive}: state {fixed[0]} has no place for each token, so that no token can be taken back.",
@@ -323,7 +323,8 @@ def as_fact(fact: IoFact, array: np.ndarray) -> np.ndarray:
     return array.astype(_NUMPY_DTYPES[fact.datum_type]) if array.dtype == np.float32 else array
 
 
-def _grows(fact: IoFact) -> bool:
+def grows(fact: IoFact) -> bool:
+    """Say whether a state is longer after a turn: it has a size that is neither fixed, nor the batch, nor a window."""
     return any(not dim.isdigit() and dim != "B" and not is_window_symbol(dim) for dim in fact.shape)
 
 
@@ -344,5 +345,6 @@ __all__ = [
     "WheelRunner",
     "empty_input",
     "empty_shape",
+    "grows",
     "open_runner",
 ]

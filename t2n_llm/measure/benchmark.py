@@ -17,15 +17,17 @@ import numpy as np
 from generic_export.errors import EngineLoadError, OptionError
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.engine import Array
-from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
+from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel, WheelSession
 from generic_export.read.contents import read_contents
 from generic_export.read.outline import read_outline
+from t2n_llm.check.runner import empty_input, grows
 from t2n_llm.export.located import LocatedArchive, distinct_names
 from t2n_llm.graph.prefill import Chunks, split_prompt
 from t2n_llm.measure.inspection import stateful_transforms
 
 PREFILL_TOKENS = 512
 DECODE_TOKENS = 128
+_TOLD = 3  # inputs of an archive that is refused
 _CLI_SIZES = (PREFILL_TOKENS, DECODE_TOKENS, 0)  # llm-bench of tract 0.23.9 measures these, whatever it is told
 
 Progress = Callable[[str], None]
@@ -267,18 +269,38 @@ def _measure_wheel(
 
 
 def check_interface(archive: LocatedArchive, model: WheelModel) -> None:
-    """Refuse an archive that wants more than token ids.
+    """Refuse an archive that wants more than token ids, and states that are fed back.
 
     Raises:
         EngineLoadError: its inputs are others.
     """
     (first, *others) = model.inputs or (None,)
-    if first is None or others or first.datum_type != "i64" or len(first.shape) != 2:
-        inputs = "; ".join(map(str, model.inputs)) or "none"
+    fed_back = len(others) == len(model.outputs) - 1 and not any(grows(fact) for fact in others)
+    if first is None or not fed_back or first.datum_type != "i64" or len(first.shape) != 2:
+        inputs = "; ".join(map(str, model.inputs[:_TOLD])) or "none"
+        more = f" and {len(model.inputs) - _TOLD} more" if len(model.inputs) > _TOLD else ""
         raise EngineLoadError(
-            f"{archive.path}: not a language model that takes token ids only; its inputs are {inputs}.",
+            f"{archive.path}: not a language model that takes token ids only; its inputs are {inputs}{more}.",
             "bench measures exports of t2n-llm and archives of their form (docs/inspect-and-bench.md).",
         )
+
+
+def fresh_session(model: WheelModel) -> WheelSession:
+    """Return a session without a past: token ids go in, states that are not the engine's own are fed back in its process."""
+    session = model.spawn_state()
+    states = [empty_input(fact) for fact in model.inputs[1:]]
+    if states:
+        session.feed_back(states)
+    return session
+
+
+def _timed(model: WheelModel, turns: Sequence[Sequence[Array]]) -> list[float]:
+    """Return the seconds of turns on a state of their own."""
+    session = fresh_session(model)
+    try:
+        return session.time_turns(turns)
+    finally:
+        session.close()
 
 
 def _token_ids(archive: LocatedArchive, count: int) -> Array:
@@ -288,14 +310,14 @@ def _token_ids(archive: LocatedArchive, count: int) -> Array:
 
 
 def _prefill_speed(model: WheelModel, ids: Array, plan: BenchPlan) -> float:
-    (seconds,) = model.time_turns([[ids[:, : plan.prefill]]])
+    (seconds,) = _timed(model, [[ids[:, : plan.prefill]]])
     return plan.prefill / seconds
 
 
 def _decode_speed(model: WheelModel, ids: Array, plan: BenchPlan, chunks: Chunks) -> float:
     past = [[np.array([piece], np.int64)] for piece in split_prompt(ids[0, : plan.depth].tolist(), chunks)]
     steps = [[ids[:, at : at + 1]] for at in range(plan.depth, plan.depth + plan.decode)]
-    return plan.decode / sum(model.time_turns([*past, *steps])[len(past) :])
+    return plan.decode / sum(_timed(model, [*past, *steps])[len(past) :])
 
 
 # --- the command --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from t2n_llm.export.located import LocatedArchive
-from t2n_llm.measure.benchmark import ArchiveDescription, check_interface, describe_archive
+from t2n_llm.measure.benchmark import ArchiveDescription, check_interface, describe_archive, fresh_session
 from t2n_llm.measure.rivals.protocol import Turns
 
 
@@ -55,7 +55,7 @@ class RunningArchive:
 
     def __init__(self, model: WheelModel, version: str) -> None:
         self._model = model
-        self._session = model.spawn_state()
+        self._session = fresh_session(model)
         self.version = version
 
     @cached_property
@@ -68,7 +68,7 @@ class RunningArchive:
         """Feed token ids; see `Running.time_turns`."""
         if fresh:
             self._session.close()
-            self._session = self._model.spawn_state()
+            self._session = fresh_session(self._model)
         return self._session.time_turns([[np.asarray([turn], dtype=np.int64)] for turn in turns])
 
     def peak_rss_bytes(self) -> int:

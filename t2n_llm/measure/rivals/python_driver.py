@@ -45,14 +45,14 @@ class TorchModel:
         import transformers
 
         torch.set_num_threads(request["threads"])
-        self._torch, self._cache_class = torch, transformers.DynamicCache
+        self._torch = torch
         transformers.utils.logging.disable_progress_bar()
         config = transformers.AutoConfig.from_pretrained(request["folder"], local_files_only=True)
         for name in config.architectures or ():
             getattr(transformers, name, None)  # imports the model's code before the clock starts
         self.began = time.perf_counter()
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            request["folder"], dtype=getattr(torch, request["dtype"]), attn_implementation="sdpa", local_files_only=True
+            request["folder"], dtype=getattr(torch, request["dtype"]), local_files_only=True
         ).eval()
         names = inspect.signature(self._model.forward).parameters
         self._keyword = next(name for name in ("cache", "past_key_values", "cache_params") if name in names)
@@ -60,13 +60,13 @@ class TorchModel:
         self.forget()
 
     def forget(self) -> None:
-        self._cache = self._cache_class(config=self._model.config)
+        self._cache = None  # the model makes one of its own kind
 
     def feed(self, tokens: list[int]) -> None:
         with self._torch.inference_mode():
             ids = self._torch.tensor([tokens])
-            given = {self._keyword: self._cache, "use_cache": True, "logits_to_keep": 1}
-            self._last = self._model(ids, **given).logits
+            answer = self._model(ids, **{self._keyword: self._cache, "use_cache": True, "logits_to_keep": 1})
+            self._last, self._cache = answer.logits, getattr(answer, self._keyword)
 
     def logits(self) -> Any:
         return self._last[0, -1].float().numpy()

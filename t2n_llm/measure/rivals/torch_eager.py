@@ -16,7 +16,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 class TorchEager:
-    """transformers in PyTorch, eager, with `scaled_dot_product_attention` and a `DynamicCache`.
+    """transformers in PyTorch, eager, with `scaled_dot_product_attention` where the model has it, and the model's own cache.
 
     Args:
         subject: the model.

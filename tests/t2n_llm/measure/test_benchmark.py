@@ -7,8 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import MissingExtraError, OptionError
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.wheel import TractWheel
@@ -18,9 +22,10 @@ from generic_export.read.outline import read_outline
 from t2n_llm import export_llm
 from t2n_llm.cli.bench_plot import plot_bench
 from t2n_llm.export.located import locate_archive
-from t2n_llm.measure.benchmark import ArchiveFigures, BenchPlan, BenchReport, Samples, bench_archives
+from t2n_llm.measure.benchmark import ArchiveFigures, BenchPlan, BenchReport, Samples, bench_archives, fresh_session
 from t2n_llm.measure.profiling import profile_archive
 from t2n_llm.measure.traffic import bytes_read
+from t2n_llm.zoo.tiny_model import build_tiny_model
 from tests.t2n_llm.command_line import call, refused, run_python, strict_json
 
 NEEDS_CLI = pytest.mark.skipif(
@@ -61,6 +66,34 @@ def test_two_archives_side_by_side(real_export: Path, tiny_export: Path) -> None
     assert second["ratio_to_first"]["decode"] == pytest.approx(ratio)
     assert ratio > 1  # 64 wide and 2 layers against 256 and 6
     assert (first["bits_per_weight"], second["bits_per_weight"]) == (pytest.approx(16, abs=0.1), pytest.approx(32))
+
+
+def test_states_that_are_fed_back_are_part_of_a_step(tmp_path: Path) -> None:
+    build_tiny_model("mamba").save_pretrained(tmp_path / "mamba")
+    export_llm(str(tmp_path / "mamba"), tmp_path / "export", check=False, require_tokenizer=False)
+    outcome = call("bench", tmp_path / "export", *QUICK, "--json")
+    assert outcome.code == 0, outcome.err
+    (figures,) = strict_json(outcome.out)["archives"]
+    assert figures["decode_tokens_per_second"]["median"] > 0
+    archive = locate_archive(tmp_path / "export")
+    turns = [[np.array([ids])] for ids in ([3, 5, 7], [9], [4])]
+    with TractWheel().load(archive.path) as model:
+        run, timed = fresh_session(model), fresh_session(model)
+        expected = [run.run(turn)[0] for turn in turns]
+        assert len(timed.time_turns(turns[:2])) == 2
+        assert np.array_equal(timed.run(turns[2])[0], expected[2])
+        assert not np.array_equal(fresh_session(model).run(turns[2])[0], expected[2])
+
+
+def test_what_takes_more_than_tokens_is_refused_in_one_line(tmp_path: Path) -> None:
+    class Sum(nn.Module):
+        def forward(self, *values: torch.Tensor) -> torch.Tensor:
+            return torch.stack(values).sum(0)
+
+    archive = export_model_to_nnef(Sum(), tuple(torch.randn(4, 2, 3)), tmp_path / "sum", TractNNEF(check_io=False))
+    outcome = call("bench", archive)
+    refused(outcome, "and 1 more")
+    assert outcome.line("error").count(" f32") == 3
 
 
 def test_decoding_after_many_tokens_is_slower(real_export: Path) -> None:

@@ -183,13 +183,21 @@ class EngineWorker:
 
     def time_turns(self, turns: list[list[Any]], session: int | None = None) -> list[float]:
         """Run turns on one fresh state, or on a session's; return the seconds that each took in the engine."""
-        state = self._runnable.spawn_state() if session is None else self._states[session]
+        if session is None:
+            fresh = self.spawn()
+            try:
+                return self.time_turns(turns, fresh)
+            finally:
+                self.forget([fresh])
+        fed_back = self._fed_back.get(session, [])
         seconds = []
         for turn in turns:
-            given = turn if session is None else self._with_held(session, turn)
+            given = self._with_held(session, [*turn, *fed_back])
             start = time.perf_counter()
-            state.run(given)
+            outputs = self._states[session].run(given)
             seconds.append(time.perf_counter() - start)
+            if fed_back:
+                fed_back = self._fed_back[session] = outputs[len(outputs) - len(fed_back) :]
         return seconds
 
     def properties(self) -> dict[str, Any]:
