@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+from bench_rivals import measured
+
 from generic_export.errors import T2NError
 from t2n_llm import export_llm
-from t2n_llm.cli.comparison import Grid, run_comparison
-from t2n_llm.export.located import locate_archive
 from t2n_llm.measure.comparison import SpeedComparison
 
 WIDTH, VOCABULARY = 768, 8192
@@ -76,16 +76,12 @@ def write_checkpoint(config: Any, folder: Path) -> Path:
     return folder
 
 
-def measured(name: str, work: Path, options: argparse.Namespace) -> SpeedComparison:
+def beside_torch(name: str, work: Path, options: argparse.Namespace) -> SpeedComparison:
     """Return a family's export beside PyTorch."""
-    from generic_export.inference_target.tract.engines.wheel import TractWheel
-
     checkpoint = write_checkpoint(configs()[name](), work / name)
-    export_llm(str(checkpoint), work / f"{name}-f16", check=False, require_tokenizer=False)
-    located = [locate_archive(work / f"{name}-f16")]
-    plan = Grid.parse(options.prefill, options.depth, options.threads).plan(located, options.decode, options.repeat, 1)
-    tell = lambda message: print(f"{name}: {message}", file=sys.stderr, flush=True)  # noqa: E731
-    return run_comparison(located, ["torch"], str(checkpoint), TractWheel(timeout_seconds=3600), plan, tell)
+    output = work / f"{name}-f16"
+    export_llm(str(checkpoint), output, check=False, require_tokenizer=False)
+    return measured(output, checkpoint, options)
 
 
 def rows(name: str, comparison: SpeedComparison) -> Iterator[str]:
@@ -109,6 +105,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--decode", type=int, default=16, metavar="N", help="steps at each depth, a repeat")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="measurements of each")
     parser.add_argument("--threads", default="1", metavar="N", help="of both")
+    parser.set_defaults(against=["torch"])
     options = parser.parse_args(arguments)
     options.models = options.models.split(",")
     unknown = [name for name in options.models if name not in configs()]
@@ -124,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in options.models:
             with tempfile.TemporaryDirectory(prefix="t2n-mixers-") as work:
-                print("\n".join(rows(name, measured(name, Path(work), options))), flush=True)
+                print("\n".join(rows(name, beside_torch(name, Path(work), options))), flush=True)
     except T2NError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from generic_export.nnef.dat import BLOCK_FORMATS
-from generic_export.nnef.graph import ArrayLiteral, NnefGraph, NnefOperation, Reference, references
+from generic_export.nnef.graph import NnefGraph, NnefOperation, references
+from generic_export.nnef.half_storage import is_mixed_product
 from generic_export.nnef.rewriting import attribute, renamed_throughout, retyped_note, with_attribute
 
 _HALF, _FULL = "f16", "f32"
@@ -77,19 +78,16 @@ def _rounded_chain(
     while len(chain) and readers[chain[-1]] == 1 and chain[-1] in makers:
         maker = makers[chain[-1]]
         if maker.operator not in _VIEWS:
-            return chain if _is_mixed_product(maker, types) else []
+            return chain if _rounds(maker, types) else []
         chain.append(references(maker)[0])
     return []
 
 
-def _is_mixed_product(operation: NnefOperation, types: Mapping[str, str]) -> bool:
+def _rounds(product: NnefOperation, types: Mapping[str, str]) -> bool:
     """Say whether an operation multiplies f32 values with f16 or blocks, and sums in f32."""
-    operands = operation.inputs[0] if operation.inputs else None
-    if operation.operator != "tract_core_einsum" or not isinstance(operands, ArrayLiteral):
-        return False
-    kinds = [types.get(operand.name) for operand in operands.elements if isinstance(operand, Reference)]
-    mixed = len(kinds) == 2 and kinds.count(_FULL) == 1 and not _STORED.isdisjoint(kinds)
-    return mixed and attribute(operation, "acc") == _FULL
+    read = references(product)
+    narrow = [name for name in read if types.get(name) in _STORED]
+    return is_mixed_product(product, narrow) and _FULL in map(types.get, read)
 
 
 def _joined(rounded: str, cast: str, outputs: tuple[str, ...]) -> dict[str, str]:

@@ -180,6 +180,15 @@ def _role(use: StorageUse, is_head: bool) -> str:
     return "@embeddings" if use.gathered else ""
 
 
+def head_names(skeleton: Weightless) -> tuple[str, ...]:
+    """Return every name of the parameter that makes the logits; nothing where a model has no head."""
+    name = _weight_name(skeleton, "get_output_embeddings")
+    if name is None:
+        return ()
+    stored = skeleton.tied.get(name, name)
+    return names_shared(skeleton.tied).get(stored, (stored,))
+
+
 def _weight_name(skeleton: Weightless, getter: str) -> str | None:
     model: Any = skeleton.network
     try:

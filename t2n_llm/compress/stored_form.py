@@ -29,6 +29,7 @@ from quant.stream import QuantizationError
 from t2n_llm.compress.apply import Compression
 from t2n_llm.compress.calibration import Calibration
 from t2n_llm.compress.compressed import Captured, Workspace, compressed
+from t2n_llm.compress.plan import head_names
 from t2n_llm.compress.prequantized import kept_as_stored, quantized_again
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.reporter import Reporter
@@ -134,15 +135,19 @@ def stored_forms(
             _stored_form(options, checkpoint, part, compression)
             for part, compression in zip(parts, compressions, strict=True)
         )
-        if options.weights_in_memory == "f16" and not any(map(_holds_blocks, forms)):
-            raise OptionError(
-                "--weights-in-memory f16 is given, and nothing is stored in less.", "Add --compress q4_0."
-            )
+        _refuse_nothing_to_widen(options.weights_in_memory, forms)
         yield forms
 
 
-def _holds_blocks(form: StoredForm) -> bool:
-    return any(variable.dtype in BLOCK_FORMATS for variable in form.graph.variables)
+def _refuse_nothing_to_widen(dtype: str, forms: Sequence[StoredForm]) -> None:
+    """Refuse weights in memory of a type in which, or in a wider one, the archives have them all."""
+    stored = {variable.dtype for form in forms for variable in form.graph.variables}
+    if dtype == "f16" and stored.isdisjoint(BLOCK_FORMATS):
+        raise OptionError("--weights-in-memory f16 is given, and nothing is stored in less.", "Add --compress q4_0.")
+    if dtype == "f32" and stored.isdisjoint({"f16", *BLOCK_FORMATS}):
+        raise OptionError(
+            "--weights-in-memory f32 is given, and the file has them in f32.", "Leave it, or --dtype f32, out."
+        )
 
 
 def _stored_form(
@@ -169,12 +174,4 @@ def _in_memory(graph: NnefGraph, skeleton: Weightless, dtype: str) -> NnefGraph:
     """Return the graph whose products read weights as they are to lie in the engine's memory."""
     if dtype == "stored":
         return graph
-    return widen_weights(graph, dtype, kept=_head_names(skeleton) if dtype == "f32" else ())
-
-
-def _head_names(skeleton: Weightless) -> set[str]:
-    """Return the names of what makes the logits: one row of a prompt is multiplied by it."""
-    find = getattr(skeleton.network, "get_output_embeddings", None)
-    weight = getattr(find() if find is not None else None, "weight", None)
-    named = skeleton.network.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in named if parameter is weight}
+    return widen_weights(graph, dtype, kept=head_names(skeleton) if dtype == "f32" else ())

@@ -65,16 +65,10 @@ class ExportOptions:
             )
 
     def _refuse_memory_without_use(self) -> None:
-        if self.compression.weights_in_memory != "f32":
-            return
-        if self.graph.computes_in == "f16":
+        if self.compression.weights_in_memory == "f32" and self.graph.computes_in == "f16":
             raise OptionError(
                 "--weights-in-memory f32 is given, and activations are f16: products would be slower.",
                 "Leave out --activations f16.",
-            )
-        if self.graph.dtype == "f32" and self.compression.recipe() is None:
-            raise OptionError(
-                "--weights-in-memory f32 is given, and the file has them in f32.", "Leave it, or --dtype f32, out."
             )
 
     @staticmethod

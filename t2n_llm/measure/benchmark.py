@@ -294,7 +294,7 @@ def fresh_session(model: WheelModel) -> WheelSession:
     return session
 
 
-def _timed(model: WheelModel, turns: Sequence[Sequence[Array]]) -> list[float]:
+def timed_turns(model: WheelModel, turns: Sequence[Sequence[Array]]) -> list[float]:
     """Return the seconds of turns on a state of their own."""
     session = fresh_session(model)
     try:
@@ -310,14 +310,14 @@ def _token_ids(archive: LocatedArchive, count: int) -> Array:
 
 
 def _prefill_speed(model: WheelModel, ids: Array, plan: BenchPlan) -> float:
-    (seconds,) = _timed(model, [[ids[:, : plan.prefill]]])
+    (seconds,) = timed_turns(model, [[ids[:, : plan.prefill]]])
     return plan.prefill / seconds
 
 
 def _decode_speed(model: WheelModel, ids: Array, plan: BenchPlan, chunks: Chunks) -> float:
     past = [[np.array([piece], np.int64)] for piece in split_prompt(ids[0, : plan.depth].tolist(), chunks)]
     steps = [[ids[:, at : at + 1]] for at in range(plan.depth, plan.depth + plan.decode)]
-    return plan.decode / sum(_timed(model, [*past, *steps])[len(past) :])
+    return plan.decode / sum(timed_turns(model, [*past, *steps])[len(past) :])
 
 
 # --- the command --------------------------------------------------------------------------------

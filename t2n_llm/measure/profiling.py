@@ -25,9 +25,10 @@ from generic_export.inference_target.tract.engines.wheel import TractWheel, Whee
 from generic_export.read.contents import StoredTensor, read_contents
 from generic_export.read.expansion import engine_names
 from generic_export.read.outline import GraphOutline, module_paths, read_outline
-from t2n_llm.check.runner import BIND_BATCH, empty_input
+from t2n_llm.check.runner import BIND_BATCH
 from t2n_llm.export.located import LocatedArchive
 from t2n_llm.graph.prefill import split_prompt
+from t2n_llm.measure.benchmark import timed_turns
 from t2n_llm.measure.inspection import stateful_transforms
 from t2n_llm.measure.machine_limits import MachineLimits, measured_limits
 from t2n_llm.measure.traffic import bytes_read, cache_concats, consumers, flops
@@ -261,8 +262,7 @@ def _timed_steps(subject: _Subject, engine: TractWheel, past: int) -> tuple[Step
 def _step_seconds(model: WheelModel, archive: LocatedArchive, past: int) -> float:
     room = _STEPS if archive.max_positions is None else min(_STEPS, archive.max_positions - past)
     pieces = [*split_prompt([0] * past, archive.prefill), *[[0]] * room]
-    fixed = [empty_input(fact) for fact in model.inputs[1:]]
-    seconds = model.time_turns([[np.array([piece], np.int64), *fixed] for piece in pieces])
+    seconds = timed_turns(model, [[np.array([piece], np.int64)] for piece in pieces])
     return min(seconds[-room:])
 
 

@@ -20,6 +20,7 @@ from generic_export.read.outline import GraphOutline, Invocation
 _FOLDED = {"reshape", "transpose", "unsqueeze", "squeeze", "tract_core_cast"}
 _MIXTURE = "tract_moe_ffn"
 _GATHERS = {"tract_core_gather", "gather"}
+_TYPES_SAID = {"tract_core_cast": "to", "tract_core_gather": "datum_type"}
 _VALUE_BYTES = {"f16": 2, "f32": 4, "f64": 8}
 
 
@@ -118,14 +119,10 @@ def _widened_bytes(outline: GraphOutline) -> dict[str, float]:
         operands = list(_references(value for _, value in invocation.arguments))
         if invocation.operator == "tract_core_range" and not operands:
             ranges.add(invocation.outputs[0])
-        elif not operands or operands[0] not in elements:
-            continue
-        elif invocation.operator in _GATHERS and ranges.issuperset(operands[1:]):
-            size = _VALUE_BYTES.get(str(invocation.argument("datum_type")), 4)
-            found[invocation.outputs[0]] = float(size * elements[operands[0]])
-        elif invocation.operator == "tract_core_cast":
-            size = _VALUE_BYTES.get(str(invocation.argument("to")), 4)
-            found[invocation.outputs[0]] = float(size * elements[operands[0]])
+        elif operands and operands[0] in elements and ranges.issuperset(operands[1:]):
+            dtype = invocation.argument(_TYPES_SAID.get(invocation.operator, ""))
+            if dtype is not None:
+                found[invocation.outputs[0]] = float(_VALUE_BYTES.get(str(dtype), 4) * elements[operands[0]])
     return found
 
 
