@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Measure what each 4-bit algorithm costs in quality: KL to f32, top-1 agreement and perplexity on held-out text.
 
-usage: scripts/quantization_table.py [--model DIR] [--text FILE] [--calibration FILE] [--algorithms A,B,...]
+usage: scripts/quantization_table.py [--model DIR|FILE.gguf] [--text FILE] [--calibration FILE] [--algorithms A,B,...]
                                      [--engine torch|tract] [--embeddings] [--budget TIME] [--passes N] [--seed N]
                                      [--no-permute] [--windows N] [--work DIR] [--json FILE.jsonl]
 
 model         by default SmolLM2-135M-Instruct as scripts/fetch_test_models.py makes it. Its weights come from a 4-bit file;
               so its channels are permuted first, consistently everywhere: the function stays the same (checked on logits),
-              and the groups of 32 are no longer those of the old grid.
+              and the groups of 32 are no longer those of the old grid. A GGUF file is de-quantised first.
 torch         rounds the weights in memory and runs PyTorch in f32: fast, to compare algorithms.
 tract         exports an f16 archive for every row and runs it in the engine: what a user gets. Rows f32 and f16 too. One
               archive and one engine process at a time; a window is one run, as the archives give all logits.
@@ -82,11 +82,27 @@ class Row:
 Measure = Callable[[str], AbstractContextManager[Callable[[Sequence[int]], Any]]]
 
 
+def dequantized_model(gguf: Path, output: Path) -> Path:
+    """Write the checkpoint in bf16 that a GGUF file stands for; `output` is left alone when it is there already."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    if (output / "config.json").is_file():
+        return output
+    where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    plain = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16, quantization_config=plain)
+    vars(model.config).pop("quantization_config", None)
+    AutoTokenizer.from_pretrained(**where).save_pretrained(output)
+    model.save_pretrained(output)
+    return output
+
+
 def permuted_model(folder: Path, output: Path, seed: int = 1) -> Path:
     """Write a Llama-shaped checkpoint with permuted channels that computes the same function.
 
     Args:
-        folder: the model: Llama's module names, tied or untied.
+        folder: the model: Llama's module names, tied or untied, with norms before or behind (Gemma).
         output: folder to make; left alone when it is there already.
         seed: of the permutations.
 
@@ -127,7 +143,7 @@ def _permute(model: Any, generator: Any) -> None:
     _reorder(base.norm.weight, rows=stream)
     for layer in base.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+        for norm in (module for name, module in layer.named_children() if name.endswith("layernorm")):
             _reorder(norm.weight, rows=stream)
         hidden = torch.randperm(config.intermediate_size, generator=generator)
         values, outputs = _head_permutations(config, attention.head_dim, generator)
@@ -401,12 +417,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if not (options.model / "config.json").is_file():
+    is_gguf = options.model.suffix == ".gguf" and options.model.is_file()
+    if not is_gguf and not (options.model / "config.json").is_file():
         raise TableError(f"{options.model}: no model there; run scripts/fetch_test_models.py.")
-    from generic_export.errors import OptionError
     from quant.algorithms import BUILT_IN
     from t2n_llm.compress.algorithms import CALIBRATED
-    from t2n_llm.measure.quality import windows_of
 
     known = (*BUILT_IN, *CALIBRATED)
     algorithms = options.algorithms.split(",") if options.algorithms else known
@@ -415,11 +430,9 @@ def _run(options: argparse.Namespace) -> None:
         raise TableError(f"unknown algorithm {min(unknown)}; there are {', '.join(known)}.")
     names = row_names(algorithms, options.embeddings)
     with work_folder(options.work) as work:
-        folder = options.model if options.no_permute else permuted_model(options.model, work / "permuted")
-        try:
-            windows = windows_of(_encode(folder, options.text), options.windows, WINDOW)
-        except OptionError as error:
-            raise TableError(error.message) from error
+        plain = dequantized_model(options.model, work / "plain") if is_gguf else options.model
+        folder = plain if options.no_permute else permuted_model(plain, work / "permuted")
+        windows = windows_of_text(folder, options.text, options.windows)
         setting = _setting(options, folder, windows)
         keep = work / f"f32-{setting}.pt" if options.work is not None else None
         measured = read_rows(options.json, setting)
@@ -463,15 +476,25 @@ def _setting(options: argparse.Namespace, folder: Path, windows: Sequence[Sequen
     return digest.hexdigest()[:12]
 
 
-def _encode(folder: Path, text: Path) -> list[int]:
-    from transformers import AutoTokenizer
+def windows_of_text(folder: Path, text: Path, count: int) -> list[list[int]]:
+    """Return the windows of a text, in a model's tokens, each begun as its tokenizer begins a text.
+
+    Raises:
+        TableError: the text cannot be read, or is too short.
+    """
+    from generic_export.errors import OptionError
+    from t2n_llm.measure.quality import windows_of
+    from t2n_llm.source.hub import load_tokenizer, opening_ids
 
     try:
         content = text.read_text(encoding="utf-8")
     except OSError as error:
         raise TableError(f"{text}: {error.strerror}") from error
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return list(tokenizer.encode(content, add_special_tokens=False))
+    tokenizer = load_tokenizer(folder)
+    try:
+        return windows_of(tokenizer.encode(content, add_special_tokens=False), count, WINDOW, opening_ids(tokenizer))
+    except OptionError as error:
+        raise TableError(error.message) from error
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ In: `builtin`, `auto` or a path. Out: token ids, int64 [n, L], n sequences of on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from generic_export.errors import OptionError
 from t2n_llm.compress.written import generated_ids
-from t2n_llm.source.hub import ModelSource
+from t2n_llm.source.hub import ModelSource, opening_ids
 
 BUILTIN, AUTO = "builtin", "auto"
 DEFAULT_SEQUENCES = 32
@@ -49,9 +50,9 @@ def calibration_ids(
     if choice == AUTO:
         return generated_ids(source, sequences=sequences, length=min(length, _AUTO_LENGTH), seed=seed)
     text = builtin_text() if choice == BUILTIN else read_text(Path(choice))
-    return spread_ids(
-        source.tokenizer().encode(text, add_special_tokens=False, verbose=False), sequences, length, choice
-    )
+    tokenizer = source.tokenizer()
+    ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+    return spread_ids(ids, sequences, length, choice, opening_ids(tokenizer))
 
 
 def builtin_text() -> str:
@@ -71,7 +72,9 @@ def evaluation_text(path: Path | None) -> str:
     return read_text(path, "text")
 
 
-def spread_ids(ids: list[int], sequences: int, length: int, origin: str = "the text") -> torch.Tensor:
+def spread_ids(
+    ids: list[int], sequences: int, length: int, origin: str = "the text", opening: Sequence[int] = ()
+) -> torch.Tensor:
     """Cut sequences of one length out of a long text, evenly spread over it and without overlap.
 
     Args:
@@ -79,6 +82,7 @@ def spread_ids(ids: list[int], sequences: int, length: int, origin: str = "the t
         sequences: at most so many.
         length: of each; a shorter text gives one sequence of its own length.
         origin: named in the error.
+        opening: tokens that each sequence begins with, part of its length.
 
     Returns:
         int64 [n, L].
@@ -90,10 +94,10 @@ def spread_ids(ids: list[int], sequences: int, length: int, origin: str = "the t
         raise OptionError(
             f"calibration text {origin}: {len(ids)} tokens are too few.", "Give a text of a few thousand words."
         )
-    length = min(length, len(ids))
-    count = min(sequences, len(ids) // length)
+    cut = min(max(1, length - len(opening)), len(ids))
+    count = min(sequences, len(ids) // cut)
     step = len(ids) // count
-    return torch.tensor([ids[i * step : i * step + length] for i in range(count)], dtype=torch.int64)
+    return torch.tensor([[*opening, *ids[i * step : i * step + cut]] for i in range(count)], dtype=torch.int64)
 
 
 def _position_limit(config: Any) -> int:

@@ -19,7 +19,7 @@ from generic_export.interrupts import asking
 from kvcache.compat import cache_keyword, cache_of
 from t2n_llm.compress.effort import Effort
 from t2n_llm.compress.progress import WritingProgress
-from t2n_llm.source.hub import ModelSource
+from t2n_llm.source.hub import ModelSource, opening_ids
 from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.placement import Placement, plan_residency
 
@@ -36,10 +36,12 @@ class Writer:
     Attributes:
         model: whole and in memory, f32.
         generator: draws the tokens.
+        opening: int64 [B], what every text begins with.
     """
 
     model: Any
     generator: torch.Generator
+    opening: torch.Tensor
 
     @staticmethod
     def of(source: ModelSource, seed: int) -> Writer:
@@ -52,12 +54,13 @@ class Writer:
         Raises:
             NotEnoughMemoryError: the model does not fit.
         """
-        return Writer(_load(source), torch.Generator().manual_seed(seed))
+        opening = opening_ids(source.tokenizer()) if source.has_tokenizer() else []
+        return Writer(_load(source), torch.Generator().manual_seed(seed), torch.tensor(opening, dtype=torch.int64))
 
     def anything(self, count: int, length: int) -> torch.Tensor:
         """Write `count` texts [count, length] that begin with any token."""
         vocabulary = self.model.config.get_text_config().vocab_size
-        begun = torch.randint(vocabulary, (count, 1), generator=self.generator)
+        begun = self._opened(torch.randint(vocabulary, (count, 1), generator=self.generator))
         return torch.cat([self._continued(part, length) for part in begun.split(_BATCH)])
 
     def continuations(self, texts: torch.Tensor, until: float = math.inf) -> Iterator[torch.Tensor]:
@@ -72,15 +75,19 @@ class Writer:
         """
         count, given = texts.shape
         length = max(1, given // _SHORTER)
-        begun = max(1, length // _BEGUN)
+        begun = max(1, length // _BEGUN - len(self.opening))
         for first in itertools.count(0, _BATCH):
             rows = [texts[place % count] for place in range(first, first + _BATCH)]
             starts = torch.randint(given - begun + 1, (_BATCH,), generator=self.generator).tolist()
             prompts = torch.stack([row[start : start + begun] for row, start in zip(rows, starts, strict=True)])
-            written = self._continued(prompts, length, until)
+            written = self._continued(self._opened(prompts), length, until)
             if written.shape[1] < length:
                 return
             yield written
+
+    def _opened(self, texts: torch.Tensor) -> torch.Tensor:
+        """Return texts [n, P] behind what every text begins with."""
+        return torch.cat([self.opening.expand(len(texts), -1), texts], dim=1)
 
     @torch.no_grad()
     def _continued(self, prompts: torch.Tensor, length: int, until: float = math.inf) -> torch.Tensor:

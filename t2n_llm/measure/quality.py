@@ -44,24 +44,26 @@ class Quality:
 Predict = Callable[[Turn], torch.Tensor]
 
 
-def windows_of(ids: Sequence[int], count: int, length: int) -> list[list[int]]:
+def windows_of(ids: Sequence[int], count: int, length: int, opening: Sequence[int] = ()) -> list[list[int]]:
     """Cut windows out of a text, evenly spread over it and without overlap.
 
     Args:
         ids: the text's tokens.
         count: at most so many windows.
         length: tokens in each.
+        opening: tokens that each window begins with, part of its length.
 
     Raises:
         OptionError: the text is shorter than one window, or a window has no token to predict.
     """
     if length < 2 or count < 1:
         raise OptionError(f"{count} windows of {length} tokens leave nothing to score.", "Take windows of 2 or more.")
-    count = min(count, len(ids) // length)
+    cut = max(1, length - len(opening))
+    count = min(count, len(ids) // cut)
     if not count:
-        raise OptionError(f"the text has {len(ids)} tokens, a window takes {length}.", "Give a longer text.")
+        raise OptionError(f"the text has {len(ids)} tokens, a window takes {cut}.", "Give a longer text.")
     step = len(ids) // count
-    return [list(ids[index * step : index * step + length]) for index in range(count)]
+    return [[*opening, *ids[index * step : index * step + cut]] for index in range(count)]
 
 
 def compare_windows(

@@ -41,6 +41,7 @@ GGUF_SUFFIX = ".gguf"
 
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 _TOKENIZER_MODELS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_ANY_TEXT = "text"
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,19 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
         raise MissingTokenizerError(
             f"{folder}: transformers cannot build its tokenizer: {_one_line(error)}", hint
         ) from error
+
+
+def opening_ids(tokenizer: Any) -> list[int]:
+    """Return what a tokenizer puts before every text: `<bos>` for Llama and Gemma, nothing for SmolLM2 and Qwen.
+
+    A model that has always read it first reads any other text badly: its attention rests on that token.
+    """
+    plain = tokenizer.encode(_ANY_TEXT, add_special_tokens=False)
+    whole = tokenizer.encode(_ANY_TEXT)
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            return [int(each) for each in whole[:start]]
+    return []
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -17,6 +17,7 @@ from t2n_llm.zoo.full_size import is_near_the_bar
 from t2n_llm.zoo.verdict import OUTCOMES, OVER, RIGHT, CellVerdict
 
 EXPECTED_FILE = Path(__file__).with_name("expected.toml")
+_TYPES_LIKE_F32 = ("f16", "q4_0")
 _LONGEST_REASON = 240
 _HEADER = """\
 # Cells of the zoo that are not right, one a line, with the reason. Everything else must be right.
@@ -100,13 +101,21 @@ def surprises(
         expected: the rows.
         known: what every architecture of every task is called (`rows_of_all`); rows of others are reported. None to leave that out.
     """
-    found = [surprise for verdict in verdicts if (surprise := _surprise(verdict, expected.get(verdict.key)))]
+    found = [surprise for verdict in verdicts if (surprise := _surprise(verdict, row_for(verdict, expected)))]
     if known is not None:
         gone = [key for key in expected if key.rpartition(":")[0] not in known]
         found += [
             Surprise(key, "no such cell", "transformers has no such architecture: remove the row") for key in gone
         ]
     return found
+
+
+def row_for(verdict: CellVerdict, expected: Mapping[str, Expected]) -> Expected | None:
+    """Return the row of a cell; for what is not right in f16 or Q4_0 and has none, the one of f32, whose graph it has."""
+    row = expected.get(verdict.key)
+    if row is None and verdict.outcome != RIGHT and verdict.dtype in _TYPES_LIKE_F32:
+        return expected.get(f"{verdict.key.rpartition(':')[0]}:f32")
+    return row
 
 
 def _surprise(verdict: CellVerdict, row: Expected | None) -> Surprise | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from generic_export.pages import render
 from generic_export.pages.chart import Chart, Line, line_chart
 from t2n_llm.zoo.compare import KINDS, compare_runs
-from t2n_llm.zoo.expectations import Expected, reason_of
+from t2n_llm.zoo.expectations import Expected, reason_of, row_for
 from t2n_llm.zoo.history import Run, Tally
 from t2n_llm.zoo.tables import by_architecture, column_title, dtypes_of
 from t2n_llm.zoo.verdict import (
@@ -93,7 +93,7 @@ def _shares(run: Run, dtype: str) -> list[tuple[str, int, str]]:
 
 def _reasons(cells: Iterable[CellVerdict], expected: Mapping[str, Expected]) -> list[str]:
     """Return why cells are not right, the same reason once."""
-    told = [reason_of(cell, expected.get(cell.key)) for cell in cells if cell.outcome != RIGHT]
+    told = [reason_of(cell, row_for(cell, expected)) for cell in cells if cell.outcome != RIGHT]
     return list(dict.fromkeys(told))
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from t2n_llm.tasks.names import TEXT_GENERATION
-from t2n_llm.zoo.expectations import Expected, reason_of
+from t2n_llm.zoo.expectations import Expected, reason_of, row_for
 from t2n_llm.zoo.full_size import table as full_size_table
 from t2n_llm.zoo.history import Run
 from t2n_llm.zoo.verdict import COLUMNS, FULL_SIZE, NOT_RUNNABLE, RIGHT, SUITE_COLUMNS, CellVerdict
@@ -142,7 +142,7 @@ def _reasons(
     # One line for the same reason in several element types.
     merged: dict[tuple[str, str, str], list[str]] = {}
     for verdict in rows:
-        reason = reason_of(verdict, expected.get(verdict.key))
+        reason = reason_of(verdict, row_for(verdict, expected))
         merged.setdefault((verdict.architecture, verdict.stage, reason), []).append(verdict.dtype)
     if not merged:
         return

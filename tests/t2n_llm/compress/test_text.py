@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
+from tokenizers.processors import ByteLevel
 
 from generic_export.errors import MissingTokenizerError, OptionError
 from t2n_llm.compress.text import builtin_text, calibration_ids, spread_ids
-from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.hub import ModelSource, open_source, opening_ids
 from tests.t2n_llm.conftest import REAL_MODEL
+
+
+def without_opening(model: Path, folder: Path) -> Path:
+    """Copy a model; its tokenizer puts nothing before a text."""
+    from transformers import AutoTokenizer
+
+    shutil.copytree(model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.post_processor = ByteLevel()
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +45,19 @@ def test_a_file(source, tmp_path):
     path.write_text("The quick brown fox jumps over the lazy dog. " * 40)
     ids = calibration_ids(str(path), source, sequences=3, length=50)
     assert ids.shape == (3, 50)
-    decoded = source.tokenizer().decode(ids[0])
+    decoded = source.tokenizer().decode(ids[0], skip_special_tokens=True)
     assert decoded.startswith("The quick brown fox")
+
+
+def test_every_sequence_begins_as_the_tokenizer_begins_a_text(source, tmp_path):
+    other = open_source(str(without_opening(REAL_MODEL, tmp_path / "other")))
+    begin = source.config.bos_token_id
+    assert opening_ids(source.tokenizer()) == [begin] and opening_ids(other.tokenizer()) == []
+    ids = calibration_ids("builtin", source, sequences=5, length=100)
+    assert ids[:, 0].eq(begin).all()
+    assert torch.equal(ids[:, 1:], calibration_ids("builtin", other, sequences=5, length=99))
+    assert calibration_ids("auto", source, sequences=3, length=24)[:, 0].eq(begin).all()
+    assert not calibration_ids("auto", other, sequences=3, length=24)[:, 0].eq(begin).all()
 
 
 def test_what_the_model_writes_depends_on_the_seed_alone(source):
@@ -49,6 +75,8 @@ def test_sequences_are_spread_without_overlap(count, sequences, length, shape):
     ids = spread_ids(list(range(count)), sequences, length)
     assert tuple(ids.shape) == shape
     assert len(set(ids.flatten().tolist())) == ids.numel()
+    opened = spread_ids(list(range(count)), sequences, length + 2, opening=[-1, -2])
+    assert torch.equal(opened[:, 2:], ids) and opened[:, :2].tolist() == [[-1, -2]] * len(ids)
 
 
 def test_texts_that_cannot_be_used(source, tmp_path, tiny_llama):

@@ -37,8 +37,9 @@ def _places(texts: torch.Tensor, begun: torch.Tensor) -> Iterator[int]:
 def test_each_begins_as_one_of_the_given_texts_goes_on(source: ModelSource) -> None:
     found = continued_ids(source, TEXTS, Effort(passes=1), 6)
     assert found.shape == (6, 32)
+    assert found[:, 0].eq(source.config.bos_token_id).all()  # as the tokenizer begins every text
     for index, row in enumerate(found):
-        assert index % 3 in _places(TEXTS, row[:4])  # in turn
+        assert index % 3 in _places(TEXTS, row[1:4])  # in turn
     assert not any(torch.equal(row, text) for row in found for text in TEXTS[:, :32])
 
 

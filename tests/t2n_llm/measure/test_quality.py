@@ -51,6 +51,7 @@ def test_windows_lie_evenly_and_do_not_overlap() -> None:
     windows = windows_of(list(range(100)), 3, 20)
     assert windows == [list(range(start, start + 20)) for start in (0, 33, 66)]
     assert len(windows_of(list(range(100)), 30, 20)) == 5
+    assert windows_of(list(range(100)), 3, 21, [-1]) == [[-1, *window] for window in windows]
     with pytest.raises(OptionError, match="10 tokens"):
         windows_of(list(range(10)), 3, 20)
     with pytest.raises(OptionError, match="nothing to score"):

@@ -64,6 +64,14 @@ def test_what_is_expected_is_none() -> None:
     assert surprises([], {FAIL.key: ROW}) == []  # a cell that was not run is not judged
 
 
+def test_what_f32_does_not_is_not_expected_of_other_element_types() -> None:
+    half = replace(FAIL, dtype="f16")
+    assert surprises([half], {FAIL.key: ROW}) == []
+    assert surprises([replace(half, outcome=WRONG)], {FAIL.key: ROW})[0].kind == "another failure"
+    assert surprises([replace(half, outcome=RIGHT)], {FAIL.key: ROW}) == []  # said of f32 alone
+    assert surprises([half], {"qwen3:f32": ROW})[0].kind == "unexpected failure"
+
+
 def test_a_row_of_an_architecture_that_is_gone_is_a_surprise() -> None:
     (surprise,) = surprises([], {"gone:f32": ROW, "llama:f32": ROW}, ["llama"])
     assert (surprise.key, surprise.kind) == ("gone:f32", "no such cell")
