@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from quant.protocol import InputStatistics
+    from t2n_llm.compress.learning_journal import LearningJournal
     from t2n_llm.compress.passes import Pass
     from t2n_llm.compress.result import CalibrationResult
     from t2n_llm.compress.sensitivity import Quantization
@@ -92,10 +93,12 @@ class TextCalibration:
         """See `Calibration.quantized`."""
         from t2n_llm.compress.calibrate import calibrate
         from t2n_llm.compress.journal import CalibrationJournal
+        from t2n_llm.compress.learning_journal import LearningJournal
 
         source, trust = self.source, self.source.trust_remote_code
         ids = self._read(_texts_of_layers(chosen, source.config), effort.seed)
-        journal = CalibrationJournal(work, _identity(source, chosen, ids))
+        identity = _identity(source, chosen, ids)
+        journal = CalibrationJournal(work, identity)
         made = calibrate(
             source.weights,
             chosen.get,
@@ -106,7 +109,9 @@ class TextCalibration:
             trust_remote_code=trust,
         )
         if any(chosen[name].distils for name in made.packed) and not effort.is_none:
-            self._learned(made, self._read(MOST_TEXTS, effort.seed), effort, work, progress)
+            texts = self._read(MOST_TEXTS, effort.seed)
+            learning = LearningJournal(work, f"{identity} {list(texts.shape)} {effort}")
+            self._learned(made, texts, effort, learning, progress)
         return made
 
     def _read(self, texts: int, seed: int) -> torch.Tensor:
@@ -116,7 +121,9 @@ class TextCalibration:
         sequences = min(texts, DEFAULT_SEQUENCES) if self.text == AUTO else texts
         return calibration_ids(self.text, self.source, sequences=sequences, seed=seed)
 
-    def _learned(self, made: CalibrationResult, ids: torch.Tensor, effort: Effort, work: Path, progress: Told) -> None:
+    def _learned(
+        self, made: CalibrationResult, ids: torch.Tensor, effort: Effort, journal: LearningJournal, progress: Told
+    ) -> None:
         """Let the whole model learn, where it fits in memory."""
         from t2n_llm.compress.distil import FEWEST_TEXTS, bytes_needed, bytes_of_text, distil, texts_to_write
         from t2n_llm.compress.reconstruct import split
@@ -135,11 +142,17 @@ class TextCalibration:
                 f"tuned did not learn at the end: that takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free."
             )
             return
-        began = time.monotonic()
-        wanted = min(texts_to_write(effort, len(ids)), (free - needed) // bytes_of_text(model, ids.shape[1]))
-        written = continued_ids(self.source, ids[split(len(ids))[0]], effort, wanted, progress)
-        left = effort.less(time.monotonic() - began)
-        found = distil(model, made, ids, left, written=written, work_dir=work, progress=progress)
+        recalled = journal.recalled_texts()
+        if recalled is None:
+            began = time.monotonic()
+            wanted = min(texts_to_write(effort, len(ids)), (free - needed) // bytes_of_text(model, ids.shape[1]))
+            written = continued_ids(self.source, ids[split(len(ids))[0]], effort, wanted, progress)
+            recalled = written, effort.less(time.monotonic() - began)
+            journal.keep_texts(*recalled)
+        written, left = recalled
+        found = distil(
+            model, made, ids, left, written=written, work_dir=journal.folder, journal=journal, progress=progress
+        )
         if not found.kept:
             made.notes.append(
                 "tuned learned nothing at the end that its held-out texts confirm: its blocks are as before."

@@ -8,9 +8,11 @@ What a model reads again and again it learns by heart, so texts that it wrote it
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,11 @@ from generic_export.weights.values import read_tensor
 from quant.blocks import Q4Blocks
 from quant.learned import LearnedBlocks
 from quant.packing import pack_q4_0, unpack_q4_0
+from t2n_llm.compress.course import Course
 from t2n_llm.compress.effort import Effort
 from t2n_llm.compress.half_products import fast_products
-from t2n_llm.compress.pace import BATCH, Clock, Mean, judgements, paced, texts_in_turn
+from t2n_llm.compress.learning_journal import LearningJournal
+from t2n_llm.compress.pace import BATCH, Clock, judgements, paced, texts_in_turn
 from t2n_llm.compress.progress import DistilProgress
 from t2n_llm.compress.reconstruct import split
 from t2n_llm.compress.result import CalibrationResult, write_tensor
@@ -35,7 +39,6 @@ FEWEST_TEXTS = 4
 _ROUNDS = 8  # most passes over one text; more of them learn its own turns
 _FRESH = 2  # passes over one text, where as many texts are written as that takes
 _MOST_WRITTEN = 1024  # texts, where a time says how long
-_BETAS = (0.9, 0.99)
 # Steps of Adam, as shares of what is moved: with twice as much, SmolLM2 comes away from the original before it comes nearer.
 _SCALE_STEP = 5e-4
 _NORM_STEP = 5e-4
@@ -103,6 +106,7 @@ def distil(
     *,
     written: torch.Tensor | None = None,
     work_dir: Path,
+    journal: LearningJournal | None = None,
     progress: Callable[[DistilProgress], None] | None = None,
 ) -> Distilled:
     """Learn the scales of everything that was quantised, and the norms, against the logits of the original.
@@ -114,6 +118,7 @@ def distil(
         effort: how long.
         written: int64 [m, M], texts that never judge.
         work_dir: where the packed tensors are written.
+        journal: keeps how far it has come, and knows how far an earlier run with the same arguments had.
         progress: told after every judgement.
     """
     began = time.monotonic()
@@ -125,7 +130,7 @@ def distil(
     inside = f"{model.layers_name}."  # what is outside of the layers makes the original's logits, too
     with model.resident_but([name for name in made.packed if name.startswith(inside)]):
         found, state = _Lesson(model, student, [*text_ids, *further], len(text_ids), hidden).learn(
-            effort, progress, began
+            effort, began, journal, progress
         )
     if found.kept:
         state.write(made, work_dir)
@@ -244,36 +249,47 @@ class _Lesson:
     hidden: Sequence[torch.Tensor]
 
     def learn(
-        self, effort: Effort, progress: Callable[[DistilProgress], None] | None, began: float
+        self,
+        effort: Effort,
+        began: float,
+        journal: LearningJournal | None,
+        progress: Callable[[DistilProgress], None] | None,
     ) -> tuple[Distilled, _State]:
         """Move the student; return what that brought, and the best state that was judged. `began` is when the effort did."""
         learned, judging = split(self.given)
         learned += range(self.given, len(self.ids))
-        judge_began = time.monotonic()
-        before = lowest = self.judged(judging)
-        times = judgements(effort, time.monotonic() - judge_began)
-        best, kept, step, due = self.student.state(), 0, 0, 1
-        mean = Mean.of(group["params"] for group in self.student.groups())
-        optimizer = torch.optim.Adam(self.student.groups(), betas=_BETAS, foreach=False)
-        steps = [group["lr"] for group in optimizer.param_groups]
-        order, clock = texts_in_turn(learned, effort.seed), Clock.of(effort, _ROUNDS * len(learned), began)
-        while clock.share(step) < 1:
-            for group, size in zip(optimizer.param_groups, steps, strict=True):
-                group["lr"] = size * paced(clock.share(step))
-            self.step(optimizer, [next(order) for _ in range(BATCH)])
-            step += 1
-            mean.add()
-            share = min(1.0, clock.share(step))
-            if share * times < due:
+        course, seconds = self._course(effort, judging, journal)
+        began = began if seconds is None else time.monotonic() - seconds
+        order = itertools.islice(texts_in_turn(learned, effort.seed), course.step * BATCH, None)
+        clock = Clock.of(effort, _ROUNDS * len(learned), began)
+        while clock.share(course.step) < 1:
+            texts = [next(order) for _ in range(BATCH)]
+            course.move(paced(clock.share(course.step)), partial(self.step, texts=texts))
+            share = min(1.0, clock.share(course.step))
+            if not course.is_due(share):
                 continue
-            due = int(share * times) + 1
-            with mean.given():
+            with course.mean.given():
                 now = self.judged(judging)
-                if now < lowest:
-                    lowest, best, kept = now, self.student.state(), step
+            course.judged(now)
+            if journal is not None:
+                journal.keep_course(course.stage(time.monotonic() - began))
             if progress is not None:
-                progress(DistilProgress(step, round(step / share), before, now, clock.left(share)))
-        return Distilled(before, lowest, step, kept), best
+                progress(DistilProgress(course.step, round(course.step / share), course.before, now, clock.left(share)))
+        with course.at_best():
+            return Distilled(course.before, course.lowest, course.step, course.kept), self.student.state()
+
+    def _course(
+        self, effort: Effort, judging: Sequence[int], journal: LearningJournal | None
+    ) -> tuple[Course, float | None]:
+        """Return a course: one that was kept, and the seconds that it had taken, or one that begins, and None."""
+        groups = self.student.groups()
+        shapes = [tensor.shape for group in groups for tensor in group["params"]]
+        stage = None if journal is None else journal.recalled_course(shapes)
+        if stage is not None:
+            return Course.gone_on(groups, stage), stage.numbers.seconds
+        began = time.monotonic()
+        before = self.judged(judging)
+        return Course.begun(groups, before, judgements(effort, time.monotonic() - began)), None
 
     def step(self, optimizer: torch.optim.Optimizer, texts: Sequence[int]) -> None:
         """Move once, by the mean slope of some texts."""

@@ -6,25 +6,21 @@ before, and what the next one reads, in the quantised model and in the original 
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from generic_export.files import partial_beside
 from generic_export.weights.source import FileTensor
 from quant.protocol import InputStatistics
+from t2n_llm.compress.kept import KeptState, flush
 from t2n_llm.compress.result import CalibrationResult, TensorError
 
 JOURNAL_NAME = "journal.safetensors"
-_INTERVAL = 30.0  # seconds: so much work may be lost, and no more is written of a model whose layers are quick
 _HIDDEN, _ORIGINAL, _STATISTICS = "hidden", "original", "statistics."
-_FORMAT = "t2n-calibration-1"
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class CalibrationStage:
     original: list[torch.Tensor] | None
 
 
-@dataclass
+@dataclass(frozen=True)
 class CalibrationJournal:
     """Keeps stages in a folder, and the files that they name.
 
@@ -55,46 +51,34 @@ class CalibrationJournal:
 
     folder: Path
     identity: str
-    _kept: float = field(init=False, default_factory=time.monotonic)
+
+    @cached_property
+    def _state(self) -> KeptState:
+        return KeptState(self.folder / JOURNAL_NAME, self.identity)
 
     def recalled(self) -> CalibrationStage | None:
         """Return the last stage that was kept here by a calibration of the same identity; forget any other."""
-        from safetensors import SafetensorError, safe_open
-
-        path = self.folder / JOURNAL_NAME
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") == _FORMAT and metadata.get("identity") == self.identity:
-                    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                    return self._stage(json.loads(metadata["stage"]), tensors)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError):
-            pass  # cut short, or of another version: begun anew
-        path.unlink(missing_ok=True)
+        found = self._state.read()
+        if found is not None:
+            try:
+                return self._stage(*found)
+            except (ValueError, KeyError, TypeError, OSError):
+                pass  # a file that it names is gone or cut short: begun anew
+        self._state.forget()
         return None
 
     def keep(self, stage: CalibrationStage) -> None:
         """Keep a stage, unless one was kept a moment ago."""
-        if time.monotonic() - self._kept < _INTERVAL:
+        if not self._state.is_due:
             return
-        from safetensors.torch import save_file
-
         made = stage.made
         for source in (*made.packed.values(), *made.changed.values()):
-            _flush(source.path)
+            flush(source.path)
         tensors = {_HIDDEN: torch.cat(stage.hidden)}
         if stage.original is not None:
             tensors[_ORIGINAL] = torch.cat(stage.original)
         tensors |= {_STATISTICS + name: seen.mean_square.clone() for name, seen in made.statistics.items()}
-        metadata = {"format": _FORMAT, "identity": self.identity, "stage": json.dumps(_described(stage))}
-        partial = partial_beside(self.folder / JOURNAL_NAME)
-        try:
-            save_file(tensors, partial, metadata)
-            _flush(partial)
-            partial.replace(self.folder / JOURNAL_NAME)
-        finally:
-            partial.unlink(missing_ok=True)
-        self._kept = time.monotonic()
+        self._state.write(_described(stage), tensors)
 
     def _stage(self, described: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> CalibrationStage:
         """Raises: KeyError, TypeError, ValueError, OSError: it is not what `keep` writes, or a file of it is gone."""
@@ -136,15 +120,6 @@ def _described(stage: CalibrationStage) -> dict[str, Any]:
 
 def _files(sources: Iterable[FileTensor]) -> dict[str, tuple[str, tuple[int, ...], str]]:
     return {each.name: (each.path.name, each.shape, str(each.dtype).removeprefix("torch.")) for each in sources}
-
-
-def _flush(path: Path) -> None:
-    """Have a file on the disk before something says that it is there."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 __all__ = ["JOURNAL_NAME", "CalibrationJournal", "CalibrationStage"]

@@ -105,11 +105,11 @@ class Mean:
             mean.lerp_(tensor, share)
 
     @contextmanager
-    def given(self) -> Iterator[None]:
-        """Give the tensors their averages for a `with` block."""
+    def given(self, values: Sequence[torch.Tensor] | None = None) -> Iterator[None]:
+        """Give the tensors their averages, or other values, for a `with` block."""
         moved = [tensor.detach().clone() for tensor in self.learned]
         try:
-            self._put(self.averaged)
+            self._put(self.averaged if values is None else values)
             yield
         finally:
             self._put(moved)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from generic_export.weights.values import read_tensor
-from t2n_llm.compress import journal
+from t2n_llm.compress import kept
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.calibrate import calibrate
 from t2n_llm.compress.calibration import TextCalibration
@@ -28,7 +28,7 @@ IDS = text_ids("calib.txt", sequences=9, length=32)
 
 @pytest.fixture(autouse=True)
 def _every_layer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_INTERVAL", 0.0)
+    monkeypatch.setattr(kept, "_INTERVAL", 0.0)
 
 
 class _StoppedError(Exception):
@@ -52,9 +52,9 @@ def _calibrated(
 ) -> CalibrationResult:
     work.mkdir(exist_ok=True)
     chosen = lambda name: CALIBRATED[algorithm] if is_linear(name) or "experts" in name else None  # noqa: E731
-    kept = CalibrationJournal(work, identity)
+    journal = CalibrationJournal(work, identity)
     ids = IDS if folder == REAL_MODEL else IDS % 160
-    return calibrate(folder, chosen, ids, work_dir=work, journal=kept, progress=progress)
+    return calibrate(folder, chosen, ids, work_dir=work, journal=journal, progress=progress)
 
 
 def _same(one: CalibrationResult, other: CalibrationResult) -> bool:
@@ -118,7 +118,7 @@ def test_what_cannot_be_gone_on_with_is_begun_anew(damage: str, tmp_path: Path) 
 
 
 def test_quick_layers_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_INTERVAL", 1e6)
+    monkeypatch.setattr(kept, "_INTERVAL", 1e6)
     _calibrated(REAL_MODEL, tmp_path, "imatrix")
     assert not (tmp_path / JOURNAL_NAME).exists()
 

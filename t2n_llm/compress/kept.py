@@ -1,0 +1,92 @@
+"""What long work has come to, kept on disk, so that work that was killed goes on: one safetensors file, replaced as a whole.
+
+In: tensors, and anything that JSON can say of them. Out: the same, to work of the same identity; what another one left is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generic_export.files import partial_beside
+
+_INTERVAL = 30.0  # seconds: so much work may be lost, and no more is written where steps are quick
+_FORMAT = "t2n-kept-1"
+
+
+@dataclass
+class KeptState:
+    """The file of one piece of work.
+
+    Attributes:
+        path: of the file.
+        identity: text that two pieces of work share when nothing that decides what they make is different.
+    """
+
+    path: Path
+    identity: str
+    _written: float = field(init=False, default_factory=time.monotonic)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much was done since that it is worth keeping."""
+        return time.monotonic() - self._written >= _INTERVAL
+
+    def read(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+        """Return what was described, and the tensors; None where there is nothing of this identity that is whole."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") == _FORMAT and metadata.get("identity") == self.identity:
+                    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                    return json.loads(metadata["described"]), tensors
+        except (SafetensorError, OSError, ValueError, KeyError):
+            pass  # cut short, or of another version
+        return None
+
+    def write(self, described: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep this instead of what was kept.
+
+        Args:
+            described: JSON, exact for numbers.
+            tensors: contiguous, none of them a part of another.
+
+        Raises:
+            OSError: the file cannot be written; what was kept stays.
+        """
+        from safetensors.torch import save_file
+
+        metadata = {"format": _FORMAT, "identity": self.identity, "described": json.dumps(described)}
+        partial = partial_beside(self.path)
+        try:
+            save_file(dict(tensors), partial, metadata)
+            flush(partial)
+            partial.replace(self.path)
+        finally:
+            partial.unlink(missing_ok=True)
+        self._written = time.monotonic()
+
+    def forget(self) -> None:
+        """Remove the file, if there is one."""
+        self.path.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Have a file on the disk before something says that it is there."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+__all__ = ["KeptState", "flush"]
