@@ -383,6 +383,34 @@ def upper_bounds_seen(note: Callable[[Mapping[str, int]], None]) -> Iterator[Non
 
 
 @contextmanager
+def refuted_answers_seen(note: Callable[[], None]) -> Iterator[None]:
+    """Call `note` when PyTorch takes a size for unlike another that the smallest size of its range is like, for the block's length.
+
+    `(H - 1)//2 + 1 != 1` where H may be 2: what torch.export then says of H at its end is certain.
+    """
+    relate = ShapeEnv._maybe_guard_rel
+
+    def related(env: ShapeEnv, expr: Any) -> None:
+        if isinstance(expr, sympy.Ne) and _fails_at_its_least(env, expr):
+            note()
+        relate(env, expr)
+
+    with mock.patch.object(ShapeEnv, "_maybe_guard_rel", related):
+        yield
+
+
+def _fails_at_its_least(env: ShapeEnv, expr: sympy.Ne) -> bool:
+    symbols = list(expr.free_symbols)
+    if len(symbols) != 1 or not env.var_to_sources.get(symbols[0]):
+        return False
+    least = env.var_to_range[symbols[0]].lower
+    try:
+        return bool(least.is_Integer and expr.subs(symbols[0], least) == sympy.false)
+    except ZeroDivisionError:
+        return False
+
+
+@contextmanager
 def unsolved_sizes_named() -> Iterator[None]:
     """Where PyTorch cannot solve what it found of sizes, let it say which remainders it took for 0, for the length of the block.
 
@@ -509,6 +537,7 @@ __all__ = [
     "pytree",
     "quantized_decomposed",
     "questions_seen",
+    "refuted_answers_seen",
     "remove_dead_code",
     "scan_operator",
     "schema_of",

@@ -29,7 +29,17 @@ _SCATTERS: dict[OpOverload, OpOverload] = {
 _LIKE_ANOTHER = frozenset({aten.type_as.default, aten.view_as.default, aten.expand_as.default})
 # Operators that PyTorch writes with others, of which it is known that their result is a tensor of its own.
 _NEW_TENSORS = frozenset(
-    {aten.linear.default, aten.matmul.default, aten.softmax.int, aten.log_softmax.int, aten.pad.default}
+    {
+        *(aten.linear.default, aten.matmul.default, aten.softmax.int, aten.log_softmax.int, aten.pad.default),
+        *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+        *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+        *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
+        *(aten.batch_norm.default, aten.layer_norm.default, aten.group_norm.default, aten.instance_norm.default),
+        *(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, aten.avg_pool1d.default),
+        *(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default),
+        *(aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec),
+        *(aten.scaled_dot_product_attention.default, aten.relu6.default, aten.prelu.default, aten.square.default),
+    }
 )
 
 

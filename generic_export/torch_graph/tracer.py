@@ -36,7 +36,12 @@ from generic_export.torch_graph.branches import Branch, OneWay
 from generic_export.torch_graph.conversion import Conversion, check_symbolic, symbol_names
 from generic_export.torch_graph.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.decomposition import decomposed, functional
-from generic_export.torch_graph.early_bounds import SizesBoundedError, told_of_bounds
+from generic_export.torch_graph.early_bounds import (
+    SizesBoundedError,
+    SizesRefusedError,
+    told_of_bounds,
+    told_of_refusals,
+)
 from generic_export.torch_graph.freezes import Freezes, recorded_freezes, with_whole_sizes
 from generic_export.torch_graph.guard_bounds import guard_bounds
 from generic_export.torch_graph.guards import freezing_guards
@@ -222,27 +227,52 @@ class TorchModuleTracer(CaptureRequest):
         return names
 
     def _export(self, call: FlatCall, names: Sequence[str], freezes: Sequence[str]) -> ExportedProgram:
-        """Try the strategies in order; when none captures the module the first one's error is told."""
+        """Try the strategies in order; when none captures the module the first one's error is told.
+
+        What is certain to be refused is left at once, and tried to its end where nothing else captures the module either.
+        """
+        program, error = self._tried(call, names, hurried=not self._is_interpreted())
+        if program is None and not self._is_interpreted():
+            program, error = self._tried(call, names, hurried=False)
+        if program is not None:
+            return program
+        if error is None:
+            raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
+        said = str(error).strip()
+        refusal = _capture_error(self.module, error, Folds.of(self.dynamic_axes).told(said, names), freezes)
+        refusal.declarations = divided_in(said, self._moved_axes(names))
+        raise refusal from error
+
+    def _tried(
+        self, call: FlatCall, names: Sequence[str], *, hurried: bool
+    ) -> tuple[ExportedProgram | None, Exception | None]:
+        """Try the strategies in order; return a program, or the first error. In a hurry the first one may be left without any."""
         first_error: Exception | None = None
         suggested: dict[str, dict[str, int]] = {}
         # An interpreted script tells of the branches that it takes, which it knows only when PyTorch has answered.
         attempts, early = list(_STRATEGIES), 0 if self._is_interpreted() else _MOST_EARLY_BOUNDS
-        folds, axes = Folds.of(self.dynamic_axes), self._moved_axes(names)
+        axes = self._moved_axes(names)
         while attempts:
             strategy = attempts.pop(0)
             bounds = _accepted(suggested, strategy)
             try:
                 shapes = self._dynamic_shapes(names, strategy, bounds)
-                with told_of_bounds(axes) if early and not strategy.lenient else nullcontext():
+                with (
+                    told_of_bounds(axes) if early and not strategy.lenient else nullcontext(),
+                    told_of_refusals() if hurried and strategy == _STRATEGIES[0] else nullcontext(),
+                ):
                     program = self._export_once(call, shapes, strategy)
                 if not strategy.lenient:
-                    return program
+                    return program, None
                 if not freezing_guards(program):
-                    return self._whichever_way(program, replace(call, names=tuple(names)), shapes, strategy)
+                    whole = replace(call, names=tuple(names))
+                    return self._whichever_way(program, whole, shapes, strategy), None
             except SizesBoundedError as found:
                 suggested = _joined(suggested, found.bounds)
                 early = early - 1 if _accepted(suggested, strategy) != bounds else 0
                 attempts.insert(0, strategy)
+            except SizesRefusedError:
+                continue
             except T2NError:
                 raise
             except Exception as error:  # torch.export raises many unrelated classes, none of them documented
@@ -253,12 +283,7 @@ class TorchModuleTracer(CaptureRequest):
                 suggested = _joined(suggested, _suggested_bounds(error))
                 if _accepted(suggested, strategy) != bounds:
                     attempts.insert(0, strategy)
-        if first_error is None:
-            raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
-        said = str(first_error).strip()
-        refusal = _capture_error(self.module, first_error, folds.told(said, names), freezes)
-        refusal.declarations = divided_in(said, axes)
-        raise refusal from first_error
+        return None, first_error
 
     def _moved_axes(self, names: Sequence[str]) -> list[dict[int, AxisSymbol]]:
         """Return the dynamic axes of each input, where PyTorch has them."""

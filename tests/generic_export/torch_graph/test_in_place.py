@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
@@ -68,6 +69,23 @@ class _Predicted(nn.Module):
         return made.permute(1, 0)
 
 
+class _Convolved(nn.Module):
+    """What layers of vision models give, changed in place, as most of these do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, (1, 3), padding=(0, 1)), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.out = nn.Conv2d(4, 4, 1)
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.hardtanh_(F.max_pool2d(self.stem(x[:, None, None]), (1, 2)), 0.0, 0.5)
+        z = self.out(y)
+        z += y
+        wide = F.interpolate(z, scale_factor=2.0).mul_(2)
+        return F.adaptive_avg_pool2d(wide, (1, 1)).neg_().flatten(1)
+
+
 class _PartOfALaterWrite(nn.Module):
     """A part that was written to is read after a write to the whole."""
 
@@ -117,7 +135,9 @@ def _writes(program: torch.export.ExportedProgram) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "model", [_Parts(), _Router(), _Result(), _Mixed(), _Predicted()], ids=lambda model: type(model).__name__
+    "model",
+    [_Parts(), _Router(), _Result(), _Mixed(), _Predicted(), _Convolved()],
+    ids=lambda model: type(model).__name__,
 )
 def test_writes_to_tensors_of_the_programs_own_are_edited_away(model: nn.Module) -> None:
     program = _program(model, torch.randn(5, 6))
