@@ -232,7 +232,7 @@ class TorchModuleTracer(CaptureRequest):
         What is certain to be refused is left at once, and tried to its end where nothing else captures the module either.
         """
         program, error = self._tried(call, names, hurried=not self._is_interpreted())
-        if program is None and not self._is_interpreted():
+        if isinstance(error, SizesRefusedError):
             program, error = self._tried(call, names, hurried=False)
         if program is not None:
             return program
@@ -246,7 +246,7 @@ class TorchModuleTracer(CaptureRequest):
     def _tried(
         self, call: FlatCall, names: Sequence[str], *, hurried: bool
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Try the strategies in order; return a program, or the first error. In a hurry the first one may be left without any."""
+        """Return what the first strategy that works captures, or the first error; `SizesRefusedError` where one was left."""
         first_error: Exception | None = None
         suggested: dict[str, dict[str, int]] = {}
         # An interpreted script tells of the branches that it takes, which it knows only when PyTorch has answered.
@@ -271,8 +271,8 @@ class TorchModuleTracer(CaptureRequest):
                 suggested = _joined(suggested, found.bounds)
                 early = early - 1 if _accepted(suggested, strategy) != bounds else 0
                 attempts.insert(0, strategy)
-            except SizesRefusedError:
-                continue
+            except SizesRefusedError as left:
+                first_error = left
             except T2NError:
                 raise
             except Exception as error:  # torch.export raises many unrelated classes, none of them documented
