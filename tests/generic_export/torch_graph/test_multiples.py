@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from generic_export.errors import CaptureError, EngineRunError, OptionError
 from generic_export.inference_target.tract.checking import assert_io
 from generic_export.inference_target.tract.engines.streaming import Streaming
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.torch_graph import tracer
 from generic_export.torch_graph.declared_axes import dynamic_axes_of
 from generic_export.torch_graph.multiples import divided_in
 from generic_export.torch_graph.request import DynamicAxes
@@ -249,8 +251,14 @@ class FilledUpToEven(nn.Module):
         return x
 
 
-def test_divisors_of_what_pytorch_cannot_solve(tmp_path: Path) -> None:
-    """PyTorch gives up on `(H/8) - 2*((H/8)//2) <= 0`, without a word of an input."""
+def test_what_pytorch_cannot_solve_is_captured_for_all_sizes() -> None:
+    others = [picture(1, height, width) for height, width in ((24, 48), (17, 33), (8, 8))]
+    check(FilledUpToEven().eval(), picture(1, 96, 96), *others, dynamic_axes={"input_0": {2: "H", 3: "W"}})
+
+
+def test_divisors_of_what_pytorch_cannot_solve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch gives up on `(H/8) - 2*((H/8)//2) <= 0`, without a word of an input; here it is asked to the end."""
+    monkeypatch.setattr(tracer, "told_of_refusals", nullcontext)
     model, axes = FilledUpToEven().eval(), {"x": {2: "H", 3: "W"}}
     with pytest.warns(UserWarning, match=r"'H', multiple_of=16.*'W', multiple_of=16"):
         archive = export_model_to_nnef(
