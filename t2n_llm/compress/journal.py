@@ -58,14 +58,7 @@ class CalibrationJournal:
 
     def recalled(self) -> CalibrationStage | None:
         """Return the last stage that was kept here by a calibration of the same identity; forget any other."""
-        found = self._state.read()
-        if found is not None:
-            try:
-                return self._stage(*found)
-            except (ValueError, KeyError, TypeError, OSError):
-                pass  # a file that it names is gone or cut short: begun anew
-        self._state.forget()
-        return None
+        return self._state.recalled(self._stage)
 
     def keep(self, stage: CalibrationStage) -> None:
         """Keep a stage, unless one was kept a moment ago."""

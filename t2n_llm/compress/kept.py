@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from generic_export.files import partial_beside
 
 _INTERVAL = 30.0  # seconds: so much work may be lost, and no more is written where steps are quick
 _FORMAT = "t2n-kept-1"
+_State = TypeVar("_State")
 
 
 @dataclass
@@ -39,8 +40,23 @@ class KeptState:
         """Whether so much was done since that it is worth keeping."""
         return time.monotonic() - self._written >= _INTERVAL
 
-    def read(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
-        """Return what was described, and the tensors; None where there is nothing of this identity that is whole."""
+    def recalled(self, parse: Callable[[dict[str, Any], dict[str, torch.Tensor]], _State | None]) -> _State | None:
+        """Return what was kept; forget what is another's, cut short, or not what `parse` takes.
+
+        Args:
+            parse: makes a state of what was described and the tensors. Where it returns None, or raises ValueError, KeyError,
+                TypeError or OSError, that cannot be gone on with.
+        """
+        try:
+            found = self._read()
+            state = parse(*found) if found is not None else None
+        except (ValueError, KeyError, TypeError, OSError):
+            state = None
+        if state is None:
+            self.forget()
+        return state
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -49,7 +65,7 @@ class KeptState:
                 if metadata.get("format") == _FORMAT and metadata.get("identity") == self.identity:
                     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                     return json.loads(metadata["described"]), tensors
-        except (SafetensorError, OSError, ValueError, KeyError):
+        except SafetensorError:
             pass  # cut short, or of another version
         return None
 

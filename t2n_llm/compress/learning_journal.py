@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -90,15 +91,10 @@ class LearningJournal:
 
     def recalled_texts(self) -> tuple[torch.Tensor, Effort] | None:
         """Return what the model wrote, int64 [m, M], and the effort that was left then; forget another's."""
-        found = self._written.read()
-        try:
-            if found is not None:
-                return found[1][_WRITTEN], Effort(**found[0])
-        except (KeyError, TypeError):
-            pass
-        self._written.forget()
-        self._course.forget()  # of other texts
-        return None
+        found = self._written.recalled(lambda left, tensors: (tensors[_WRITTEN], Effort(**left)))
+        if found is None:
+            self._course.forget()  # of other texts
+        return found
 
     def keep_texts(self, written: torch.Tensor, left: Effort) -> None:
         """Keep what the model wrote, and the effort that is left."""
@@ -106,17 +102,13 @@ class LearningJournal:
 
     def recalled_course(self, shapes: Sequence[torch.Size]) -> CourseStage | None:
         """Return the last course that was kept, of tensors of these shapes; forget any other."""
-        found = self._course.read()
-        if found is not None:
-            described, tensors = found
-            try:
-                series = {name: [tensors[f"{name}.{index}"] for index in range(len(shapes))] for name in _TENSORS}
-                if [each.shape for each in series["moved"]] == list(shapes):
-                    return CourseStage(Progressed(**described), **series)
-            except (KeyError, TypeError):
-                pass
-        self._course.forget()
-        return None
+
+        def stage(numbers: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CourseStage | None:
+            series = {name: [tensors[f"{name}.{index}"] for index in range(len(shapes))] for name in _TENSORS}
+            fits = [each.shape for each in series["moved"]] == list(shapes)
+            return CourseStage(Progressed(**numbers), **series) if fits else None
+
+        return self._course.recalled(stage)
 
     def keep_course(self, stage: CourseStage) -> None:
         """Keep a course, unless one was kept a moment ago."""

@@ -61,7 +61,7 @@ def windows_of(ids: Sequence[int], count: int, length: int, opening: Sequence[in
     cut = max(1, length - len(opening))
     count = min(count, len(ids) // cut)
     if not count:
-        raise OptionError(f"the text has {len(ids)} tokens, a window takes {cut}.", "Give a longer text.")
+        raise OptionError(f"the text has {len(ids)} tokens, a window takes {length}.", "Give a longer text.")
     step = len(ids) // count
     return [[*opening, *ids[index * step : index * step + cut]] for index in range(count)]
 

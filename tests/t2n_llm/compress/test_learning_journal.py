@@ -115,7 +115,7 @@ def _text(folder: Path) -> Path:
     return path
 
 
-def test_what_the_model_wrote_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_model_wrote_is_kept_too(tmp_path: Path) -> None:
     text, chosen = _text(tmp_path), {"model.layers.0.self_attn.q_proj.weight": CALIBRATED["tuned"]}
 
     def quantized(work: str, progress: Callable[[Progress], None]) -> CalibrationResult:

@@ -112,7 +112,7 @@ def test_folders_and_texts_that_are_not_there(exports: dict[str, Path], tmp_path
         quantize_report(exports["q4"])
     short = tmp_path / "short.txt"
     short.write_text("Too short.")
-    with pytest.raises(OptionError, match="a window takes 40"):
+    with pytest.raises(OptionError, match="a window takes 41"):
         quantize_report(exports["q4"], str(REAL_MODEL), text=short, **SHORT)
 
 
