@@ -39,8 +39,10 @@ from fetch_test_models import FetchError, default_output, fetch
 from generic_export.errors import T2NError
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from t2n_llm import export_llm
+from t2n_llm.compress.text import read_text
 from t2n_llm.export.located import locate_archive
-from t2n_llm.measure.quality import windows_of
+from t2n_llm.measure.quality import windows_of_text
+from t2n_llm.source.hub import load_tokenizer
 
 PROJECT = Path(__file__).resolve().parent.parent
 HELD_OUT = PROJECT / "examples" / "models" / "tiny-llama-real" / "eval.txt"
@@ -154,24 +156,16 @@ def measured(options: argparse.Namespace, work: Path) -> Iterator[Row]:
     depths = [int(each) for each in options.depths.split(",")]
     plan = Plan(options.chunk, options.scored)
     model = with_positions(source, work, max(options.positions, max(depths) + options.scored))
+    tokenizer, text = load_tokenizer(model), read_text(options.text, "text")
     with ExitStack() as stack:
-        ids = encoded(model, options.text)
         engine = TractWheel(timeout_seconds=7200, threads=options.threads)
         models = {name: stack.enter_context(engine.load(archive_of(model, name, work))) for name in CACHES}
         for depth in depths:
             rows = {name: Row(name, depth) for name in CACHES}
             length = depth + options.scored
-            for window in windows_of(ids, max(1, min(options.windows, len(ids) // length)), length):
+            for window in windows_of_text(tokenizer, text, options.windows, length):
                 measure(models, window, plan, rows)
             yield from rows.values()
-
-
-def encoded(model: Path, text: Path) -> list[int]:
-    """Return the tokens of a text."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    return list(tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False, verbose=False))
 
 
 # --- telling ----------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Draw what size buys: the KL divergence of `q4_0-mixed` exports at several sizes, measured through tract.
 
-usage: scripts/mixed_curve.py [--model DIR] [--text FILE] [--calibration FILE] [--algorithms A,B,...] [--growths 5,10,...]
+usage: scripts/mixed_curve.py [--model DIR|FILE.gguf] [--text FILE] [--calibration FILE] [--algorithms A,B,...] [--growths 5,10,...]
                               [--no-permute] [--work DIR] [--json FILE.jsonl] [--output FILE.svg]
 
 model      by default SmolLM2-135M-Instruct as scripts/fetch_test_models.py makes it, its channels permuted
-           (scripts/quantization_table.py says why).
+           (scripts/measured_model.py says why).
 growths    sizes, in percent on top of everything in 4 bits (embeddings and head, too), which is the first point of a curve.
            `q4_0`, which leaves embeddings and head in f16, is drawn as a cross, and one point is a tenth larger than it.
 --json     gets a line for each export as soon as it is measured; those that are in it are not made again.
@@ -23,7 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quantization_table import PROJECT, WINDOW, add_model_arguments, permuted_model, work_folder
+from measured_model import PROJECT, NoModelError, add_model_arguments, measured_model, work_folder
+from quantization_table import WINDOW
 
 _TOKENS = 8 * (WINDOW - 1)
 _INCHES = (7.0, 4.2)
@@ -136,14 +137,20 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is missing and draw everything; returns the exit status."""
     options = _arguments(argv)
-    if not (options.model / "config.json").is_file():
-        print(f"error: {options.model}: no model there; run scripts/fetch_test_models.py.", file=sys.stderr)
+    try:
+        _run(options)
+    except NoModelError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
     points = read_points(options.json)
     known = {point.key for point in points}
     print("| recipe | size | KL | same token | perplexity |\n|---|---|---|---|---|")
     with work_folder(options.work) as work:
-        model = options.model if options.no_permute else permuted_model(options.model, work / "permuted")
+        model = measured_model(options.model, work, permute=not options.no_permute)
         for key in wanted(options.algorithms.split(","), options.growths.split(","), points):
             if key not in known:
                 points.append(measured(model, options, key, work))
@@ -158,7 +165,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     draw(points, options.model.name, options.output)
     print(options.output)
-    return 0
 
 
 if __name__ == "__main__":

@@ -94,10 +94,23 @@ def spread_ids(
         raise OptionError(
             f"calibration text {origin}: {len(ids)} tokens are too few.", "Give a text of a few thousand words."
         )
-    cut = min(max(1, length - len(opening)), len(ids))
-    count = min(sequences, len(ids) // cut)
-    step = len(ids) // count
-    return torch.tensor([[*opening, *ids[i * step : i * step + cut]] for i in range(count)], dtype=torch.int64)
+    length = min(length, len(opening) + len(ids))
+    return torch.tensor(evenly_cut(ids, sequences, length, opening), dtype=torch.int64)
+
+
+def evenly_cut(ids: Sequence[int], count: int, length: int, opening: Sequence[int] = ()) -> list[list[int]]:
+    """Cut pieces of one length out of a long text, evenly spread over it and without overlap.
+
+    Args:
+        ids: the text's tokens.
+        count: at most so many pieces; none where the text is shorter than one.
+        length: tokens in each.
+        opening: tokens that each piece begins with, part of its length.
+    """
+    cut = max(1, length - len(opening))
+    count = min(count, len(ids) // cut)
+    step = len(ids) // max(1, count)
+    return [[*opening, *ids[index * step : index * step + cut]] for index in range(count)]
 
 
 def _position_limit(config: Any) -> int:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from generic_export.errors import EngineRunError, OptionError
 from t2n_llm.check.runner import Runner, Turn
+from t2n_llm.compress.text import evenly_cut
+from t2n_llm.source.hub import opening_ids
 
 _ROWS = 32  # compared at a time: vocabularies are wide
 _TAIL = 0.99
@@ -44,6 +47,12 @@ class Quality:
 Predict = Callable[[Turn], torch.Tensor]
 
 
+def windows_of_text(tokenizer: Any, text: str, count: int, length: int) -> list[list[int]]:
+    """Cut windows out of a text, each begun as the tokenizer begins a text; as `windows_of`."""
+    ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+    return windows_of(ids, count, length, opening_ids(tokenizer))
+
+
 def windows_of(ids: Sequence[int], count: int, length: int, opening: Sequence[int] = ()) -> list[list[int]]:
     """Cut windows out of a text, evenly spread over it and without overlap.
 
@@ -58,12 +67,10 @@ def windows_of(ids: Sequence[int], count: int, length: int, opening: Sequence[in
     """
     if length < 2 or count < 1:
         raise OptionError(f"{count} windows of {length} tokens leave nothing to score.", "Take windows of 2 or more.")
-    cut = max(1, length - len(opening))
-    count = min(count, len(ids) // cut)
-    if not count:
+    windows = evenly_cut(ids, count, length, opening)
+    if not windows:
         raise OptionError(f"the text has {len(ids)} tokens, a window takes {length}.", "Give a longer text.")
-    step = len(ids) // count
-    return [[*opening, *ids[index * step : index * step + cut]] for index in range(count)]
+    return windows
 
 
 def compare_windows(

@@ -34,11 +34,11 @@ from t2n_llm.measure.quality import (
     compare_windows,
     engine_predict,
     torch_predict,
-    windows_of,
+    windows_of_text,
 )
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.empty_model import meta_model
-from t2n_llm.source.hub import ModelSource, load_tokenizer, opening_ids
+from t2n_llm.source.hub import ModelSource, load_tokenizer
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.names import require_language_model
 from t2n_llm.weights.archive_weights import stored_values
@@ -268,11 +268,9 @@ class _Exported:
 
     def windows(self, text: Path | None, tokens: int, window: int) -> list[list[int]]:
         content = evaluation_text(text)
-        tokenizer = load_tokenizer(self.folder)
-        ids = tokenizer.encode(content, add_special_tokens=False, verbose=False)
         limit = self.manifest["model"]["max_position_embeddings"]
         window = min(window, limit) if limit else window
-        return windows_of(ids, max(1, round(tokens / max(1, window - 1))), window, opening_ids(tokenizer))
+        return windows_of_text(load_tokenizer(self.folder), content, max(1, round(tokens / max(1, window - 1))), window)
 
     def weights(self, tensors: Sequence[TensorQuality]) -> tuple[int, float]:
         """Return bytes and bits per weight: as recorded, or of the tensors read."""

@@ -11,7 +11,6 @@ import torch
 
 from generic_export.errors import OptionError
 from t2n_llm.measure.quality import compare_windows, windows_of
-from tests.families import save_tiny_model
 from tests.load_script import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "quantization_table.py"
@@ -21,30 +20,6 @@ REAL_MODEL = SCRIPT.parents[1] / "examples" / "models" / "tiny-llama-real"
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     return load_script("quantization_table")
-
-
-def test_permuted_channels_compute_the_same_and_lie_in_other_groups(script, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    folder = script.permuted_model(REAL_MODEL, tmp_path / "permuted")
-    ours, theirs = (
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in (folder, REAL_MODEL)
-    )
-    ids = torch.arange(10, 60).unsqueeze(0)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-3, atol=1e-3)
-    for name in ("q_proj", "v_proj", "o_proj"):
-        mine, other = (model.model.layers[0].self_attn.get_submodule(name).weight for model in (ours, theirs))
-        assert not torch.equal(mine, other)
-        assert torch.equal(mine.flatten().sort().values, other.flatten().sort().values)
-    marked = (folder / "permuted").stat().st_mtime_ns
-    assert script.permuted_model(REAL_MODEL, folder) == folder
-    assert (folder / "permuted").stat().st_mtime_ns == marked
-
-
-def test_another_structure_is_refused(script, tmp_path):
-    with pytest.raises(script.TableError, match="not a Llama-shaped model"):
-        script.permuted_model(save_tiny_model("gpt2", tmp_path / "gpt2"), tmp_path / "permuted")
 
 
 def test_divergence_agreement_and_perplexity(script):
