@@ -76,7 +76,7 @@ def scaled_statistics(statistics: InputStatistics, factors: torch.Tensor) -> Inp
     """Return the statistics of inputs [K] that were divided by `factors` [K]."""
     hessian = statistics.hessian
     if hessian is not None:
-        hessian = hessian / factors.unsqueeze(0) / factors.unsqueeze(1)
+        hessian = (hessian / factors.unsqueeze(0)).div_(factors.unsqueeze(1))
     return replace(statistics, mean_square=statistics.mean_square / factors.square(), hessian=hessian)
 
 

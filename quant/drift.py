@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from quant.gptq import damped_hessian
+from quant.gptq import damp
 from quant.imatrix import StatisticsAccumulator
 from quant.protocol import InputStatistics
 
@@ -53,7 +53,7 @@ class DriftAccumulator:
         seen = self._inputs.statistics()
         count = max(1, seen.tokens)
         assert seen.hessian is not None  # asked for above
-        damped = damped_hessian(seen.hessian, ridge + self.channels / count)
+        damped = damp(seen.hessian, ridge + self.channels / count)
         return weight + torch.linalg.solve(damped, (weight @ (self._products / count)).T).T
 
 

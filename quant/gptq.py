@@ -2,7 +2,8 @@
 
 In: a weight and E[x x^T] of its inputs. Out: `Q4Blocks` with a small output error tr((W - Q) H (W - Q)^T).
 The scales are fixed beforehand from the weighted search, so the order in which columns are visited is free and nothing
-about it is stored. (Frantar et al. 2022, "GPTQ", arXiv:2210.17323, for the compensation.)
+about it is stored. (Frantar et al. 2022, "GPTQ", arXiv:2210.17323, for the compensation. Chen et al. 2025, "The Geometry of
+LLM Quantization: GPTQ as Babai's Nearest Plane Algorithm", arXiv:2507.18553, for doing it without an inverse.)
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import torch
 
 from generic_export.errors import WeightError
 from quant.blocks import GROUP, ZERO_POINT, Q4Blocks
+from quant.descent import descend
 from quant.imatrix import ImatrixQuantizer
 from quant.lattice import lattice_blocks
 from quant.protocol import InputStatistics
 from quant.symmetric import quadratic_form
-from quant.weighted_search import HIGHEST, LOWEST, weighted_scale_search
+from quant.weighted_search import weighted_scale_search
 
 DEFAULT_DAMPING = 0.01
 DEFAULT_SWEEPS = 2
@@ -25,9 +27,8 @@ DEFAULT_SWEEPS = 2
 # better than 0; with fewer tokens than channels the error of the outputs halves.
 DEFAULT_SHRINKAGE = 0.5
 _LARGEST_SHRINKAGE = 0.9
-_LAZY_GROUPS = 8  # groups whose effect on the columns behind them is one product
-_BLOCK_COLUMNS = 128
-_ROW_BYTES = 256 << 20  # of float32 working copies, so that wide vocabularies stay within memory
+_FEW_COLUMNS = 32  # whose errors are passed on one by one; those of more are one product
+_ROW_BYTES = 64 << 20  # of float32 working copies, so that wide vocabularies stay within memory
 _DAMPING_GROWTH = 10.0
 _DAMPING_TRIES = 5
 
@@ -65,10 +66,10 @@ class GptqQuantizer:
         if bool(found.all()):
             return lattice
         rows = weight.detach().to(torch.float32).reshape(-1, weight.shape[-1])
-        hessian = damped_hessian(shrunk_hessian(statistics.hessian, statistics.tokens, self.shrinkage), self.damping)
+        hessian = damp(shrunk_hessian(statistics.hessian, statistics.tokens, self.shrinkage), self.damping)
         scales = _static_scales(rows, statistics.mean_square, lattice, found)
-        order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
-        factor, hessian = _inverse_factor(hessian, order)
+        order = torch.argsort(hessian.diagonal(), stable=True)  # visited from its end: what matters most first
+        factor, hessian = _unit_factor(hessian, order)
         step = max(1, _ROW_BYTES // (4 * rows.shape[1]))
         pieces = [
             self._quantize_rows(rows[start : start + step], scales[start : start + step], factor, hessian, order)
@@ -83,24 +84,29 @@ class GptqQuantizer:
     def _quantize_rows(
         self, rows: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor, hessian: torch.Tensor, order: torch.Tensor
     ) -> Q4Blocks:
-        levels = _compensate(rows, scales, factor, order)
-        return descend(rows, Q4Blocks(_as_blocks(levels), scales), hessian, self.sweeps)
+        columns, scales = rows.T.contiguous(), scales.to(torch.float32).T.contiguous()
+        levels = _compensate(columns, scales, factor, order)
+        if self.sweeps:
+            descend(columns, levels, scales, hessian, self.sweeps)
+        q = (levels.T.contiguous() + ZERO_POINT).to(torch.uint8).unflatten(-1, (-1, GROUP))
+        return Q4Blocks(q, scales.T.contiguous().to(torch.float16))
 
 
 def shrunk_hessian(hessian: torch.Tensor, tokens: int, shrinkage: float) -> torch.Tensor:
     """Return `hessian` [K, K] with its off-diagonal values reduced by the share shrinkage * K / tokens."""
     share = min(_LARGEST_SHRINKAGE, shrinkage * len(hessian) / max(1, tokens))
-    return torch.diag(hessian.diagonal() * share).add_(hessian, alpha=1.0 - share)
+    shrunk = hessian * (1.0 - share)
+    shrunk.diagonal().copy_(hessian.diagonal())
+    return shrunk
 
 
-def damped_hessian(hessian: torch.Tensor, damping: float) -> torch.Tensor:
-    """Return float32 H + damping * mean(diag H) * I; channels that were never active get a diagonal of that mean."""
-    damped = hessian.detach().to(torch.float32).clone()
-    diagonal = damped.diagonal()
+def damp(hessian: torch.Tensor, damping: float) -> torch.Tensor:
+    """Return H + damping * mean(diag H) * I, in place; channels that were never active get a diagonal of that mean."""
+    diagonal = hessian.diagonal()
     mean = diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny)
     diagonal[diagonal <= 0] = mean
     diagonal += damping * mean
-    return damped
+    return hessian
 
 
 def output_power(weight: torch.Tensor, statistics: InputStatistics) -> float:
@@ -121,72 +127,6 @@ def _rows_power(rows: torch.Tensor, statistics: InputStatistics) -> float:
     return quadratic_form(rows, statistics.hessian)
 
 
-def descend(weight: torch.Tensor, blocks: Q4Blocks, hessian: torch.Tensor, sweeps: int) -> Q4Blocks:
-    """Lower the output error further by exact coordinate descent, first over levels, then over each group's scale.
-
-    With R = W - Q and P = R H, the best change of value k alone is P_k / H_kk, and the best scale of a group changes by
-    (P_g . q_g) / (q_g^T H_gg q_g); both are rounded to what can be stored, which can only lower the error.
-
-    Args:
-        weight: float32 [N, K].
-        blocks: where to start, q [N, K // 32, 32] and d [N, K // 32].
-        hessian: float32 [K, K], positive definite.
-        sweeps: how often to visit every group.
-    """
-    if not sweeps:
-        return blocks
-    q = blocks.q.to(torch.float32) - ZERO_POINT
-    d = blocks.d.clone()
-    for _ in range(sweeps):
-        # Afresh in every sweep, so that float32 noise does not pile up, and columns that were visited need no slopes.
-        slope = (weight - Q4Blocks((q + ZERO_POINT).to(torch.uint8), d).dequantize()) @ hessian
-        for start in range(0, d.shape[1], _LAZY_GROUPS):
-            end = min(start + _LAZY_GROUPS, d.shape[1])
-            columns = slice(start * GROUP, end * GROUP)
-            change = _descend_groups(q, d, range(start, end), slope[:, columns], hessian[columns, columns])
-            slope[:, columns.stop :].addmm_(change, hessian[columns, columns.stop :], alpha=-1.0)
-    return Q4Blocks((q + ZERO_POINT).to(torch.uint8), d)
-
-
-def _descend_groups(
-    q: torch.Tensor, d: torch.Tensor, groups: range, slope: torch.Tensor, hessian: torch.Tensor
-) -> torch.Tensor:
-    """Update neighbouring groups in place, one after the other; returns how their values changed, [N, 32 * groups].
-
-    What that does to the slopes of all columns behind them is one product for all of these groups: one for each reads and writes
-    the whole matrix every time.
-    """
-    slope, changes = slope.clone(), torch.empty_like(slope)
-    for index, group in enumerate(groups):
-        columns = slice(index * GROUP, (index + 1) * GROUP)
-        change = _descend_group(q, d, group, slope[:, columns].clone(), hessian[columns, columns])
-        changes[:, columns] = change
-        slope[:, columns.stop :].addmm_(change, hessian[columns, columns.stop :], alpha=-1.0)
-    return changes
-
-
-def _descend_group(
-    q: torch.Tensor, d: torch.Tensor, group: int, slope: torch.Tensor, hessian: torch.Tensor
-) -> torch.Tensor:
-    """Update one group's levels and scales in place; returns how its values changed, [N, 32]."""
-    levels, scale = q[:, group], d[:, group].to(torch.float32)
-    before = levels * scale.unsqueeze(1)
-    slope, levels = slope.T.contiguous(), levels.T.contiguous()
-    inverse = torch.where(scale != 0, 1.0 / scale, torch.zeros_like(scale))
-    for k in range(GROUP):
-        wanted = levels[k] + slope[k] * inverse / hessian[k, k]
-        new = wanted.round_().clamp_(LOWEST, HIGHEST)
-        step = (new - levels[k]).mul_(scale)
-        levels[k] = new
-        slope.addr_(hessian[k], step, alpha=-1.0)
-    power = (levels * (hessian @ levels)).sum(dim=0)
-    step = torch.where(power > 0, (slope * levels).sum(dim=0) / power, torch.zeros_like(power))
-    refitted = (scale + step).to(torch.float16)
-    d[:, group] = torch.where(refitted.isfinite(), refitted, d[:, group])
-    q[:, group] = levels.T
-    return q[:, group] * d[:, group].to(torch.float32).unsqueeze(1) - before
-
-
 def _static_scales(
     rows: torch.Tensor, mean_square: torch.Tensor, lattice: Q4Blocks, found: torch.Tensor
 ) -> torch.Tensor:
@@ -194,8 +134,12 @@ def _static_scales(
     return torch.where(found.reshape(searched.shape), lattice.d.reshape(searched.shape), searched)
 
 
-def _inverse_factor(hessian: torch.Tensor, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the upper Cholesky factor of the permuted inverse, and the Hessian with the damping that took.
+def _unit_factor(hessian: torch.Tensor, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what columns pass on to each other, [K, K], and the Hessian with the damping that took.
+
+    With H = L L^T, columns permuted so that the first to be visited is the last, the error of the outputs is |(W - Q) L|^2, and
+    column k of (W - Q) L is (w_k - q_k) L_kk plus what the columns visited before contribute, sum (w_j - q_j) L_jk. The factor is
+    L with each of its columns divided by its L_kk.
 
     Raises:
         WeightError: no damping makes the Hessian positive definite (it holds inf or nan).
@@ -203,35 +147,45 @@ def _inverse_factor(hessian: torch.Tensor, order: torch.Tensor) -> tuple[torch.T
     mean = hessian.diagonal().mean()
     damping = 0.0
     for attempt in range(_DAMPING_TRIES):
-        lower, failed = torch.linalg.cholesky_ex(hessian[order][:, order])
-        if not int(failed):
-            factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not int(failed) and bool(factor.isfinite().all()):
-                return factor, hessian
+        lower, failed = torch.linalg.cholesky_ex(hessian.index_select(0, order).index_select(1, order))
+        factor = lower.div_(lower.diagonal().clone())
+        if not int(failed) and bool(factor.sum().isfinite()):
+            return factor, hessian
         damping = DEFAULT_DAMPING * _DAMPING_GROWTH**attempt
         hessian = hessian + torch.eye(len(hessian)) * (damping * mean)
     raise WeightError("the input statistics hold inf or nan.", "Calibrate in f32, on a model whose outputs are finite.")
 
 
-def _compensate(rows: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return float levels -8..7 [N, K], columns rounded in `order` and their errors passed on."""
-    pending = rows.T[order].contiguous()  # columns as contiguous rows
-    scale_of = scales.to(torch.float32).T.repeat_interleave(GROUP, dim=0)[order]
-    inverse_of = torch.where(scale_of != 0, 1.0 / scale_of, torch.zeros_like(scale_of))
-    levels = torch.empty_like(pending)
-    for start in range(0, len(order), _BLOCK_COLUMNS):
-        end = min(start + _BLOCK_COLUMNS, len(order))
-        block, errors = pending[start:end], torch.empty_like(pending[start:end])
-        triangle = factor[start:end, start:end]
-        for k in range(end - start):
-            q = torch.mul(block[k], inverse_of[start + k], out=levels[start + k]).round_().clamp_(LOWEST, HIGHEST)
-            torch.addcmul(block[k], q, scale_of[start + k], value=-1.0, out=errors[k]).div_(triangle[k, k])
-            block[k + 1 :].addr_(triangle[k, k + 1 :], errors[k], alpha=-1.0)
-        pending[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1.0)
-    natural = torch.empty_like(levels)
+def _compensate(columns: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return levels -8..7, float32 [K, N], of columns rounded from the last of `order` on, each making up for those before it.
+
+    Args:
+        columns: W^T, float32 [K, N].
+        scales: float32 [K // 32, N].
+        factor: from `_unit_factor`.
+        order: int64 [K].
+    """
+    # Here, because the compiler takes 0.3 s to import, and most commands quantise nothing.
+    from quant.column_kernel import round_backwards
+
+    wanted = columns[order]
+    errors, levels = wanted.clone(), torch.empty_like(wanted)
+    inverses = torch.where(scales != 0, 1.0 / scales, torch.zeros_like(scales)).numpy()
+    group_of = order // GROUP
+
+    def visit(start: int, end: int) -> None:
+        here = slice(start, end)
+        if end - start <= _FEW_COLUMNS:
+            changed = (each[here].numpy() for each in (wanted, errors, levels))
+            own = factor[here, here].contiguous().numpy()
+            round_backwards(*changed, scales.numpy(), inverses, group_of[here].numpy(), own)
+            return
+        middle = (start + end) // 2
+        visit(middle, end)
+        wanted[start:middle].addmm_(factor[middle:end, start:middle].T, errors[middle:end])
+        visit(start, middle)
+
+    visit(0, len(order))
+    natural = wanted  # whose memory is free by now
     natural[order] = levels
-    return natural.T
-
-
-def _as_blocks(levels: torch.Tensor) -> torch.Tensor:
-    return (levels + ZERO_POINT).to(torch.uint8).contiguous().unflatten(-1, (-1, GROUP))
+    return natural

@@ -74,7 +74,8 @@ ORDER = {
         algorithms budget
         imatrix lattice learned
         prequantized
-        stream weighted_search
+        stream weighted_search descent
+        column_kernel
         block_kernel
         lanes packing protocol symmetric
         blocks compiled

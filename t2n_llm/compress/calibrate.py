@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 # Fewer input rows than this say little about a channel: the search by magnitude is the better guess.
 FEWEST_TOKENS = 32
+_JUDGED_ROWS = 1024
 _NOT_MULTIPLIED = "nothing is multiplied by it outside the decoder layers"
 
 
@@ -195,7 +196,7 @@ class CalibrationRun:
         for name, seen in statistics.items():  # as they are before a scaling is folded in
             self.made.statistics[f"{prefix}.{name}.weight"] = InputStatistics(seen.mean_square, seen.tokens)
         if any(algorithm.folds for algorithm in chosen.values()):
-            self._fold(layer, prefix, chosen, statistics, runs[0])
+            self._fold(layer, prefix, chosen, statistics, runs[0], expected[0])
         again = {name: algorithm.quantizer for name, algorithm in chosen.items() if algorithm.reconstructs}
         original = None if originals is None else Original.of(layer, originals, again)
         weights = {name: layer.get_parameter(f"{name}.weight").detach() for name in again}
@@ -325,6 +326,7 @@ class CalibrationRun:
         chosen: Mapping[str, CalibratedAlgorithm],
         statistics: dict[str, InputStatistics],
         run: Run,
+        expected: torch.Tensor,
     ) -> None:
         folds = find_folds(layer)
         reached = {name for fold in folds for name in fold.quantized}
@@ -334,7 +336,7 @@ class CalibrationRun:
         for fold in folds:
             wanted = [name for name in fold.quantized if name in chosen and chosen[name].folds]
             if wanted:
-                self._apply(layer, prefix, fold, wanted, statistics, run)
+                self._apply(layer, prefix, fold, wanted, statistics, run, expected)
 
     def _apply(
         self,
@@ -344,18 +346,20 @@ class CalibrationRun:
         wanted: Sequence[str],
         statistics: dict[str, InputStatistics],
         run: Run,
+        expected: torch.Tensor,
     ) -> None:
         weights = [layer.get_parameter(f"{name}.weight") for name in wanted]
         found = search_factors(weights, statistics[wanted[0]], sources=fold.sources)
         if not found.helps:
             return
-        if not apply_fold(layer, fold, found.factors, run):
+        if not apply_fold(layer, fold, found.factors, run, expected):
             self.made.unfolded.append(f"{prefix}.{fold.producer}: a scaling of its outputs would change the layer's")
             return
         wide = found.factors if fold.sources is None else found.factors[fold.sources]
-        for name in fold.quantized:
-            if name in statistics:
-                statistics[name] = scaled_statistics(statistics[name], wide)
+        before = {name: statistics[name] for name in fold.quantized if name in statistics}
+        shared = {id(seen): seen for seen in before.values()}
+        scaled = {key: scaled_statistics(seen, wide) for key, seen in shared.items()}
+        statistics.update({name: scaled[id(seen)] for name, seen in before.items()})
         for name in (*fold.readers, *producer_parameters(layer, fold)):
             values = layer.get_parameter(name).detach().to(torch.float32).contiguous()
             self.made.changed[f"{prefix}.{name}"] = self._write(f"{prefix}.{name}.f32", values)
@@ -380,12 +384,8 @@ class CalibrationRun:
         made = quantize_experts(stacked, statistics, algorithm.quantizer, FEWEST_TOKENS, reads_states=states)
         values = made.blocks.dequantize()
         self._keep(parameter, made.blocks)
-        pairs = list(zip(stacked, values, statistics, strict=True))
-        power = sum(output_power(weight, seen) * seen.tokens for weight, _, seen in pairs)
-        wrong = sum(output_power(weight - new, seen) * seen.tokens for weight, new, seen in pairs)
-        self.made.errors[parameter] = TensorError(
-            algorithm.name, wrong / power if power else 0.0, made.tokens, made.starved
-        )
+        relative = _output_error(zip(stacked, values, statistics, strict=True))
+        self.made.errors[parameter] = TensorError(algorithm.name, relative, made.tokens, made.starved)
         owner, _, attribute = name.rpartition(".")
         parameters_of(layer.get_submodule(owner))[attribute] = nn.Parameter(values, requires_grad=False)
 
@@ -408,7 +408,7 @@ class CalibrationRun:
         """Put the blocks of a weight into the result; returns its new values."""
         values = blocks.dequantize()
         self._keep(parameter, blocks)
-        relative = _output_error(weight, values, statistics)
+        relative = _output_error([(weight, values, statistics)])
         self.made.errors[parameter] = TensorError(algorithm.name, relative, statistics.tokens)
         return values
 
@@ -420,10 +420,21 @@ class CalibrationRun:
         return write_tensor(self.folder / name, name.rpartition(".")[0], values)
 
 
-def _output_error(weight: torch.Tensor, values: torch.Tensor, statistics: InputStatistics) -> float:
-    """Return the squared error of the outputs over their square."""
-    power = output_power(weight, statistics)
-    return output_power(weight - values, statistics) / power if power else 0.0
+def _output_error(weights: Iterable[tuple[torch.Tensor, torch.Tensor, InputStatistics]]) -> float:
+    """Return the squared error of the outputs over their square.
+
+    Only of rows spread over a weight: all of them would take half as long as a forward pass.
+
+    Args:
+        weights: of each what it was [N, K], what it is, and what it reads.
+    """
+    wrong = power = 0.0
+    for weight, values, seen in weights:
+        step = max(1, -(-len(weight) // _JUDGED_ROWS))
+        rows = weight[::step]
+        power += output_power(rows, seen) * seen.tokens
+        wrong += output_power(rows - values[::step], seen) * seen.tokens
+    return wrong / power if power else 0.0
 
 
 def _any_hessian(names: Mapping[str, CalibratedAlgorithm]) -> bool:

@@ -1,7 +1,7 @@
 """Where a channel scaling can hide in a layer: what produces the channels, and everything that reads them.
 
 In: a layer with its values. Out: the folds its modules' names and shapes suggest. Whether one is exact is not
-believed but checked, by running the layer before and after: `apply_fold` undoes what changes the outputs.
+believed but checked, by running the layer: `apply_fold` undoes what changes the outputs.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def _placed_folds(layer: nn.Module) -> list[Fold]:
     return folds
 
 
-def apply_fold(layer: nn.Module, fold: Fold, factors: torch.Tensor, run: Callable[[], torch.Tensor]) -> bool:
+def apply_fold(
+    layer: nn.Module, fold: Fold, factors: torch.Tensor, run: Callable[[], torch.Tensor], expected: torch.Tensor
+) -> bool:
     """Divide the producer by `factors` and multiply the readers, in place; undo it unless the outputs stay the same.
 
     Args:
@@ -105,11 +107,11 @@ def apply_fold(layer: nn.Module, fold: Fold, factors: torch.Tensor, run: Callabl
         fold: where.
         factors: float32, one for each producer channel.
         run: gives some outputs of the layer.
+        expected: what it gives before anything is folded.
 
     Returns:
         Whether the fold was exact and is kept.
     """
-    expected = run()
     touched = [*_parameters_of(layer.get_submodule(fold.producer)), *(layer.get_parameter(n) for n in fold.readers)]
     before = [parameter.detach().clone() for parameter in touched]
     for divide in _DIVISIONS:

@@ -17,7 +17,7 @@ class TensorError:
 
     Attributes:
         algorithm: which one chose its values.
-        relative: squared error of its outputs over their square, on the calibration text.
+        relative: squared error of its outputs over their square, on the calibration text; of large weights that of some rows.
         tokens: input rows seen.
         starved: of stacked experts, how many saw too few tokens, could borrow nothing, and got the data-free search.
     """

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from generic_export.errors import WeightError
-from quant.blocks import GROUP, Q4Blocks
-from quant.gptq import GptqQuantizer, damped_hessian, descend, output_power
+from quant.blocks import GROUP, ZERO_POINT, Q4Blocks
+from quant.descent import descend
+from quant.gptq import GptqQuantizer, damp, output_power
 from quant.imatrix import ImatrixQuantizer, StatisticsAccumulator
 from quant.protocol import InputStatistics, Quantizer
 from tests.quant.test_weighted_search import signed_maximum
@@ -61,14 +62,18 @@ def test_uncorrelated_inputs_leave_nothing_to_compensate():
 def test_a_sweep_never_raises_the_error():
     torch.manual_seed(0)
     weight, statistics = torch.randn(16, 128), observed(correlated())
-    hessian = damped_hessian(statistics.hessian, 0.01)
+    hessian = damp(statistics.hessian, 0.01)
     damped = InputStatistics(hessian.diagonal(), 1, hessian)
-    blocks, before = signed_maximum(weight), float("inf")
-    for _ in range(4):
-        now = output_power(weight - blocks.dequantize(), damped)
+    first, before = signed_maximum(weight), float("inf")
+    for sweeps in range(4):
+        levels, scales = first.q.flatten(1).T.float() - ZERO_POINT, first.d.T.float().contiguous()
+        descend(weight.T.contiguous(), levels, scales, hessian, sweeps)
+        assert levels.min() >= -ZERO_POINT and levels.max() < ZERO_POINT
+        assert torch.equal(levels, levels.round()) and torch.equal(scales, scales.half().float())
+        now = output_power(weight - (levels.unflatten(0, (-1, GROUP)) * scales.unsqueeze(1)).flatten(0, 1).T, damped)
         assert now <= before * (1 + 1e-6)
-        blocks, before = descend(weight, blocks, hessian, 1), now
-    assert before < 0.8 * output_power(weight - signed_maximum(weight).dequantize(), damped)
+        before = now
+    assert before < 0.8 * output_power(weight - first.dequantize(), damped)
 
 
 def test_a_grid_is_kept_exactly():
