@@ -1,24 +1,42 @@
-"""The sizes between which a guard holds that torch.export refuses a model for.
+"""The sizes that torch.export asks for in its message, and those between which a guard holds that it refuses a model for.
 
 `(2*s - 1) % s != 0` is false of one position alone, `400*b <= 2**29` of batches of millions. In: what torch.export says. Out: the
-smallest and largest size of each symbol at which its guards hold, where they fail beyond those only.
+smallest and largest size of each symbol that it suggests, or at which its guards hold, where they fail beyond those only.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 _REFUSED = re.compile(
     r"Not all values of (\w+) = (\S+) in the specified range .*?satisfy the generated guard (.+?)\.?$", re.M
 )
+_SUGGESTED = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
 _LARGEST_MINIMUM, _LARGEST_TRIED, _LARGEST_SIZE = 64, 4096, 1 << 40
 _AS_FLOAT = "torch.sym_float"  # of a size; to a comparison it is equal
 _ARITHMETIC = (
     ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Constant, ast.Name,
     ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context,
 )  # fmt: skip
+
+Bounds = Mapping[str, Mapping[str, int]]
+"""Symbol -> `min`, `max` or both."""
+
+
+def suggested_bounds(message: str) -> dict[str, dict[str, int]]:
+    """Return what torch.export suggests by itself, and for other symbols where their guards hold."""
+    own = {
+        symbol: {key: int(value) for key, value in re.findall(r"(min|max)=(\d+)", bounds)}
+        for symbol, bounds in _SUGGESTED.findall(message)
+    }
+    return joined_bounds(guard_bounds(message), own)
+
+
+def joined_bounds(bounds: Bounds, later: Bounds) -> dict[str, dict[str, int]]:
+    """Return bounds of both, the later ones where both say something."""
+    return {symbol: {**bounds.get(symbol, {}), **later.get(symbol, {})} for symbol in (*bounds, *later)}
 
 
 def guard_bounds(message: str) -> dict[str, dict[str, int]]:
@@ -77,4 +95,4 @@ def _holds_up_to(holds: Callable[[int], bool]) -> int | None:
     return most
 
 
-__all__ = ["guard_bounds"]
+__all__ = ["Bounds", "guard_bounds", "joined_bounds", "suggested_bounds"]

@@ -43,7 +43,7 @@ from generic_export.torch_graph.early_bounds import (
     told_of_refusals,
 )
 from generic_export.torch_graph.freezes import Freezes, recorded_freezes, with_whole_sizes
-from generic_export.torch_graph.guard_bounds import guard_bounds
+from generic_export.torch_graph.guard_bounds import Bounds, joined_bounds, suggested_bounds
 from generic_export.torch_graph.guards import freezing_guards
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
@@ -268,7 +268,7 @@ class TorchModuleTracer(CaptureRequest):
                     whole = replace(call, names=tuple(names))
                     return self._whichever_way(program, whole, shapes, strategy), None
             except SizesBoundedError as found:
-                suggested = _joined(suggested, found.bounds)
+                suggested = joined_bounds(suggested, found.bounds)
                 early = early - 1 if _accepted(suggested, strategy) != bounds else 0
                 attempts.insert(0, strategy)
             except SizesRefusedError as left:
@@ -280,7 +280,7 @@ class TorchModuleTracer(CaptureRequest):
                 if not is_over_sizes(error) and not isinstance(error, AssertionError):  # another strategy may do better
                     break
                 # A table of 512 positions bounds the length: that is no reason to refuse, it becomes an assertion.
-                suggested = _joined(suggested, _suggested_bounds(error))
+                suggested = joined_bounds(suggested, suggested_bounds(str(error)))
                 if _accepted(suggested, strategy) != bounds:
                     attempts.insert(0, strategy)
         return None, first_error
@@ -390,9 +390,7 @@ class TorchModuleTracer(CaptureRequest):
                 strict=False,
             )
 
-    def _dynamic_shapes(
-        self, names: Sequence[str], strategy: _Strategy, bounds: Mapping[str, Mapping[str, int]]
-    ) -> tuple[dict[int, Any], ...]:
+    def _dynamic_shapes(self, names: Sequence[str], strategy: _Strategy, bounds: Bounds) -> tuple[dict[int, Any], ...]:
         """Return the dynamic axes of each input tensor, as torch.export takes them."""
         symbols = [symbol for name in names for symbol in self.dynamic_axes.get(name, {}).values()]
         given = {symbol_name(symbol): symbol for symbol in symbols if not isinstance(symbol, str)}
@@ -423,7 +421,7 @@ def _reads_values(program: ExportedProgram) -> bool:
     return any(node.target in _VALUE_READERS for node in program.graph.nodes)
 
 
-def _dim(name: str, given: Dim | DynamicSize | None, bounds: Mapping[str, Mapping[str, int]], *, lenient: bool) -> Any:
+def _dim(name: str, given: Dim | DynamicSize | None, bounds: Bounds, *, lenient: bool) -> Any:
     """Return a symbol as torch.export takes it: as it was given, within its bounds where PyTorch may add its own."""
     if isinstance(given, DynamicSize):
         return counted_dim(given, bounds.get(counted(given), {}), lenient=lenient)
@@ -445,27 +443,7 @@ def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     )
 
 
-_SUGGESTED_BOUND = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
-
-
-Bounds = Mapping[str, Mapping[str, int]]
-
-
-def _suggested_bounds(error: Exception) -> dict[str, dict[str, int]]:
-    """Return the bounds of sizes that torch.export asks for in its message, by symbol; its own suggestions come first."""
-    own = {
-        symbol: {key: int(value) for key, value in re.findall(r"(min|max)=(\d+)", bounds)}
-        for symbol, bounds in _SUGGESTED_BOUND.findall(str(error))
-    }
-    return _joined(guard_bounds(str(error)), own)
-
-
-def _joined(bounds: Bounds, later: Bounds) -> dict[str, dict[str, int]]:
-    """Return bounds of both, the later ones where both say something."""
-    return {symbol: {**bounds.get(symbol, {}), **later.get(symbol, {})} for symbol in (*bounds, *later)}
-
-
-def _accepted(suggested: Mapping[str, Mapping[str, int]], strategy: _Strategy) -> dict[str, dict[str, int]]:
+def _accepted(suggested: Bounds, strategy: _Strategy) -> dict[str, dict[str, int]]:
     """Return those of the suggested bounds that a strategy takes: upper ones always."""
     keys = ("min", "max") if strategy.bounded_below else ("max",)
     chosen = {symbol: {key: bounds[key] for key in keys if key in bounds} for symbol, bounds in suggested.items()}

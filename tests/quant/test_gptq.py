@@ -148,3 +148,29 @@ def test_without_statistics_it_is_the_search():
     weight = torch.randn(4, 64)
     assert isinstance(GptqQuantizer(), Quantizer) and isinstance(ImatrixQuantizer(), Quantizer)
     assert torch.equal(GptqQuantizer().quantize(weight).q, ImatrixQuantizer().quantize(weight).q)
+
+
+def textbook_levels(weight: torch.Tensor, scales: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
+    """GPTQ as it is published: errors passed on by the upper Cholesky factor of the inverse, the largest diagonal first."""
+    order = torch.argsort(hessian.diagonal(), descending=True)
+    factor = torch.linalg.cholesky(torch.linalg.inv(hessian[order][:, order].double()), upper=True)
+    pending, scale_of = weight[:, order].double(), scales.repeat_interleave(GROUP, dim=1)[:, order].double()
+    levels = torch.empty_like(pending)
+    for k in range(len(order)):
+        levels[:, k] = (pending[:, k] / scale_of[:, k]).round().clamp(-ZERO_POINT, ZERO_POINT - 1)
+        error = (pending[:, k] - levels[:, k] * scale_of[:, k]) / factor[k, k]
+        pending[:, k + 1 :] -= error.unsqueeze(1) * factor[k, k + 1 :]
+    natural = torch.empty_like(levels)
+    natural[:, order] = levels
+    return natural
+
+
+@pytest.mark.parametrize("channels", [32, 96, 128])
+def test_compensation_without_an_inverse_chooses_what_gptq_chooses(channels):
+    torch.manual_seed(0)
+    weight, statistics = torch.randn(40, channels), observed(correlated(channels))
+    quantizer = GptqQuantizer(sweeps=0, shrinkage=0.0)
+    blocks = quantizer.quantize(weight, statistics)
+    hessian = damp(statistics.hessian.clone(), quantizer.damping)
+    expected = textbook_levels(weight, blocks.d.float(), hessian)
+    assert (blocks.q.flatten(1).float() - ZERO_POINT == expected).float().mean() > 0.995
