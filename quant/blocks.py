@@ -17,6 +17,14 @@ GROUP = 32
 BLOCK_BYTES = 18
 ZERO_POINT = 8
 
+TWICE = "q4_0x2"
+"""Scheme of a tensor that is stored as the sum of two: its Q4_0 blocks, and those of what they leave. 9 bits a weight."""
+
+
+def scheme_bytes(scheme: str, shape: tuple[int, ...]) -> int:
+    """Return what a tensor of some shape takes in a block format, or as the sum of two."""
+    return 2 * BLOCK_FORMATS["q4_0"].data_size(shape) if scheme == TWICE else BLOCK_FORMATS[scheme].data_size(shape)
+
 
 @dataclass(frozen=True)
 class Q4Blocks:

@@ -16,6 +16,8 @@ from generic_export.errors import OptionError
 from generic_export.sizes import parse_size
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import row_pieces
+from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM
+from quant.blocks import TWICE
 from quant.packing import check_quantizable, pack_q8_1, unpack_q8_1
 from quant.protocol import InputStatistics, Quantizer
 from quant.stream import QuantizationError, measured_error, row_length
@@ -167,7 +169,7 @@ def weight_sensitivity(
     Args:
         source: plain float values whose rows are whole groups of 32.
         quantizer: chooses the values of `q4_0`.
-        block_format: `q4_0` or `q8_1`.
+        block_format: one of `quant.recipe.QUANTIZED_SCHEMES`.
         statistics: of the inputs, if known.
 
     Raises:
@@ -195,7 +197,7 @@ def rounded(
     Args:
         rows: float32 [N, K], whole groups of 32.
         quantizer: chooses the values of `q4_0`.
-        block_format: `q4_0` or `q8_1`.
+        block_format: one of `quant.recipe.QUANTIZED_SCHEMES`.
         name: of the tensor, for errors.
         statistics: of the K inputs, if the quantizer is to look at them.
 
@@ -204,6 +206,10 @@ def rounded(
     """
     if block_format == "q8_1":
         return unpack_q8_1(pack_q8_1(rows, name=name))
+    if block_format == TWICE:
+        search = BUILT_IN[DEFAULT_ALGORITHM]
+        values = search.quantize(rows).dequantize()
+        return values + search.quantize(rows - values).dequantize()
     return quantizer.quantize(rows, statistics).dequantize()
 
 

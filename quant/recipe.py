@@ -16,9 +16,10 @@ import yaml
 
 from generic_export.errors import OptionError
 from quant.algorithms import DEFAULT_ALGORITHM, unknown_name
+from quant.blocks import TWICE
 from quant.budget import TargetSize, parse_target
 
-QUANTIZED_SCHEMES = ("q4_0", "q8_1")
+QUANTIZED_SCHEMES = ("q4_0", TWICE, "q8_1")
 PLAIN_SCHEMES = ("f16", "f32")
 SCHEMES = (*QUANTIZED_SCHEMES, *PLAIN_SCHEMES)
 ROLES = ("@linears", "@embeddings", "@head")
@@ -71,7 +72,8 @@ class Recipe:
 
     def algorithms(self) -> set[str]:
         """Return the algorithms that the rules may ask for."""
-        return {rule.choice.algorithm or self.algorithm for rule in self.rules if rule.choice.scheme == "q4_0"}
+        chosen = {rule.choice.algorithm or self.algorithm for rule in self.rules if rule.choice.scheme == "q4_0"}
+        return chosen | {DEFAULT_ALGORITHM for rule in self.rules if rule.choice.scheme == TWICE}
 
     def asdict(self) -> dict[str, Any]:
         """Return the recipe as `parse_recipe` reads it."""
@@ -92,6 +94,7 @@ NAMED_RECIPES: Mapping[str, Recipe] = {
     "q4_0": Recipe("q4_0", (_EVERY_LINEAR,)),
     "q4_0+embeddings": Recipe("q4_0+embeddings", (_EVERY_LINEAR, *_EMBEDDINGS)),
     "q4_0-mixed": Recipe("q4_0-mixed", (_EVERY_LINEAR, *_EMBEDDINGS)),
+    "q4_0x2": Recipe("q4_0x2", tuple(Rule(role, Choice(TWICE)) for role in ROLES)),
     "f16": Recipe("f16", dtype="f16"),
     "f32": Recipe("f32", dtype="f32"),
 }
@@ -115,8 +118,10 @@ def named_recipe(spec: str, algorithms: Collection[str], target_size: TargetSize
         raise unknown_name("recipe", name, NAMED_RECIPES)
     recipe = NAMED_RECIPES[name]
     if ":" in spec:
-        if not recipe.rules:
-            raise OptionError(f"recipe {name!r} quantises nothing: {algorithm!r} has no use there.", f"Write {name}.")
+        if not any(rule.choice.scheme == "q4_0" for rule in recipe.rules):
+            raise OptionError(
+                f"recipe {name!r} leaves no values to choose: {algorithm!r} has no use there.", f"Write {name}."
+            )
         _require_known("algorithm", algorithm, algorithms)
         recipe = replace(recipe, name=spec, algorithm=algorithm)
     if name == MIXED_RECIPE:

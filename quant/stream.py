@@ -17,7 +17,7 @@ from generic_export.weights.half import SOURCE_DTYPES
 from generic_export.weights.source import DerivedTensor, InMemoryTensor, TensorSource
 from generic_export.weights.values import ROW_PIECE_VALUES, read_tensor, row_pieces
 from quant.blocks import GROUP, StoredBlocks
-from quant.packing import check_quantizable, pack_q4_0, pack_q8_1, unpack_q8_1
+from quant.packing import check_quantizable, pack_q4_0, pack_q8_1, unpack_q4_0, unpack_q8_1
 from quant.protocol import InputStatistics, Quantizer, RowQuantizer
 
 _ONE_PASS_VALUES = 1 << 20  # where nothing lies between values and blocks, only calls are to be saved
@@ -96,12 +96,16 @@ class QuantizedTensor(StoredBlocks, DerivedTensor):
             WeightError: the tensor holds inf or nan.
         """
         total = QuantizationError()
-        values = ROW_PIECE_VALUES if self._in_one_pass is None else _ONE_PASS_VALUES
-        for rows in row_pieces(self.source, row_length(self.shape), values):
-            packed, error = self._quantize(rows)
+        for _, packed, error in self.pieces():
             total = total.plus(error)
             yield packed.reshape(-1).numpy().data
         self.report.errors[self.name] = total
+
+    def pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, QuantizationError]]:
+        """Yield some rows as the source has them, their blocks, and the error of these; raises as `chunks`."""
+        values = ROW_PIECE_VALUES if self._in_one_pass is None else _ONE_PASS_VALUES
+        for rows in row_pieces(self.source, row_length(self.shape), values):
+            yield rows, *self._quantize(rows)
 
     def _quantize(self, rows: torch.Tensor) -> tuple[torch.Tensor, QuantizationError]:
         if (quantizer := self._in_one_pass) is not None:
@@ -127,6 +131,27 @@ class QuantizedTensor(StoredBlocks, DerivedTensor):
             check_quantizable(rows.to(torch.float32), self.name)  # inf or nan: says so with the tensor's name
             raise
         return done.data, QuantizationError(rows.numel(), done.squared_error, done.energy)
+
+
+@dataclass(frozen=True, eq=False)
+class Remainder(DerivedTensor):
+    """What the Q4_0 blocks of a tensor leave of it, float32.
+
+    Args:
+        source: makes these blocks.
+    """
+
+    source: QuantizedTensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The differences in row order; raises as those of the blocks."""
+        for rows, packed, _ in self.source.pieces():
+            left = rows.to(torch.float32) - unpack_q4_0(packed).dequantize().reshape(rows.shape)
+            yield from InMemoryTensor(self.name, left).chunks()
 
 
 @dataclass(frozen=True, eq=False)

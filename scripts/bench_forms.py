@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Measure the forms of a language model's graph beside each other: activations in f16 or f32, attention as operator or products.
 
-usage: scripts/bench_forms.py [MODEL] [--size 1B|3B] [--forms f16-sdpa,f32-products] [--compress RECIPE] [--past 64,512,2048]
+usage: scripts/bench_forms.py [MODEL] [--size 1B|3B] [--forms f16-sdpa,f32-products] [--compress RECIPE,...] [--past 64,512,2048]
                               [--chunk 512] [--repeat N] [--json]
 
 MODEL is a checkpoint folder or hub id; by default SmolLM2-135M-Instruct of scripts/fetch_test_models.py. With --size, random
-weights in the shape of a Llama 3 (`random_llama.py`). Each form is exported without a check, and all of them are then measured
-in turn in one process, on one thread, with the cache as the engine's state: tokens a second while the past is fed in chunks,
-and milliseconds a token after it. Both are the processor's time, so that other work on the machine disturbs little; read the
-ratios to the first row. The last column is how fast decoding reads weights and caches, beside what a thread here can read.
+weights in the shape of a Llama 3 (`random_llama.py`). Each form is exported without a check, with each of the recipes, and all of
+them are then measured in turn in one process, on one thread, with the cache as the engine's state: tokens a second while the past
+is fed in chunks, and milliseconds a token after it. Both are the processor's time, so that other work on the machine disturbs
+little; read the ratios to the first row. The last column is how fast decoding reads weights and caches, beside what a thread here
+can read.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default=str(DEFAULT_MODEL))
     parser.add_argument("--size", choices=SHAPES, help="a random checkpoint in the shape of Llama 3, instead of MODEL")
     parser.add_argument("--forms", default=",".join(FORMS), help="activations and attention, comma-separated")
-    parser.add_argument("--compress", help="a recipe of t2n-llm export")
+    parser.add_argument(
+        "--compress", type=lambda text: text.split(","), default=["f16"], help="recipes, comma-separated"
+    )
     parser.add_argument("--past", default="64,512,2048", help="tokens in the cache, comma-separated")
     parser.add_argument("--chunk", type=int, default=512, help="tokens fed at once")
     parser.add_argument("--repeat", type=int, default=3)
@@ -56,7 +59,13 @@ def main() -> None:
         if options.size is not None:
             options.model = str(Path(folder) / "checkpoint")
             write_checkpoint(Path(options.model), SHAPES[options.size])
-        models = {form: loaded(options, Path(folder) / form, form) for form in options.forms.split(",")}
+        models = {
+            f"{form}-{recipe}" if len(options.compress) > 1 else form: loaded(
+                options, Path(folder) / form, form, recipe
+            )
+            for form in options.forms.split(",")
+            for recipe in options.compress
+        }
         rows = [row for length in lengths for row in measured(models, length, options.chunk, options.repeat)]
     limit = measured_limits().bytes_per_second
     print(json.dumps({"bytes_per_second": limit, "rows": rows}) if options.json else table(rows, limit))
@@ -75,7 +84,7 @@ class Form:
     reads: Callable[[int], float]
 
 
-def loaded(options: argparse.Namespace, folder: Path, form: str) -> Form:
+def loaded(options: argparse.Namespace, folder: Path, form: str, recipe: str) -> Form:
     """Export one form, and return the model that runs it."""
     import tract
 
@@ -85,8 +94,9 @@ def loaded(options: argparse.Namespace, folder: Path, form: str) -> Form:
         folder,
         activations=activations,
         attention=attention,
-        compress=options.compress,
+        compress=recipe,
         check=False,
+        force=True,
         require_tokenizer=False,
     ).archive
     model = tract.nnef().with_tract_transformers().load(archive)

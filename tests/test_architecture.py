@@ -70,8 +70,8 @@ ORDER = {
     "quant": """
         .
         awq drift recipe tensor
-        gptq factors
-        algorithms budget
+        gptq factors budget
+        algorithms
         imatrix lattice learned
         prequantized
         stream weighted_search descent

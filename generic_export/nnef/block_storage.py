@@ -39,12 +39,14 @@ class StorageUse:
         multiplied: it is a weight of products or convolutions.
         axes: the order of axes that puts the summed one last, where it is not; None when it lies as blocks want it.
         obstacle: why it cannot be stored in blocks, or "".
+        addable: what reads it can be done for two tensors instead, and the results added up.
     """
 
     gathered: bool = False
     multiplied: bool = False
     axes: tuple[int, ...] | None = None
     obstacle: str = ""
+    addable: bool = False
 
 
 def storage_uses(graph: NnefGraph) -> dict[str, StorageUse]:
@@ -176,11 +178,11 @@ def _use(
     variable: NnefVariable, name: str, op: NnefOperation, readers: Mapping[str, Sequence[NnefOperation]]
 ) -> StorageUse:
     if op.operator == "tract_core_gather" and op.inputs[0] == Reference(name) and attribute(op, "axis") == 0:
-        return StorageUse(gathered=True)
+        return StorageUse(gathered=True, addable=True)
     if op.operator == "tract_core_einsum":
-        return _product_use(variable, name, op)
+        return replace(_product_use(variable, name, op), addable=True)
     if op.operator == "reshape" and _folds_back(variable, op, readers):
-        return StorageUse(gathered=True)
+        return StorageUse(gathered=True, addable=True)
     if op.operator == "conv" and op.inputs[1] == Reference(name):
         grouped = attribute(op, "groups") != 1
         return StorageUse(multiplied=True, obstacle="it is the kernel of a grouped convolution" if grouped else "")
@@ -247,7 +249,7 @@ def _combined(variable: NnefVariable, uses: Sequence[StorageUse]) -> StorageUse:
     shape = _permuted(variable.shape, axes)
     if not obstacle and math.prod(shape[1:]) % _GROUP:
         obstacle = f"its rows are {math.prod(shape[1:])} values, no multiple of {_GROUP}"
-    return StorageUse(gathered, multiplied, axes, obstacle)
+    return StorageUse(gathered, multiplied, axes, obstacle, all(use.addable for use in uses))
 
 
 def _require(label: str, block_format: str, uses: Mapping[str, StorageUse]) -> None:

@@ -5,7 +5,7 @@ in; the sources that make blocks, and a record of what became of each tensor out
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from quant.imatrix import ImatrixQuantizer
 from quant.prequantized import ExactTensor, StoredQ4
 from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import Recipe
-from quant.stream import QuantizationReport, QuantizedTensor
+from quant.stream import QuantizationReport, QuantizedTensor, Remainder
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.plan import CompressionPlan, oriented, uncast
 from t2n_llm.weights.archive_weights import ArchiveWeights
@@ -50,6 +50,7 @@ class TensorRecord:
         replaced: calibration gave it other values than the checkpoint's.
         factor: what the parameter's values are multiplied with in the archive.
         kept: why it is not quantised although its kind could be, or "".
+        remainder_of: label of the tensor to which this one is added, or "".
         relative_error: squared error over energy, once streamed; None when nothing was measured.
         output_error: the same of the layer's outputs on the calibration text; None without calibration.
     """
@@ -65,8 +66,14 @@ class TensorRecord:
     replaced: bool = False
     factor: float = 1.0
     kept: str = ""
+    remainder_of: str = ""
     relative_error: float | None = None
     output_error: float | None = None
+
+    @property
+    def values(self) -> int:
+        """How many values of the model it holds: none of its own, where it is added to another tensor."""
+        return 0 if self.remainder_of else math.prod(self.shape)
 
     @property
     def bits_per_weight(self) -> float:
@@ -95,12 +102,16 @@ class Compression:
 
     def measured_records(self) -> tuple[TensorRecord, ...]:
         """Return the records with the errors that streaming measured."""
-        return tuple(
-            replace(record, relative_error=self.errors.errors[record.label].relative_error)
-            if record.label in self.errors.errors
-            else record
-            for record in self.records
-        )
+        rests = {record.remainder_of: record.label for record in self.records if record.remainder_of}
+        return tuple(replace(record, relative_error=self._error(record, rests)) for record in self.records)
+
+    def _error(self, record: TensorRecord, rests: Mapping[str, str]) -> float | None:
+        """Return the relative error of a weight; of one that is the sum of two, that of the sum, which the first record has."""
+        own = self.errors.errors.get(record.label)
+        if own is None or record.remainder_of:
+            return record.relative_error
+        left = self.errors.errors.get(rests.get(record.label, ""))
+        return own.relative_error if left is None else replace(own, squared_error=left.squared_error).relative_error
 
     def weights_in(self, archive: Path) -> ArchiveWeights:
         """Return what puts the values that the archive holds into a PyTorch model."""
@@ -109,7 +120,7 @@ class Compression:
     def summary(self) -> dict[str, Any]:
         """Return what `export.json` records: the recipe, the size, and each tensor."""
         records = self.measured_records()
-        total, values = sum(record.bytes for record in records), sum(math.prod(record.shape) for record in records)
+        total, values = sum(record.bytes for record in records), sum(record.values for record in records)
         return {
             "recipe": self.recipe.asdict(),
             "bytes": total,
@@ -143,23 +154,38 @@ def compress(
     """
     report = QuantizationReport()
     replaced, given = dict(overrides or {}), dict(statistics or {})
-    final = {}
+    final: dict[str, TensorSource] = {}
+    twice = {variable.remainder_of for variable in plan.graph.variables}
     for variable in plan.graph.variables:
-        plain = sources[plan.shared.get(variable.label, variable.label)]
-        final[variable.label] = (
-            _fitting(replaced[variable.label], variable)
-            if variable.label in replaced and variable.label not in given
-            else _source(variable.label, plan, plain, algorithms, given.get(variable.label), report)
-        )
+        label, plain = variable.label, sources[plan.shared.get(variable.label, variable.label)]
+        if variable.remainder_of or label in twice:
+            changed = replaced.get(variable.remainder_of or label)
+            whole = plain if changed is None else multiplied(changed, variable.factor)
+            final[label] = _half_of_sum(variable, plan, whole, report)
+        elif label in replaced and label not in given:
+            final[label] = _fitting(replaced[label], variable)
+        else:
+            final[label] = _source(label, plan, plain, algorithms, given.get(label), report)
     records = tuple(
         replace(
-            _record(variable, plan, final[variable.label], variable.label in replaced, variable.label in given),
+            _record(variable, plan, final[variable.label], replaced, variable.label in given),
             output_error=(output_errors or {}).get(variable.label),
         )
         for variable in plan.graph.variables
     )
     warnings = tuple(f"recipe {plan.recipe.name}: the rule {pattern!r} matches no tensor." for pattern in plan.idle)
     return Compression(plan.recipe, plan.graph, final, records, warnings, report)
+
+
+def _half_of_sum(
+    variable: NnefVariable, plan: CompressionPlan, plain: TensorSource, report: QuantizationReport
+) -> TensorSource:
+    """Return the blocks of a tensor that is stored as the sum of two, or those of what these leave."""
+    search, label = BUILT_IN[DEFAULT_ALGORITHM], variable.remainder_of or variable.label
+    blocks = QuantizedTensor(RenamedTensor(oriented(uncast(plain), plan.axes[label]), label), search, report)
+    if not variable.remainder_of:
+        return blocks
+    return QuantizedTensor(RenamedTensor(Remainder(blocks), variable.label), search, report)
 
 
 def _source(
@@ -204,25 +230,27 @@ def _fitting(override: TensorSource, variable: NnefVariable) -> TensorSource:
 
 
 def _record(
-    variable: NnefVariable, plan: CompressionPlan, source: TensorSource, replaced: bool, weighed: bool
+    variable: NnefVariable, plan: CompressionPlan, source: TensorSource, replaced: Collection[str], weighed: bool
 ) -> TensorRecord:
     label = variable.label
     quantized = label in plan.formats
+    base = variable.remainder_of or label
     algorithm = plan.algorithms.get(label, "")
-    if algorithm in CALIBRATED and not replaced and not weighed:
+    if algorithm in CALIBRATED and base not in replaced and not weighed:
         algorithm = DEFAULT_ALGORITHM
     if isinstance(source, StoredQ4):
         algorithm = KEPT_BLOCKS
     return TensorRecord(
         label=label,
-        parameters=plan.parameters.get(label, (label,)) if variable.part is None else (variable.part.parameter,),
+        parameters=plan.parameters.get(base, (base,)) if variable.part is None else (variable.part.parameter,),
         shape=variable.shape,
         scheme=variable.dtype,
         algorithm=algorithm,
         bytes=source.nbytes,
         axes=plan.axes.get(label) if quantized else None,
         part=variable.part,
-        replaced=replaced,
+        replaced=base in replaced,
         factor=variable.factor,
         kept="" if quantized else plan.kept.get(label, ""),
+        remainder_of=variable.remainder_of,
     )

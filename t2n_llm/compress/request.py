@@ -26,7 +26,7 @@ class CompressionOptions:
 
     name: str | None = option(
         None,
-        "Recipe: q4_0, q4_0+embeddings, q4_0-mixed (fills --target-size), f16, f32. "
+        "Recipe: q4_0, q4_0+embeddings, q4_0-mixed (fills --target-size), q4_0x2 (9 bits a weight), f16, f32. "
         "Algorithms: search (default), min_max; with calibration imatrix, gptq, awq, best, tuned.",
         keyword="compress",
         metavar="NAME[:ALGORITHM]",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from math import prod
 from typing import Any
 
 from generic_export.nnef.graph import NnefGraph, NnefVariable
@@ -40,7 +39,7 @@ def text_model(config: Any, variables: Iterable[NnefVariable]) -> dict[str, Any]
         "vocab_size": text_config.vocab_size,
         "max_position_embeddings": getattr(text_config, "max_position_embeddings", None),
         "sliding_window": sliding_window_of(text_config),
-        "parameters": sum(prod(variable.shape) for variable in variables),
+        "parameters": sum(variable.values for variable in variables),
     }
 
 

@@ -41,7 +41,7 @@ from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import ModelSource, load_tokenizer
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.names import require_language_model
-from t2n_llm.weights.archive_weights import stored_values
+from t2n_llm.weights.archive_weights import stored_values, whole_records
 from t2n_llm.weights.f32_model import reference_model
 from t2n_llm.weights.placement import Placement, plan_residency
 
@@ -281,8 +281,15 @@ class _Exported:
         return round(bits / 8), bits / max(1, sum(tensor.values for tensor in tensors))
 
     def records(self) -> dict[str, Mapping[str, Any]]:
-        """Return what the manifest says of each tensor, by label; nothing without compression."""
-        return {record["label"]: record for record in (self.manifest.get("compression") or {}).get("tensors", ())}
+        """Return what the manifest says of each weight, by label; nothing without compression."""
+        tensors = (self.manifest.get("compression") or {}).get("tensors", ())
+        return {record["label"]: record for record in whole_records(tensors)}
+
+    def sums(self) -> dict[str, str]:
+        """Return the label of each remainder, and of the tensor that it is added to, both ways."""
+        tensors = (self.manifest.get("compression") or {}).get("tensors", ())
+        pairs = {record["label"]: record["remainder_of"] for record in tensors if record.get("remainder_of")}
+        return pairs | {label: rest for rest, label in pairs.items()}
 
     def blocks(self) -> dict[str, BlockScheme]:
         """Return how each parameter that is stored in blocks is stored."""
@@ -295,8 +302,14 @@ class _Exported:
 
     def stored(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Yield label, the parameter's name, and the values as the model has them."""
-        records = self.records()
+        records, other, half = self.records(), self.sums(), dict[str, torch.Tensor]()
         for label, values in stored_values(self.archive):
+            if label in other:
+                if other[label] not in half:
+                    half[label] = values
+                    continue
+                values = values + half.pop(other[label])
+                label = label if label in records else other[label]
             record = records.get(label)
             axes = record["axes"] if record is not None else None
             name = record["parameters"][0] if record is not None else label

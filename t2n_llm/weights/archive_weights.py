@@ -7,7 +7,7 @@ the engine computes with.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from generic_export.errors import ArchiveError, ValidationError
 from generic_export.nnef.dat import BLOCK_FORMATS, HEADER_BYTES, DatHeader, parse_header
 from generic_export.read.entries import ArchiveEntry, archive_entries, readable
 from generic_export.weights.part import TensorPart
+from quant.blocks import TWICE
 from quant.packing import dequantize_bytes
 
 # Sixteen levels leave an energy error of about a hundredth; a matrix whose rows are mixed up has one near two.
@@ -37,6 +38,7 @@ class StoredParameter:
         part: what it is of the parameter, or None when it is all of it.
         replaced: calibration changed the values on purpose, so that they need not resemble the checkpoint's.
         factor: what the parameter's values are multiplied with in the archive.
+        remainder_of: label of the tensor that it is added to, or "".
     """
 
     label: str
@@ -45,6 +47,7 @@ class StoredParameter:
     part: TensorPart | None = None
     replaced: bool = False
     factor: float = 1.0
+    remainder_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class ArchiveWeights:
                 part=TensorPart.parse(record["part"]) if record.get("part") else None,
                 replaced=bool(record["replaced"]),
                 factor=float(record.get("factor", 1.0)),
+                remainder_of=str(record.get("remainder_of", "")),
             )
             for record in records
             if record["scheme"] in BLOCK_FORMATS or record["replaced"]
@@ -93,15 +97,34 @@ class ArchiveWeights:
             ValidationError: the model has no such parameter, or the stored values do not resemble it.
         """
         wanted = {f"{tensor.label}.dat": tensor for tensor in self.tensors}
+        early: list[tuple[StoredParameter, torch.Tensor]] = []  # remainders that lie before what they are added to
         for entry in archive_entries(self.archive):
             tensor = wanted.pop(entry.name.removeprefix("./"), None)
             if tensor is not None:
                 values = _values(self.archive, entry)
-                _place(model, tensor, values if tensor.factor == 1.0 else values / tensor.factor)
+                values = values if tensor.factor == 1.0 else values / tensor.factor
+                if f"{tensor.remainder_of}.dat" in wanted:
+                    early.append((tensor, values))
+                else:
+                    _place(model, tensor, values)
+        for tensor, values in early:
+            _place(model, tensor, values)
         if wanted:
             raise ArchiveError(f"{self.archive}: no tensor {next(iter(wanted))!r} in it.", "Export the model again.")
         for other in self.further:
             other.apply(model)
+
+
+def whole_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of `export.json`, the two of a tensor that is stored as a sum joined under the label of the first."""
+    whole = {str(record["label"]): dict(record) for record in records}
+    for label, rest in list(whole.items()):
+        base = whole.get(str(rest.get("remainder_of", "")))
+        if base is not None:
+            base |= {"scheme": TWICE}
+            base |= {key: base[key] + rest[key] for key in ("bytes", "bits_per_weight")}
+            del whole[label]
+    return list(whole.values())
 
 
 def stored_values(archive: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -153,7 +176,9 @@ def _place(model: nn.Module, tensor: StoredParameter, values: torch.Tensor) -> N
                 f"{name}: the model has shape {list(place.shape)}, the archive {list(stored.shape)}.",
                 "Is it the model that was exported?",
             )
-        if not tensor.replaced:
+        if tensor.remainder_of:
+            stored = place + stored
+        elif not tensor.replaced:
             _check_resemblance(name, place, stored)
         if tensor.part is None:
             setattr(owner, attribute, nn.Parameter(stored.to(old.dtype), requires_grad=False))

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from generic_export.errors import WeightError
-from generic_export.weights.source import BlockTensorSource, InMemoryTensor
+from generic_export.weights.source import BlockTensorSource, InMemoryTensor, RenamedTensor
 from generic_export.weights.values import row_pieces
 from quant import stream
 from quant.algorithms import BUILT_IN
-from quant.packing import pack_q4_0, pack_q8_1
-from quant.stream import PermutedTensor, QuantizationReport, QuantizedTensor, row_length
+from quant.packing import dequantize_bytes, pack_q4_0, pack_q8_1
+from quant.stream import PermutedTensor, QuantizationReport, QuantizedTensor, Remainder, row_length
 
 
 def streamed(source: InMemoryTensor, **options: object) -> tuple[bytes, QuantizationReport]:
@@ -38,6 +38,24 @@ def test_pieces_give_the_bytes_of_the_whole(monkeypatch: pytest.MonkeyPatch, dty
     exact = (whole.dequantize() - weight.float()).double().square().sum() / weight.double().square().sum()
     assert error.values == weight.numel()
     assert error.relative_error == pytest.approx(exact.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("piece", [32, 200, 1 << 20])
+def test_what_blocks_leave_is_added_to_them(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(stream, "_ONE_PASS_VALUES", piece)
+    weight = torch.randn(70, 96)
+    weight[3] = torch.arange(96) % 8 * 0.5  # on a grid
+    report = QuantizationReport()
+    blocks = QuantizedTensor(InMemoryTensor("w", weight), BUILT_IN["search"], report)
+    rest = QuantizedTensor(RenamedTensor(Remainder(blocks), "rest"), BUILT_IN["search"], report)
+    total = sum(dequantize_bytes(read_blocks(each), "q4_0") for each in (blocks, rest)).reshape(weight.shape)
+    left = float((total - weight).square().sum() / weight.square().sum())
+    assert left < 5e-5 and torch.equal(total[3], weight[3])
+    assert report.errors["rest"].squared_error / report.errors["w"].energy == pytest.approx(left, rel=1e-3)
+
+
+def read_blocks(source: QuantizedTensor) -> torch.Tensor:
+    return torch.frombuffer(bytearray(b"".join(source.chunks())), dtype=torch.uint8)
 
 
 def test_streaming_twice_counts_once() -> None:

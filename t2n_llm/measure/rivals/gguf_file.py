@@ -18,13 +18,15 @@ import torch
 from generic_export.errors import OptionError, WeightError
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import value_pieces
+from quant.blocks import TWICE
 from t2n_llm.source.hub import ModelSource
 
 _GIVE_A_FILE = "Give a GGUF file of it: --against llama.cpp:FILE.gguf."
 _UNUSED = ("rotary_emb.inv_freq", "attention.masked_bias")  # old checkpoints hold what is computed
 
-# How an export stores a tensor -> its type in the file. Q8_1 is not a file type of ggml's; Q8_0 has its bytes but the sums.
-FILE_TYPES = {"q4_0": "Q4_0", "q8_1": "Q8_0"}
+# How an export stores a tensor -> its type in the file. Q8_1 is not a file type of ggml's; Q8_0 has its bytes but the sums, and is
+# what comes next to two Q4_0.
+FILE_TYPES = {"q4_0": "Q4_0", TWICE: "Q8_0", "q8_1": "Q8_0"}
 
 Change = Callable[[str, torch.Tensor, Any], torch.Tensor]
 

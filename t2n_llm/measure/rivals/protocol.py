@@ -18,6 +18,7 @@ from t2n_llm.export.located import LocatedArchive
 from t2n_llm.graph.prefill import LARGEST_CHUNK, Chunks
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.weights.archive_weights import whole_records
 
 _NAME_IT = "Name the checkpoint that it was exported from: --checkpoint FOLDER_OR_HUB_ID."
 
@@ -135,9 +136,9 @@ class SharedModel:
 
     @cached_property
     def schemes(self) -> Mapping[str, str]:
-        """Name of a parameter -> how the archive stores it (`f16`, `q4_0`); empty for one that is not compressed."""
+        """Name of a parameter -> how the archive stores it (`f16`, `q4_0`, `q4_0x2`); empty for one that is not compressed."""
         tensors = (self.manifest.get("compression") or {}).get("tensors", ())
-        return {name: tensor["scheme"] for tensor in tensors for name in tensor["parameters"]}
+        return {name: tensor["scheme"] for tensor in whole_records(tensors) for name in tensor["parameters"]}
 
     @property
     def is_four_bit(self) -> bool:

@@ -6,7 +6,6 @@ In: a `HeadSkeleton`. Out: plain data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import prod
 from typing import Any
 
 from generic_export.nnef.graph import NnefVariable
@@ -41,7 +40,7 @@ def described_model(head: Head, skeleton: HeadSkeleton, variables: Iterable[Nnef
     """
     config, stored = skeleton.config, list(variables)
     text = config.get_text_config(decoder=True)
-    found: dict[str, Any] = {"parameters": sum(prod(variable.shape) for variable in stored)}
+    found: dict[str, Any] = {"parameters": sum(variable.values for variable in stored)}
     if hasattr(text, "vocab_size"):
         found = text_model(config, stored) | {"pad_token_id": getattr(text, "pad_token_id", None)}
     if head.labelled:

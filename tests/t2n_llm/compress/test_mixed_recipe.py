@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from t2n_llm.export.pipeline import export_llm
-from t2n_llm.measure.quantize_report import QuantizeReport, quantize_report
+from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality, quantize_report
 from tests.t2n_llm.conftest import REAL_MODEL
 
 SIZE = 4_200_000  # between 3.1 MB with everything in 4 bits and 11 MB with nothing
@@ -39,5 +40,27 @@ def test_the_size_is_met_and_nearly_filled_and_the_divergence_falls(
     plain, mixed = reports["all" + suffix], reports["mixed" + suffix]
     assert plain.bytes < 0.95 * SIZE <= mixed.bytes <= SIZE
     assert mixed.quality.mean_kl < plain.quality.mean_kl
-    kept = [tensor for tensor in mixed.tensors if not tensor.quantized]
-    assert kept and any(tensor.quantized for tensor in mixed.tensors)
+    twice = [tensor for tensor in mixed.tensors if tensor.scheme == "q4_0x2"]
+    once = [tensor for tensor in mixed.tensors if tensor.scheme == "q4_0"]
+    assert all(tensor.bits == 9.0 for tensor in twice) and all(tensor.bits == 4.5 for tensor in once)
+    worst, best = max(map(_error, twice)), min(map(_error, once))
+    assert 0 < worst < 1e-4 < best
+
+
+def _error(tensor: TensorQuality) -> float:
+    assert tensor.relative_error is not None
+    return tensor.relative_error
+
+
+def test_everything_as_the_sum_of_two_is_as_good_as_plain(tmp_path: Path) -> None:
+    result = export_llm(str(REAL_MODEL), tmp_path / "twice", compress="q4_0x2")
+    assert result.validation is not None and result.validation.passed
+    record = result.manifest["compression"]
+    assert record["bits_per_weight"] == pytest.approx(9.0, abs=0.05)
+    stored = {tensor["label"]: tensor for tensor in record["tensors"]}
+    halves = [tensor for tensor in stored.values() if tensor["remainder_of"]]
+    assert result.manifest["model"]["parameters"] == 5_475_600  # no weight is counted twice
+    assert {stored[half["remainder_of"]]["bytes"] for half in halves} == {half["bytes"] for half in halves}
+    report = quantize_report(tmp_path / "twice", str(REAL_MODEL), tokens=60, window=31)
+    assert {tensor.scheme for tensor in report.tensors} == {"q4_0x2"}
+    assert report.quality.mean_kl < 1e-4 and report.quality.same_top1 == 1.0
