@@ -235,7 +235,7 @@ class Sink:
     def _compression(self, record: Mapping[str, Any]) -> None:
         """Print the size, how much of it is quantised, and what is not and why."""
         tensors = record["tensors"]
-        quantized = [tensor for tensor in tensors if tensor["scheme"] not in _PLAIN and not tensor["remainder_of"]]
+        quantized = [tensor for tensor in tensors if tensor["scheme"] not in _PLAIN and not tensor.get("remainder_of")]
         errors = [tensor["relative_error"] for tensor in quantized if tensor["relative_error"] is not None]
         detail = f", relative squared error {sum(errors) / len(errors):.2e} on average" if errors else ""
         self._out.print(
