@@ -8,7 +8,7 @@ docs/engine-notes.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from generic_export.nnef.dat import BLOCK_FORMATS
@@ -45,7 +45,43 @@ def widen_weights(graph: NnefGraph, dtype: str, kept: Collection[str] = ()) -> N
                 wider[name] = names.take(f"{name}_{dtype}")
                 operations += _widened(variables[name], name, wider[name], dtype, names, op)
         operations.append(renamed(op, {name: wider[name] for name in read}))
-    return replace(graph, operations=tuple(operations))
+    labels = {each.label: name for name, each in variables.items()}
+    rests = {
+        wider[name]: wider[labels[each.remainder_of]]
+        for name, each in variables.items()
+        if name in wider and labels.get(each.remainder_of) in wider
+    }
+    return replace(graph, operations=tuple(_with_one_product(operations, rests, names)))
+
+
+def _with_one_product(
+    operations: Sequence[NnefOperation], rests: Mapping[str, str], names: FreeNames
+) -> Iterator[NnefOperation]:
+    """Yield operations in which a weight that is stored as the sum of two is added up at load, and multiplied once.
+
+    Args:
+        operations: with a product of each of the two (nnef/remainders.py).
+        rests: what is read of the second -> what is read of the first.
+        names: what the document does not have yet.
+    """
+    makers = {op.outputs[0]: op for op in operations}
+    sums: dict[str, tuple[NnefOperation, str]] = {}
+    for op in operations:
+        terms = [makers[name] for name in references(op) if name in makers] if op.operator == "add" else []
+        if len(terms) == 2:
+            rest = next((name for name in references(terms[1]) if name in rests), None)
+            if rest and replace(renamed(terms[0], {rests[rest]: rest}), outputs=terms[1].outputs) == terms[1]:
+                sums[op.outputs[0]] = terms[0], rest
+    dropped = {name for op in operations if op.outputs[0] in sums for name in references(op)}
+    for op in operations:
+        if op.outputs[0] in sums:
+            product, rest = sums[op.outputs[0]]
+            total = names.take(f"{rests[rest]}_total")
+            made = makers[rest]
+            yield NnefOperation("add", (Reference(rests[rest]), Reference(rest)), (), (total,), op.block, made.note)
+            yield replace(renamed(product, {rests[rest]: total}), outputs=op.outputs)
+        elif op.outputs[0] not in dropped:
+            yield op
 
 
 def _is_widened(variable: NnefVariable, dtype: str, kept: Collection[str]) -> bool:

@@ -12,6 +12,7 @@ from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.graph import ArrayLiteral, NnefGraph, NnefVariable, Reference
 from generic_export.nnef.remainders import with_remainders
 from generic_export.nnef.text import graph_text
+from generic_export.nnef.weights_in_memory import widen_weights
 from tests.generic_export.nnef.test_block_storage import einsum, gather, graph_of, op, run, stored
 
 IDS = torch.tensor([7, 0, 1, 3, 3])
@@ -71,6 +72,21 @@ def test_rows_of_two_tables_and_a_product_with_both_are_added(tmp_path: Path, fo
     actual = run(tmp_path, in_two(plain), {"w": first, "rest": second}, [x, IDS])
     expected = whole[IDS] + (x @ whole.T).sum(dim=(0, 1))[0]
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("wider", ["f16", "f32"])
+def test_in_memory_the_two_are_one_weight(tmp_path: Path, wider: str) -> None:
+    torch.manual_seed(0)
+    graph = in_two(graph_of((8, 64), einsum("abk,nk->abn", ["x", "w"], "y", acc="f32"), dtype="f32"))
+    widened = widen_weights(graph, wider)
+    assert [each.operator for each in widened.operations].count("tract_core_einsum") == 1
+    assert graph_text(widen_weights(graph, wider, kept=["w"])) == graph_text(graph)
+    weight, x = torch.randn(8, 64), torch.randn(2, 3, 64)
+    first, values = stored("w", weight)
+    second, left = stored("rest", weight - values.reshape(8, 64))
+    actual = run(tmp_path, widened, {"w": first, "rest": second}, [x, IDS])
+    expected = x @ (values + left).reshape(8, 64).T
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=2e-2 if wider == "f16" else 1e-4)
 
 
 def test_what_is_neither_product_nor_gather_is_not_doubled() -> None:
