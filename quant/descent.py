@@ -33,8 +33,7 @@ def descend(
         hessian: float32 [K, K], positive definite.
         sweeps: how often to visit every group.
     """
-    values = levels.unflatten(0, (-1, GROUP)) * scales.unsqueeze(1)
-    residual = torch.sub(columns, values.flatten(0, 1), out=values.flatten(0, 1))
+    residual = columns - (levels.unflatten(0, (-1, GROUP)) * scales.unsqueeze(1)).flatten(0, 1)
     from_visited = torch.empty_like(residual)
     for sweep in range(sweeps):
         backwards = bool(sweep % 2)

@@ -8,8 +8,8 @@ MODEL is a checkpoint folder or hub id; by default SmolLM2-135M-Instruct of scri
 weights in the shape of a Llama 3 (`random_llama.py`). Each form is exported without a check, with each of the recipes, and all of
 them are then measured in turn in one process, on one thread, with the cache as the engine's state: tokens a second while the past
 is fed in chunks, and milliseconds a token after it. Both are the processor's time, so that other work on the machine disturbs
-little; read the ratios to the first row. The last column is how fast decoding reads weights and caches, beside what a thread here
-can read.
+little; read the ratios to the first row. `q4_0x2@f16` is that recipe with --weights-in-memory f16. The last column is how fast
+decoding reads weights and caches, beside what a thread here can read.
 """
 
 from __future__ import annotations
@@ -89,12 +89,14 @@ def loaded(options: argparse.Namespace, folder: Path, form: str, recipe: str) ->
     import tract
 
     activations, attention = form.split("-")
+    compress, _, in_memory = recipe.partition("@")
     archive = export_llm(
         options.model,
         folder,
         activations=activations,
         attention=attention,
-        compress=recipe,
+        compress=compress,
+        **({"weights_in_memory": in_memory} if in_memory else {}),
         check=False,
         force=True,
         require_tokenizer=False,

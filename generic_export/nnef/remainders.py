@@ -38,16 +38,12 @@ def with_remainders(graph: NnefGraph, labels: Mapping[str, str]) -> NnefGraph:
             operations += _added_up(operation, {name: second[name] for name in read}, names)
         else:
             operations.append(operation)
-    variables = [
-        each
-        for variable in graph.variables
-        for each in (variable, *([_remainder(variable, labels)] if variable.label in labels else []))
-    ]
+    variables: list[NnefVariable] = []
+    for variable in graph.variables:
+        variables.append(variable)
+        if variable.label in labels:
+            variables.append(replace(variable, label=labels[variable.label], remainder_of=variable.label))
     return replace(graph, operations=tuple(operations), variables=tuple(variables))
-
-
-def _remainder(variable: NnefVariable, labels: Mapping[str, str]) -> NnefVariable:
-    return replace(variable, label=labels[variable.label], remainder_of=variable.label)
 
 
 def _added_up(operation: NnefOperation, second: Mapping[str, str], names: FreeNames) -> Iterator[NnefOperation]:

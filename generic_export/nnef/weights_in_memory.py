@@ -21,6 +21,8 @@ _HALF, _FULL = "f16", "f32"
 def widen_weights(graph: NnefGraph, dtype: str, kept: Collection[str] = ()) -> NnefGraph:
     """Return the graph whose products read matrices in a wider type; experts and kernels stay as they are.
 
+    A weight that is stored as the sum of two (nnef/remainders.py) is added up first, and multiplied once.
+
     A product that gives f16 (nnef/rounding_products.py) does not read f32: no fast kernel for that would round.
 
     Args:

@@ -22,7 +22,7 @@ class Quantizable:
     Attributes:
         names: of the parameters that it stands for, with their roles; a tied table has two.
         source: its values, rows as blocks want them.
-        block_format: `q4_0` or `q8_1`.
+        block_format: one of `quant.recipe.QUANTIZED_SCHEMES`.
     """
 
     names: tuple[TensorName, ...]

@@ -57,7 +57,7 @@ class Quantization:
     """How a parameter would be stored.
 
     Attributes:
-        block_format: `q4_0` or `q8_1`.
+        block_format: one of `quant.recipe.QUANTIZED_SCHEMES`.
         quantizer: chooses the values of `q4_0`.
         inputs: what it looks at besides the weight.
         axes: the order of axes that puts the summed one last; None where it is last.
