@@ -1,13 +1,31 @@
-"""What every test process needs: one PyTorch thread (the workers are the parallelism), quiet libraries."""
+"""Shared by all tests: one PyTorch thread (the pytest workers are the parallelism), quiet libraries, reused engine processes."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import pytest
 import torch
 
+from generic_export.inference_target.tract.engines.wheel_process import reuse_workers
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _reused_engine_workers() -> Iterator[None]:
+    """Let the engine process of a closed model load the next one, as the zoo and `diagnose` do."""
+    with reuse_workers():
+        yield
+
+
+@pytest.fixture
+def new_engine_workers() -> Iterator[None]:
+    """Give every model that the test loads an engine process of its own."""
+    with reuse_workers(False):
+        yield

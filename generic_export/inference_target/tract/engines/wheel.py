@@ -1,4 +1,4 @@
-"""The pip-installed tract, run in a child process of its own: one child per loaded model.
+"""The pip-installed tract, run in a child process: one child per open model.
 
 In: an archive path and arrays. Out: `LoadedModel`, whose failures are always exceptions of `errors.py`.
 A panic in tract aborts the process it lives in (facts/tract.md §0); here that process is `wheel_worker.py`.
@@ -37,7 +37,7 @@ from generic_export.inference_target.tract.engines.measure import (
     read_nodes,
     read_profile,
 )
-from generic_export.inference_target.tract.engines.wheel_process import INSTALL_HINT, WorkerProcess
+from generic_export.inference_target.tract.engines.wheel_process import INSTALL_HINT, WorkerConnection
 
 
 class TractWheel:
@@ -85,7 +85,7 @@ class TractWheel:
     def load(
         self, archive: Path, *, transforms: Sequence[str] = (), registries: Sequence[str] = DEFAULT_REGISTRIES
     ) -> WheelModel:
-        """Load an archive in a new child process.
+        """Load an archive in a child process: a new one, except inside `reuse_workers()`.
 
         Args:
             archive: folder, `.tar` or gzipped tar with graph.nnef at its root.
@@ -106,7 +106,7 @@ class TractWheel:
         if not path.exists():
             raise EngineLoadError(f"{path}: no such archive.")
         _ = self.version  # EngineMissingError before a process is started
-        worker = WorkerProcess(path.name, self.timeout_seconds, self.packages, self.threads)
+        worker = WorkerConnection(path.name, self.timeout_seconds, self.packages, self.threads)
         try:
             self._choose_device(worker)
             facts = worker.request("load", str(path), list(transforms), list(registries), refusal=EngineLoadError)
@@ -126,7 +126,7 @@ class TractWheel:
         with self.load(archive, transforms=transforms) as model:
             return model.profile(example_inputs(model.inputs, sizes))
 
-    def _choose_device(self, worker: WorkerProcess) -> None:
+    def _choose_device(self, worker: WorkerConnection) -> None:
         if self.device == CPU:
             return
         reason = worker.request("use_device", self.device)
@@ -150,7 +150,7 @@ def convert_with_wheel(
         EngineCrashError, EngineTimeoutError: the child died, or did not answer in time.
     """
     _ = TractWheel(packages=packages).version
-    worker = WorkerProcess(model.name, timeout_seconds, packages)
+    worker = WorkerConnection(model.name, timeout_seconds, packages)
     try:
         paths = str(model.absolute()), str(archive.absolute())
         worker.request("convert", *paths, list(registries), refusal=EngineLoadError)
@@ -180,7 +180,7 @@ class WheelModel:
         outputs: declared outputs, in the order `run` returns them.
     """
 
-    def __init__(self, worker: WorkerProcess, inputs: tuple[IoFact, ...], outputs: tuple[IoFact, ...]) -> None:
+    def __init__(self, worker: WorkerConnection, inputs: tuple[IoFact, ...], outputs: tuple[IoFact, ...]) -> None:
         self._worker = worker
         self.inputs = inputs
         self.outputs = outputs
@@ -263,7 +263,7 @@ class WheelModel:
         return peak
 
     def close(self) -> None:
-        """End the child process. Sessions end with it. Closing twice is harmless."""
+        """End the child process, or free it for the next model inside `reuse_workers()`. Closing twice is harmless."""
         self._worker.close()
 
     def __enter__(self) -> WheelModel:
@@ -278,7 +278,7 @@ class WheelModel:
 class WheelSession:
     """A `EngineSession` in the child process. Its state is freed on `close` or when the object is collected."""
 
-    def __init__(self, worker: WorkerProcess, session: int, inputs: tuple[IoFact, ...]) -> None:
+    def __init__(self, worker: WorkerConnection, session: int, inputs: tuple[IoFact, ...]) -> None:
         self._worker = worker
         self._session = session
         self._declared = self._inputs = inputs

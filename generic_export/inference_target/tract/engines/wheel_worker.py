@@ -8,6 +8,7 @@ package: a worker costs ~50 MB, not a PyTorch. `wheel.py` imports the framing fr
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import os
 import pickle
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ import numpy as np
 # A frame is: pickle size, buffer count | size of each buffer | pickle | buffers. Array bytes travel as buffers
 # (pickle protocol 5, out of band): never copied into the pickle, and read straight into their final memory.
 _HEADER = struct.Struct("<QQ")
+
+_LARGEST_IDLE_BYTES = 256 << 20  # numpy and tract take about 50 MB
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3), by glibc's numbers
 
@@ -118,6 +121,18 @@ class EngineWorker:
             name: end - start for name, (start, end) in zip(("load", "transform", "optimise"), steps, strict=True)
         }
         return inputs, outputs
+
+    def reset(self) -> bool:
+        """Free the model and every session; return whether the process may serve another model.
+
+        It may not after computing on another device, whose context stays, or while it still holds much memory.
+        """
+        self._runnable = None
+        for by_session in (self._states, self._held, self._fed_back):
+            by_session.clear()
+        gc.collect()
+        _give_memory_back()
+        return self._runtime is None and restart_peak_rss() < _LARGEST_IDLE_BYTES
 
     def convert(self, model: str, archive: str, registries: list[str]) -> None:
         """Write a model, ONNX or NNEF, as a gzipped NNEF archive, the way tract itself spells it."""
@@ -265,6 +280,12 @@ def blocks_that_go_back() -> Iterator[None]:
         mallopt(_TRIM_THRESHOLD, 256 << 20)
 
 
+def _give_memory_back() -> None:
+    """Return freed memory to the system, where the C library can (glibc)."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
 def load_model(tract: Any, archive: str, registries: list[str]) -> Any:
     """Load an archive with the core and some further operators; a file `.onnx` is read as ONNX."""
     if archive.endswith(".onnx"):
@@ -324,6 +345,13 @@ def peak_rss_bytes() -> int:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def restart_peak_rss() -> int:
+    """Make the peak resident size count from now on, where the system can (Linux); return that size in bytes."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # man 5 proc: resets VmHWM
+    return peak_rss_bytes()
 
 
 def answer(worker: EngineWorker | str, method: str, arguments: tuple[Any, ...], closed: list[int]) -> tuple[str, Any]:

@@ -34,7 +34,10 @@ from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.inference_target.tract.engines.wheel_process import WHEEL_VERSION
 
 pytest.importorskip("tract", reason="the tract wheel is not installed")
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="watches child processes through /proc")
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="watches child processes through /proc"),
+    pytest.mark.usefixtures("new_engine_workers"),  # test_worker_reuse.py covers reused ones
+]
 
 HEADER = """version 1.0;
 extension tract_registry tract_core;
