@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from generic_export.inference_target.tract.engines.wheel_process import reuse_workers
+from tests.shared_folders import SharedExport, SharedFolders
 
 torch.set_num_threads(1)
 
@@ -29,3 +30,17 @@ def new_engine_workers() -> Iterator[None]:
     """Give every model that the test loads an engine process of its own."""
     with reuse_workers(False):
         yield
+
+
+@pytest.fixture(scope="session")
+def shared_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedFolders]:
+    """Folders made once for all pytest workers."""
+    folders = SharedFolders.of_run(tmp_path_factory)
+    yield folders
+    folders.require_unchanged()
+
+
+@pytest.fixture(scope="session")
+def shared_export(shared_folders: SharedFolders) -> SharedExport:
+    """Exports made once for all pytest workers."""
+    return SharedExport(shared_folders)

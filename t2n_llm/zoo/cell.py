@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import T2NError
+from generic_export.inference_target.tract.engines.wheel_process import reuse_workers
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.configs import TinyConfigError
 from t2n_llm.zoo.verdict import (
@@ -70,6 +71,11 @@ def run_cell(cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> CellV
     Returns:
         The verdict, without what only the caller can measure (seconds, memory).
     """
+    with reuse_workers():
+        return _trial(cell, folder, on_stage)
+
+
+def _trial(cell: Cell, folder: Path, on_stage: Callable[[str], None]) -> CellVerdict:
     if cell.dtype == FULL_SIZE:
         return _FullSizeTrial(cell, folder, on_stage).run()
     if cell.dtype in SUITE_COLUMNS:

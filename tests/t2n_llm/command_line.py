@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tests.shared_folders import content
 
 _MODULE = [sys.executable, "-m", "t2n_llm.cli.app"]
 _MARK = "T2N_TEST_PROCESS"
@@ -86,14 +87,6 @@ def strict_json(text: str) -> dict[str, Any]:
 
 
 # --- what is left behind ----------------------------------------------------------------------
-
-
-def content(folder: Path) -> dict[str, str]:
-    """Return a digest of everything below a folder, hidden files and empty folders included."""
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        for path in sorted(folder.rglob("*"))
-    }
 
 
 @contextlib.contextmanager

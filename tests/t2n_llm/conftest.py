@@ -1,24 +1,49 @@
-"""Models and exports that several tests read and none changes."""
+"""Models, exports and captured graphs that several tests read and none changes."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.families import save_tiny_model
+from tests.shared_folders import SharedExport, SharedFolders
 
 REAL_MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama-real"
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_llama(shared_folders: SharedFolders) -> Path:
     """A random Llama with tied weights, in f32, without tokenizer."""
-    return save_tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny-llama")
+    return shared_folders("tiny-llama", lambda folder: save_tiny_model("llama", folder))
+
+
+@pytest.fixture(scope="session")
+def captures() -> dict[Any, Any]:
+    """The graphs that this process captured so far."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def captured_once(captures: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capture a causal language model once per config and options. Tests of the capture call `build_graph` themselves."""
+    from t2n_llm.tasks import text_generation
+
+    capture = text_generation.build_graph
+
+    def build_graph(config: Any, options: Any, *, ranges: Any = None, **further: Any) -> Any:
+        key = config.to_json_string(), options, tuple(further.items())
+        if ranges is not None or further.get("trust_remote_code"):
+            return capture(config, options, ranges=ranges, **further)
+        if key not in captures:
+            captures[key] = capture(config, options, **further)
+        return captures[key]
+
+    monkeypatch.setattr(text_generation, "build_graph", build_graph)
 
 
 @pytest.fixture
@@ -81,25 +106,18 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_export(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_export(tiny_llama: Path, shared_export: SharedExport) -> Path:
     """The random Llama exported in f32, checked."""
-    return _export(tiny_llama, tmp_path_factory, dtype="f32", require_tokenizer=False)
+    return shared_export(tiny_llama, dtype="f32", require_tokenizer=False)
 
 
 @pytest.fixture(scope="session")
-def real_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_export(shared_export: SharedExport) -> Path:
     """The trained model with its tokenizer and chat template, exported in f16."""
-    return _export(REAL_MODEL, tmp_path_factory, check=False)
+    return shared_export(REAL_MODEL, check=False)
 
 
 @pytest.fixture(scope="session")
-def half_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half_export(shared_export: SharedExport) -> Path:
     """The trained model as tract can write it again: it has no words for products of two element types."""
-    return _export(REAL_MODEL, tmp_path_factory, check=False, activations="f16", attention="sdpa")
-
-
-def _export(source: Path, factory: pytest.TempPathFactory, **options: object) -> Path:
-    from t2n_llm.export.pipeline import export_llm
-
-    export: Callable = export_llm
-    return Path(export(str(source), factory.mktemp("exported") / source.name, **options).output_dir)
+    return shared_export(REAL_MODEL, check=False, activations="f16", attention="sdpa")

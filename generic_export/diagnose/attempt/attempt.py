@@ -32,6 +32,7 @@ from generic_export.inference_target.tract.check import ToleranceLimits
 from generic_export.inference_target.tract.engines.asking import ask_cli
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
+from generic_export.inference_target.tract.engines.wheel_process import reuse_workers
 from generic_export.inference_target.tract.evidence.bisect import Provenance, first_divergence, first_failure
 from generic_export.inference_target.tract.evidence.redaction import redacted
 from generic_export.inference_target.tract.releases.wheels import wheel_packages
@@ -129,7 +130,7 @@ class Attempt:
         began = time.perf_counter()
         failure: _AttemptError | None = None
         try:
-            with evaluation_mode(self.case.module), torch.no_grad():
+            with evaluation_mode(self.case.module), torch.no_grad(), reuse_workers():
                 self._rooms()
         except _AttemptError as found:
             failure = found

@@ -16,7 +16,8 @@ import pytest
 from generic_export.inference_target.tract.releases.install import find_tract_cli
 from generic_export.nnef.dat import HEADER_BYTES
 from tests.families import save_tiny_model
-from tests.t2n_llm.command_line import RunningCommand, call, content, refused, run, run_python, strict_json, unchanged
+from tests.shared_folders import content
+from tests.t2n_llm.command_line import RunningCommand, call, refused, run, run_python, strict_json, unchanged
 from tests.t2n_llm.conftest import REAL_MODEL
 
 STAGES = ("Reading", "Capturing", "Writing", "Running PyTorch", "Checking in tract: greedy", "Recording")

@@ -10,7 +10,8 @@ import pytest
 
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.remodel import load_plan, plan_of_archive
-from tests.t2n_llm.command_line import call, content, refused, run, strict_json
+from tests.shared_folders import content
+from tests.t2n_llm.command_line import call, refused, run, strict_json
 
 FACTORY = """
 import torch

@@ -16,7 +16,8 @@ from t2n_llm.explain.coverage import DECODER, MODULES, CoverageReport, cover_mod
 from t2n_llm.explain.forward_record import record_forward
 from t2n_llm.source.hub import open_config
 from tests.families import FAMILIES
-from tests.t2n_llm.command_line import call, content, refused, run, strict_json
+from tests.shared_folders import content
+from tests.t2n_llm.command_line import call, refused, run, strict_json
 
 LLAMA_8B = {
     "model_type": "llama",

@@ -28,7 +28,8 @@ from t2n_llm.tasks.names import TEXT_CLASSIFICATION, TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_model import build_tiny_model
 from t2n_llm.zoo.tiny_model import save_tiny_model as save_model
 from tests.recurrent_families import RECURRENT_FAMILIES
-from tests.t2n_llm.command_line import call, content, refused, strict_json, unchanged
+from tests.shared_folders import content
+from tests.t2n_llm.command_line import call, refused, strict_json, unchanged
 from tests.t2n_llm.conftest import REAL_MODEL
 from tests.word_tokenizers import save_word_tokenizer
 

@@ -17,6 +17,7 @@ import numpy as np
 from generic_export.errors import EngineError
 from generic_export.inference_target.example import ExampleRun, as_array
 from generic_export.inference_target.tract.check import Comparison, ToleranceLimits, TractCheckTolerance, compare
+from generic_export.inference_target.tract.engines.wheel_process import reuse_workers
 from generic_export.nnef.graph import NnefGraph, references
 from generic_export.read.expansion import flat_text
 from generic_export.read.reading import read_graph_text, signature_of, unpack, with_outputs
@@ -110,7 +111,7 @@ def first_failure(archive: Path, translation: Provenance, example: ExampleRun, a
     Raises:
         ArchiveError: the archive cannot be read.
     """
-    with tempfile.TemporaryDirectory(prefix="bisect-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bisect-") as folder, reuse_workers():
         # Outputs are all that is asked for here, so no tolerance plays a part.
         probe = _Probe(unpack(archive, Path(folder) / "archive"), translation, example, ask, ToleranceLimits())
         works, fails = 1, len(probe.order)
@@ -146,7 +147,7 @@ def first_divergence(
     Raises:
         ArchiveError: the archive cannot be read.
     """
-    with tempfile.TemporaryDirectory(prefix="bisect-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bisect-") as folder, reuse_workers():
         probe = _Probe(unpack(archive, Path(folder) / "archive"), translation, example, ask, tolerance)
         suspects = [name for name in probe.order if name in probe.outputs and probe.differs([name])]
         if not suspects:
