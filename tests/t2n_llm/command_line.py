@@ -10,16 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from tests.shared_folders import content
+from tests.t2n_llm.fork_server import PipedCommand
 
-_MODULE = [sys.executable, "-m", "t2n_llm.cli.app"]
-_MARK = "T2N_TEST_PROCESS"
 _PATIENCE_SECONDS = 60.0
 
 
@@ -51,9 +49,19 @@ def call(*arguments: object) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
-def run(*arguments: object) -> Outcome:
-    """Run the command as a process of its own."""
-    done = subprocess.run([*_MODULE, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+def run(*arguments: object, stdin: IO[bytes] | None = None) -> Outcome:
+    """Run the command in a fork of a process that has imported it already: its own exit code, streams and exit handlers."""
+    running = PipedCommand([str(argument) for argument in arguments], dict(os.environ), stdin)
+    out, err = running.communicate()
+    running.close()
+    assert running.returncode is not None
+    return Outcome(running.returncode, out, err)
+
+
+def run_new(*arguments: object) -> Outcome:
+    """Run the command in a new interpreter, for tests of what that imports and how long it takes to start."""
+    command = [sys.executable, "-m", "t2n_llm.cli.app", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
@@ -101,25 +109,14 @@ def unchanged(*folders: Path) -> Iterator[None]:
 
 
 class RunningCommand:
-    """The command, running in a process group of its own as in a terminal."""
+    """The command, running in a session of its own as in a terminal."""
 
     def __init__(self, *arguments: object) -> None:
-        self._mark = uuid.uuid4().hex
         self._said = ""
-        self._process = subprocess.Popen(
-            [*_MODULE, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            # A test run that a shell put in the background ignores SIGINT, and its children with it.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            env={**os.environ, _MARK: self._mark, "OMP_NUM_THREADS": "1"},
-        )
+        self._process = PipedCommand([str(argument) for argument in arguments], dict(os.environ))
 
     def wait_for_stage(self, title: str) -> None:
         """Read what it says until a stage begins."""
-        assert self._process.stderr is not None
         for line in self._process.stderr:
             self._said += line
             if title in line:
@@ -139,9 +136,7 @@ class RunningCommand:
 
     def processes(self) -> list[int]:
         """Return every living process of the run, itself included."""
-        running = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        mark = f"{_MARK}={self._mark}"
-        return [pid for pid in running if mark in _text(pid, "environ") and not _is_zombie(pid)]
+        return self._process.processes()
 
     def press_ctrl_c(self) -> None:
         """Interrupt the whole group, as a terminal does."""
@@ -149,11 +144,11 @@ class RunningCommand:
 
     def terminate(self) -> None:
         """Ask the one process to end, as a job scheduler does."""
-        self._process.terminate()
+        self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill the one process, which can do nothing about it."""
-        self._process.kill()
+        self._process.send_signal(signal.SIGKILL)
 
     def end(self) -> Outcome:
         """Wait for the end; assert that none of its processes outlives it."""
@@ -164,7 +159,9 @@ class RunningCommand:
         left = self.processes()
         for pid in left:
             os.kill(pid, signal.SIGKILL)
+        self._process.close()
         assert not left, f"{len(left)} processes outlived the command"
+        assert self._process.returncode is not None
         return Outcome(self._process.returncode, out, self._said + err)
 
 
@@ -173,10 +170,6 @@ def _text(pid: int, name: str) -> str:
         return Path(f"/proc/{pid}/{name}").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
-
-
-def _is_zombie(pid: int) -> bool:
-    return _text(pid, "stat").rpartition(")")[2].split()[:1] == ["Z"]
 
 
 # --- a small disk -----------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +32,32 @@ def captures() -> dict[Any, Any]:
 
 @pytest.fixture(autouse=True)
 def captured_once(captures: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Capture a causal language model once per config and options. Tests of the capture call `build_graph` themselves."""
-    from t2n_llm.tasks import text_generation
+    """Capture a model once per config and options. Tests of the capture call the functions below themselves."""
+    for module, function in _CAPTURES.items():
+        monkeypatch.setattr(
+            f"{module}.{function}", partial(_remembered, captures, getattr(import_module(module), function))
+        )
 
-    capture = text_generation.build_graph
 
-    def build_graph(config: Any, options: Any, *, ranges: Any = None, **further: Any) -> Any:
-        key = config.to_json_string(), options, tuple(further.items())
-        if ranges is not None or further.get("trust_remote_code"):
-            return capture(config, options, ranges=ranges, **further)
-        if key not in captures:
-            captures[key] = capture(config, options, **further)
-        return captures[key]
+# Where each task captures: functions of a config and of values that can be compared.
+_CAPTURES = {
+    "t2n_llm.tasks.text_generation": "build_graph",
+    "t2n_llm.tasks.seq2seq.task": "build_seq2seq",
+    "t2n_llm.tasks.multimodal.task": "build_multimodal",
+    "t2n_llm.tasks.heads.task": "build_head_graph",
+}
 
-    monkeypatch.setattr(text_generation, "build_graph", build_graph)
+
+def _remembered(
+    captures: dict[Any, Any], capture: Any, config: Any, *options: Any, ranges: Any = None, **more: Any
+) -> Any:
+    """Return what `capture` returns; without a measurement of the weights, it is computed once."""
+    if ranges is not None or more["trust_remote_code"]:
+        return capture(config, *options, ranges=ranges, **more)
+    key = capture.__qualname__, config.to_json_string(use_diff=False), options, tuple(more.items())
+    if key not in captures:
+        captures[key] = capture(config, *options, **more)
+    return captures[key]
 
 
 @pytest.fixture
@@ -121,3 +135,15 @@ def real_export(shared_export: SharedExport) -> Path:
 def half_export(shared_export: SharedExport) -> Path:
     """The trained model as tract can write it again: it has no words for products of two element types."""
     return shared_export(REAL_MODEL, check=False, activations="f16", attention="sdpa")
+
+
+@pytest.fixture(scope="session")
+def endless_export(real_export: Path, shared_folders: SharedFolders) -> Path:
+    """The trained model, which never generates an end token."""
+
+    def make(folder: Path) -> None:
+        shutil.copytree(real_export, folder)
+        settings = {"eos_token_id": [2, 6], "suppress_tokens": [2, 6]}
+        (folder / "generation_config.json").write_text(json.dumps(settings))
+
+    return shared_folders("endless", make)

@@ -7,10 +7,11 @@ import pty
 import re
 import select
 import signal
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
+
+from tests.t2n_llm.fork_server import ForkedCommand
 
 _PATIENCE_SECONDS = 120.0
 _ASLEEP_LOOKS = 7  # at 0.1 s each: longer than two presses that are taken for one
@@ -21,15 +22,14 @@ class TypedCommand:
     """`t2n-llm` on a pseudo-terminal; a context manager."""
 
     def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, "-m", "t2n_llm.cli.app", *map(str, arguments)]
-        self._pid, self._terminal = pty.fork()
-        if not self._pid:
-            # A test run that a shell put in the background ignores SIGINT, and its children with it.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.execvpe(command[0], command, {**os.environ, "TERM": "xterm", "COLUMNS": "200", "OMP_NUM_THREADS": "1"})
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+        self._terminal, theirs = pty.openpty()
+        try:
+            self._process = ForkedCommand([str(argument) for argument in arguments], environment, [theirs] * 3)
+        finally:
+            os.close(theirs)
         self._shown = ""
         self._read_until = 0
-        self._status: int | None = None
 
     def __enter__(self) -> TypedCommand:
         return self
@@ -37,9 +37,9 @@ class TypedCommand:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._status is None:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+        self._process.close()
         os.close(self._terminal)
 
     @property
@@ -65,7 +65,7 @@ class TypedCommand:
         asleep = 0
         while asleep < _ASLEEP_LOOKS:
             assert time.monotonic() < end, f"it never waited for a key:\n{self._shown}"
-            state = Path(f"/proc/{self._pid}/stat").read_text().rpartition(") ")[2][0]
+            state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(") ")[2][0]
             asleep = asleep + 1 if state == "S" else 0
             time.sleep(0.1)
 
@@ -83,8 +83,7 @@ class TypedCommand:
         end = time.monotonic() + _PATIENCE_SECONDS
         while self._more():
             assert time.monotonic() < end, self._shown
-        self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        return self._status
+        return self._process.wait(_PATIENCE_SECONDS)
 
     def _more(self) -> bool:
         """Read what is shown; say whether there may be more."""

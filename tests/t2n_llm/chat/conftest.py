@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from t2n_llm import export_llm
 from tests.families import FAMILIES, save_tiny_model
+from tests.shared_folders import SharedExport, SharedFolders
 from tests.word_tokenizers import save_word_tokenizer
 
 TEMPLATE = (
@@ -33,16 +33,12 @@ def save_talking_model(family: str, folder: Path, configs: Mapping[str, Callable
 
 
 @pytest.fixture(scope="session")
-def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def talking_model(shared_folders: SharedFolders) -> Path:
     """A random Llama that is talked to."""
-    return save_talking_model("llama", tmp_path_factory.mktemp("models") / "talking")
+    return shared_folders("talking", lambda folder: save_talking_model("llama", folder))
 
 
 @pytest.fixture(scope="session", params=["explicit caches", "stateful"])
-def talking_export(
-    request: pytest.FixtureRequest, talking_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def talking_export(request: pytest.FixtureRequest, talking_model: Path, shared_export: SharedExport) -> Path:
     """It, exported."""
-    target = tmp_path_factory.mktemp("talking") / "export"
-    stateful = request.param == "stateful"
-    return Path(export_llm(str(talking_model), target, dtype="f32", check=False, stateful=stateful).output_dir)
+    return shared_export(talking_model, dtype="f32", check=False, stateful=request.param == "stateful")

@@ -13,11 +13,11 @@ import pytest
 
 from generic_export.errors import EngineMissingError, ReferenceDiedError
 from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli
-from t2n_llm import export_llm
 from t2n_llm.check.reference import run_reference, run_reference_apart
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.export.revalidate import validate_folder
+from tests.shared_folders import SharedExport
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
 BUNDLES = ("prefill", "chunked_prefill", "decode_step", "generation")
@@ -32,10 +32,8 @@ def cli() -> TractCli:
 
 
 @pytest.fixture(scope="module", params=["f32", "f16"])
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundles") / "tiny"
-    export_llm(str(EXAMPLE), folder, dtype=request.param, decode_steps=24)
-    return folder
+def exported(request: pytest.FixtureRequest, shared_export: SharedExport) -> Path:
+    return shared_export(EXAMPLE, dtype=request.param, decode_steps=24)
 
 
 def test_every_bundle_is_there_and_holds_no_f16(exported: Path) -> None:

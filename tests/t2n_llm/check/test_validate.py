@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generic_export.errors import OptionError
-from t2n_llm import export_llm
 from t2n_llm.check.agreement import Tolerance, compare_step
 from t2n_llm.check.reference import CheckPlan, ReferenceRun, run_reference
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.check.turns import validate_archive
+from t2n_llm.export.located import locate_archive
+from tests.shared_folders import SharedExport
 
 VOCAB = 20
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
@@ -30,9 +31,8 @@ def reference() -> ReferenceRun:
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WheelRunner]:
-    archive = export_llm(str(EXAMPLE), tmp_path_factory.mktemp("v") / "tiny", dtype="f32", check=False).archive
-    with WheelRunner(archive) as engine:
+def runner(shared_export: SharedExport) -> Iterator[WheelRunner]:
+    with WheelRunner(locate_archive(shared_export(EXAMPLE, dtype="f32", check=False)).path) as engine:
         yield engine
 
 

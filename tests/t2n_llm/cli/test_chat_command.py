@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
+import tempfile
 import time
 from pathlib import Path
 
-import pytest
-
 from t2n_llm.measure.generate import ExportedModel
-from tests.t2n_llm.command_line import call, refused, strict_json
+from tests.t2n_llm.command_line import Outcome, call, refused, run, strict_json
 from tests.t2n_llm.typed_chat import typed_chat
 
 
-@pytest.fixture(scope="module")
-def endless(real_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained model, which never says that it has ended."""
-    folder = Path(shutil.copytree(real_export, tmp_path_factory.mktemp("endless") / "export"))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 6], "suppress_tokens": [2, 6]}))
-    return folder
+def _piped(folder: Path, text: str | bytes, *arguments: object) -> Outcome:
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode() if isinstance(text, str) else text)
+        file.seek(0)
+        return run("chat", folder, *arguments, stdin=file)
 
 
-def _piped(folder: Path, text: str | bytes, *arguments: object) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "t2n_llm.cli.app", "chat", str(folder), *map(str, arguments)]
-    data = text.encode() if isinstance(text, str) else text
-    return subprocess.run(command, input=data, capture_output=True, timeout=300)
-
-
-def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(endless: Path, tmp_path: Path) -> None:
+def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(endless_export: Path, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
-    with typed_chat(endless) as chat:
+    with typed_chat(endless_export) as chat:
         chat.type("The old man")
         chat.wait_for("The old man\n")
         while len(chat.shown.split("The old man\n")[-1]) < 20:
@@ -76,8 +66,8 @@ def test_ctrl_c_at_the_prompt(real_export: Path) -> None:
     assert "Traceback" not in chat.shown
 
 
-def test_a_stopped_answer_and_one_more_ctrl_c_leave(endless: Path) -> None:
-    with typed_chat(endless) as chat:
+def test_a_stopped_answer_and_one_more_ctrl_c_leave(endless_export: Path) -> None:
+    with typed_chat(endless_export) as chat:
         chat.type("The old man")
         chat.wait_for("The old man\n")
         chat.wait_for(" ")
@@ -113,32 +103,32 @@ def test_commands_and_mistakes_in_a_terminal(real_export: Path, tmp_path: Path) 
 
 def test_lines_of_a_pipe_are_turns(real_export: Path) -> None:
     done = _piped(real_export, "Hello\n\nAnd then?\n/reset\nHello\n/exit\nnever read\n", "-n", 6, "--json")
-    assert (done.returncode, done.stderr) == (
+    assert (done.code, done.err) == (
         0,
-        b"warning: an answer has 6 tokens: cut off there (--max-new-tokens).\n" * 3,
+        "warning: an answer has 6 tokens: cut off there (--max-new-tokens).\n" * 3,
     )
-    answers = [record for line in done.stdout.decode().splitlines() if "prompt" in (record := strict_json(line))]
+    answers = [record for line in done.out.splitlines() if "prompt" in (record := strict_json(line))]
     assert [answer["prompt"] for answer in answers] == ["Hello", "And then?", "Hello"]
     first, second, third = answers
     assert third["text"] == first["text"] and third["held_tokens"] == first["held_tokens"] == 0
     assert second["held_tokens"] == first["read_tokens"] + 5 and second["read_tokens"] < 20
     plain = _piped(real_export, "Hello\nAnd then?\n", "-n", 6)
-    assert plain.stdout.decode() == f"{first['text']}\n{second['text']}\n"
+    assert plain.out == f"{first['text']}\n{second['text']}\n"
 
 
 def test_a_chat_is_sampled_from_a_seed(real_export: Path) -> None:
     texts = [
-        _piped(real_export, "Hello\nMore\n", "-n", 6, "--temperature", 1.5, "--seed", seed).stdout for seed in (1, 1, 2)
+        _piped(real_export, "Hello\nMore\n", "-n", 6, "--temperature", 1.5, "--seed", seed).out for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_the_longest_context_is_told(endless: Path) -> None:
-    positions = ExportedModel.open(endless).max_positions
-    done = _piped(endless, "word " * 990 + "\nMore\n")
-    assert done.returncode == 2
-    assert b"the model's longest context is reached" in done.stderr
-    assert f"longest context is {positions}".encode() in done.stderr
+def test_the_longest_context_is_told(endless_export: Path) -> None:
+    positions = ExportedModel.open(endless_export).max_positions
+    done = _piped(endless_export, "word " * 990 + "\nMore\n")
+    assert done.code == 2
+    assert "the model's longest context is reached" in done.err
+    assert f"longest context is {positions}" in done.err
 
 
 def test_refusals(real_export: Path, tiny_export: Path, tmp_path: Path) -> None:
@@ -150,4 +140,4 @@ def test_refusals(real_export: Path, tiny_export: Path, tmp_path: Path) -> None:
     refused(call("chat", tiny_export), "tokenizer")
     refused(call("chat", real_export, "--greedy", "--top-p", 0.5), "greedy")
     done = _piped(real_export, b"caf\xe9\n")
-    assert done.returncode == 2 and b"no UTF-8" in done.stderr
+    assert done.code == 2 and "no UTF-8" in done.err

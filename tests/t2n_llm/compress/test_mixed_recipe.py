@@ -17,8 +17,7 @@ SIZE = 4_200_000  # between 3.1 MB with everything in 4 bits and 11 MB with noth
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, QuantizeReport]:
     """The trained model, all in 4 bits and mixed: without data, and with a calibration."""
-    folder = tmp_path_factory.mktemp("mixed")
-    text = folder / "calibration.txt"
+    text = tmp_path_factory.mktemp("mixed") / "calibration.txt"
     text.write_text((REAL_MODEL / "calib.txt").read_text()[:12_000])
     choices: dict[str, dict[str, Any]] = {
         "all": {"compress": "q4_0+embeddings"},
@@ -28,8 +27,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, QuantizeRepor
     }
     made = {}
     for name, options in choices.items():
-        export_llm(str(REAL_MODEL), folder / name, check=False, num_logits_to_keep=0, **options)
-        made[name] = quantize_report(folder / name, str(REAL_MODEL), tokens=600, window=201)
+        folder = tmp_path_factory.mktemp("mixed") / name
+        export_llm(str(REAL_MODEL), folder, check=False, num_logits_to_keep=0, **options)
+        made[name] = quantize_report(folder, str(REAL_MODEL), tokens=600, window=201)
     return made
 
 

@@ -17,7 +17,7 @@ from t2n_llm.explain.forward_record import record_forward
 from t2n_llm.source.hub import open_config
 from tests.families import FAMILIES
 from tests.shared_folders import content
-from tests.t2n_llm.command_line import call, refused, run, strict_json
+from tests.t2n_llm.command_line import call, refused, run_new, strict_json
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -64,7 +64,7 @@ def test_an_8b_model_takes_seconds_and_no_memory(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "llama-8b", LLAMA_8B)
     before = content(folder)
     started = time.monotonic()
-    outcome = run("coverage", folder, "--json", "-")
+    outcome = run_new("coverage", folder, "--json", "-")
     seconds = time.monotonic() - started
     assert outcome.code == 0, outcome
     record = strict_json(outcome.out)

@@ -14,6 +14,7 @@ import pytest
 
 from generic_export.errors import ArchiveError
 from t2n_llm.export.verify import verify_export
+from tests.shared_folders import SharedExport
 from tests.t2n_llm.command_line import call, refused, strict_json, unchanged
 
 ARCHIVES = {"dir": "model.nnef", "tar": "model.nnef.tar", "tgz": "model.nnef.tgz"}
@@ -21,20 +22,9 @@ BAD = "model.layers.1.self_attn.q_proj.weight"
 
 
 @pytest.fixture(scope="module")
-def exports(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Exports of the random Llama, one for each form, made when they are asked for."""
-    from t2n_llm.export.pipeline import export_llm
-
-    made: dict[str, Path] = {}
-
-    def get(form: str) -> Path:
-        if form not in made:
-            folder = tmp_path_factory.mktemp("exported") / form
-            export_llm(str(tiny_llama), folder, archive=form, check=False, require_tokenizer=False)
-            made[form] = folder
-        return made[form]
-
-    return get
+def exports(tiny_llama: Path, shared_export: SharedExport) -> Callable[[str], Path]:
+    """Return the random Llama exported in a form."""
+    return lambda form: shared_export(tiny_llama, archive=form, check=False, require_tokenizer=False)
 
 
 @pytest.fixture(params=ARCHIVES)

@@ -16,6 +16,7 @@ from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.text import graph_text
 from t2n_llm import export_llm
 from t2n_llm.check.runner import STATEFUL_TRANSFORM, WheelRunner
+from t2n_llm.export.located import locate_archive
 from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.zoo.configs import tiny_config
@@ -38,16 +39,14 @@ def text_of(options: GraphOptions, config: object | None = None) -> str:
 HALF = {"activations": "f16", "attention": "sdpa"}
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("export") / "tiny"
-    return export_llm(str(EXAMPLE), folder, dtype="f16", check=False).archive
+@pytest.fixture
+def exported(real_export: Path) -> Path:
+    return locate_archive(real_export).path
 
 
-@pytest.fixture(scope="module")
-def exported_in_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("export") / "tiny"
-    return export_llm(str(EXAMPLE), folder, dtype="f16", check=False, **HALF).archive
+@pytest.fixture
+def exported_in_half(half_export: Path) -> Path:
+    return locate_archive(half_export).path
 
 
 def test_interface_names_symbols_and_properties() -> None:
@@ -221,7 +220,8 @@ SKELETON = """
     import torch, transformers
     from transformers import LlamaConfig
     from generic_export.nnef.text import graph_text
-    from t2n_llm.graph.document import build_graph
+    from t2n_llm.export.located import locate_archive
+from t2n_llm.graph.document import build_graph
     from t2n_llm.graph.options import GraphOptions
     def peak():
         return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) // 1024

@@ -26,6 +26,7 @@ from t2n_llm.measure.benchmark import ArchiveFigures, BenchPlan, BenchReport, Sa
 from t2n_llm.measure.profiling import profile_archive
 from t2n_llm.measure.traffic import bytes_read
 from t2n_llm.zoo.tiny_model import build_tiny_model
+from tests.shared_folders import SharedExport
 from tests.t2n_llm.command_line import call, refused, run_python, strict_json
 
 NEEDS_CLI = pytest.mark.skipif(
@@ -35,11 +36,9 @@ QUICK = ("--pp", 16, "--tg", 4, "--repeat", 3)
 
 
 @pytest.fixture(scope="module")
-def batch_export(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def batch_export(tiny_llama: Path, shared_export: SharedExport) -> Path:
     """The random Llama with the batch as a symbol."""
-    folder = tmp_path_factory.mktemp("batch") / "tiny-batch"
-    export_llm(str(tiny_llama), folder, dtype="f32", batch=True, check=False, require_tokenizer=False)
-    return folder
+    return shared_export(tiny_llama, dtype="f32", batch=True, check=False, require_tokenizer=False)
 
 
 # --- bench ------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from gguf.quants import dequantize, quantize
 
 from generic_export.errors import OptionError
 from t2n_llm.cli.report_page import report_html
-from t2n_llm.export.pipeline import export_llm
 from t2n_llm.measure.gguf_quality import BlockScheme, gguf_named, gguf_quality
 from t2n_llm.measure.quality import compare_windows, torch_predict
 from t2n_llm.measure.quantize_report import quantize_report
@@ -22,6 +21,7 @@ from t2n_llm.measure.rivals.gguf_file import write_gguf
 from t2n_llm.source.hub import open_source
 from t2n_llm.weights.f32_model import load_f32
 from tests.families import save_tiny_model
+from tests.shared_folders import SharedExport
 from tests.t2n_llm.command_line import call
 from tests.t2n_llm.conftest import REAL_MODEL
 
@@ -29,10 +29,8 @@ SHORT: dict[str, Any] = {"tokens": 120, "window": 41}
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exports") / "q4"
-    export_llm(str(REAL_MODEL), folder, check=False, compress="q4_0:min_max", num_logits_to_keep=0)
-    return folder
+def export(shared_export: SharedExport) -> Path:
+    return shared_export(REAL_MODEL, check=False, compress="q4_0:min_max", num_logits_to_keep=0)
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +87,14 @@ def test_a_file_of_another_model(export: Path, tmp_path: Path) -> None:
         quantize_report(export, str(REAL_MODEL), against=[f"llama.cpp:{tmp_path / 'other.gguf'}"], **SHORT)
 
 
-def test_what_cannot_be_compared(export: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compared(export: Path, shared_export: SharedExport) -> None:
     with pytest.raises(OptionError, match="no such rival"):
         gguf_named("onnxruntime")
     with pytest.raises(OptionError, match="no such file"):
         gguf_named("llama.cpp:missing.gguf")
     with pytest.raises(OptionError, match="needs the original"):
         quantize_report(export, str(export), against=["llama.cpp"], **SHORT)
-    plain = tmp_path / "f16"
-    export_llm(str(REAL_MODEL), plain, check=False, num_logits_to_keep=0)
+    plain = shared_export(REAL_MODEL, check=False, num_logits_to_keep=0)
     with pytest.raises(OptionError, match="no blocks"):
         quantize_report(plain, str(REAL_MODEL), against=["llama.cpp"], **SHORT)
 

@@ -17,6 +17,7 @@ from t2n_llm.cli.report_plot import plot_report, require_plotting
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.measure.quantize_report import QuantizeReport, quantize_report
 from tests.families import save_tiny_model
+from tests.shared_folders import SharedExport
 from tests.t2n_llm.command_line import call
 from tests.t2n_llm.conftest import REAL_MODEL
 
@@ -24,9 +25,8 @@ SHORT: dict[str, Any] = {"tokens": 120, "window": 41}
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def exports(shared_export: SharedExport) -> dict[str, Path]:
     """The trained model: plain with all logits, compressed with the last logits, and with channels scaled."""
-    folder = tmp_path_factory.mktemp("exports")
     choices: dict[str, dict[str, Any]] = {
         "f16": {"num_logits_to_keep": 0},
         "q4": {"compress": "q4_0+embeddings:min_max", "archive": "dir"},
@@ -34,9 +34,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "imatrix": {"compress": "q4_0:imatrix", "num_logits_to_keep": 0, "calibration": str(REAL_MODEL / "calib.txt")},
         "awq": {"compress": "q4_0:awq", "num_logits_to_keep": 0, "calibration": str(REAL_MODEL / "calib.txt")},
     }
-    for name, options in choices.items():
-        export_llm(str(REAL_MODEL), folder / name, check=False, **options)
-    return {name: folder / name for name in choices}
+    return {name: shared_export(REAL_MODEL, check=False, **options) for name, options in choices.items()}
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from openai import APIStatusError, BadRequestError, InternalServerError, NotFoun
 from t2n_llm.chat.conversation import HeldConversation
 from t2n_llm.measure.generate import ExportedModel
 from t2n_llm.sampling.wishes import Sampling
+from tests.t2n_llm.fork_server import PipedCommand
 
 _HELLO: Any = [{"role": "user", "content": "Hello"}]
 _MOST_BYTES = 100_000
@@ -31,15 +30,8 @@ class _Server:
     """`t2n-llm serve` in a process of its own."""
 
     def __init__(self, folder: Path, *arguments: object) -> None:
-        command = [sys.executable, "-m", "t2n_llm.cli.app", "serve", folder, "--port", 0, "--name", "tiny", *arguments]
-        self._process = subprocess.Popen(
-            [str(each) for each in command],
-            stderr=subprocess.PIPE,
-            text=True,
-            # A test run that a shell put in the background ignores SIGINT, and its children with it.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        assert self._process.stderr is not None
+        command = ["serve", folder, "--port", 0, "--name", "tiny", *arguments]
+        self._process = PipedCommand([str(each) for each in command], dict(os.environ))
         line = self._process.stderr.readline()
         found = re.search(r"tiny at http://127\.0\.0\.1:(\d+)/v1", line)
         assert found, line + self._process.stderr.read()
@@ -55,21 +47,15 @@ class _Server:
     def end(self) -> int:
         self._process.send_signal(signal.SIGINT)
         self._process.communicate(timeout=60)
+        self._process.close()
+        assert self._process.returncode is not None
         return self._process.returncode
 
 
 @pytest.fixture(scope="module")
-def endless(real_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained model, which never says that it has ended."""
-    folder = Path(shutil.copytree(real_export, tmp_path_factory.mktemp("endless") / "export"))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 6], "suppress_tokens": [2, 6]}))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(endless: Path) -> Iterator[_Server]:
+def server(endless_export: Path) -> Iterator[_Server]:
     """A server with small limits."""
-    running = _Server(endless, "--max-waiting", 2, "--max-request-bytes", _MOST_BYTES)
+    running = _Server(endless_export, "--max-waiting", 2, "--max-request-bytes", _MOST_BYTES)
     yield running
     assert running.end() == 0
 
@@ -81,9 +67,9 @@ def client(server: _Server) -> Iterator[OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def own(endless: Path) -> list[str]:
+def own(endless_export: Path) -> list[str]:
     """The answers of a chat of two turns without any server."""
-    model = ExportedModel.open(endless)
+    model = ExportedModel.open(endless_export)
     with model.opened() as held:
         chat = HeldConversation(model, held, Sampling().choice(model.settings), max_new_tokens=8)
         return ["".join(chat.ask(text)) for text in ("Hello", "And then?")]
@@ -226,8 +212,8 @@ def test_an_engine_that_dies_costs_one_answer(server: _Server, client: OpenAI) -
     assert client.completions.create(model="tiny", prompt="The old man", max_tokens=4).choices[0].text == before
 
 
-def test_an_answer_ends_when_its_time_is_up(endless: Path) -> None:
-    server = _Server(endless, "--max-seconds", 0.2, "-n", 900)
+def test_an_answer_ends_when_its_time_is_up(endless_export: Path) -> None:
+    server = _Server(endless_export, "--max-seconds", 0.2, "-n", 900)
     try:
         with server.client() as client:
             made = client.completions.create(model="tiny", prompt="The old man", max_tokens=100_000)

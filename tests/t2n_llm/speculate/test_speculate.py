@@ -25,6 +25,7 @@ from t2n_llm.sampling.rules import Said
 from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.speculate.drafts import Draft
 from t2n_llm.speculate.pair import OpenedPair, SpeculativePair
+from tests.shared_folders import SharedExport
 from tests.t2n_llm.command_line import call, refused
 from tests.t2n_llm.conftest import REAL_MODEL
 
@@ -44,15 +45,15 @@ def _exported(source: Path, target: Path, **options: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(shared_export: SharedExport) -> Path:
     """The trained model, with the logits of all positions."""
-    return _exported(REAL_MODEL, tmp_path_factory.mktemp("target") / "out", num_logits_to_keep=0)
+    return shared_export(REAL_MODEL, check=False, num_logits_to_keep=0)
 
 
 @pytest.fixture(scope="module")
-def good_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good_draft(shared_export: SharedExport) -> Path:
     """The trained model in four bits."""
-    return _exported(REAL_MODEL, tmp_path_factory.mktemp("good") / "out", compress="q4_0")
+    return shared_export(REAL_MODEL, check=False, compress="q4_0")
 
 
 @pytest.fixture(scope="module")
