@@ -15,6 +15,7 @@ fuzz_readers = load_script("fuzz_readers")
 soak = load_script("soak")
 
 
+@pytest.mark.nightly
 def test_one_case_of_readers_and_its_table(tmp_path: Path) -> None:
     class Folders:
         """As an arena without a model."""

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_calibration.py"
 
 
+@pytest.mark.nightly
 def test_a_tiny_shape_is_calibrated(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--size", "tiny", "--layers", "3", "--algorithms", "gptq,sensitivity"]
     done = subprocess.run(

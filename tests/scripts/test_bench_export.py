@@ -126,6 +126,7 @@ def test_the_table_says_whether_the_budgets_hold() -> None:
     assert "<= 0.8 GiB               no" in over
 
 
+@pytest.mark.nightly
 def test_tiny_end_to_end_leaves_nothing(tmp_path: Path) -> None:
     work = tmp_path / "made" / "when missing"
     command = [sys.executable, str(SCRIPT), "--size", "tiny", "--archive", "dir,tar", "--work", str(work), "--json"]
@@ -142,6 +143,7 @@ def test_tiny_end_to_end_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.nightly
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int) -> None:
     command = [sys.executable, str(SCRIPT), "--size", "tiny", "--work", str(tmp_path), "--repeat", "50"]
     # A background job (nohup, CI) may have been started with Ctrl-C ignored, and so would its children.

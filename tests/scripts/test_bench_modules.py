@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.load_script import load_script
 
 bench = load_script("bench_modules")
 
 
+@pytest.mark.nightly
 def test_a_module_is_measured_both_ways() -> None:
     cost = bench.cost_of("toys:linear", bench.SMALL)
     assert cost.whole > 0 and cost.alone > 0 and not cost.said and cost.within
 
 
+@pytest.mark.nightly
 def test_an_encoder_is_measured_from_its_checkpoint() -> None:
     cost = bench.cost_of_encoder("encoders:bert", "feature-extraction:bert")
     assert cost.whole > cost.alone > 0 and not cost.said and cost.within

@@ -81,6 +81,7 @@ def test_a_table_names_every_contender() -> None:
     assert "| decode after 8192 | 10.0 | 12.0 (1.20x) |" in text
 
 
+@pytest.mark.nightly
 def test_a_small_model_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         _ = node_program(), node_package()

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 compatibility = load_script("compatibility")
 
 
+@pytest.mark.nightly
 def test_a_table_of_one_module_in_both_engines(tmp_path: Path) -> None:
     try:
         TractCli()
@@ -29,6 +30,7 @@ def test_a_table_of_one_module_in_both_engines(tmp_path: Path) -> None:
     assert "| silu, hardswish | ✓ | ✓ |" in lines and "| **passed** | 1 of 1 | 1 of 1 |" in lines
 
 
+@pytest.mark.nightly
 def test_a_refusal_is_told_with_its_reason(tmp_path: Path) -> None:
     if isinstance(compatibility.columns(["0.22.4"])[0].engine, str):
         pytest.skip("the wheel of tract 0.22.4 is not installed")

@@ -53,6 +53,7 @@ def test_the_snippet_on_silero_vad_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "vad.nnef.tar").is_file()
 
 
+@pytest.mark.nightly
 def test_the_documents_table_is_what_the_script_writes(tmp_path: Path, silero: Path) -> None:
     copy = tmp_path / "jit.md"
     before, begin, rest = DOCUMENT.read_text().partition(script.BEGIN)

@@ -14,6 +14,7 @@ ROUNDS = int(os.environ.get("T2N_KILL_ROUNDS", "3"))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.nightly
 def test_killed_exports_are_resumed_byte_for_byte(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--rounds", str(ROUNDS), "--megabytes", "40", "--work", str(tmp_path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -40,6 +40,7 @@ def test_windows_are_spread_over_the_text(script):
         windows_of(list(range(100)), 8, script.WINDOW)
 
 
+@pytest.mark.nightly
 def test_a_small_table_and_its_continuation(script, tmp_path, capsys):
     file = tmp_path / "rows.jsonl"
     argv = ["--model", str(REAL_MODEL), "--windows", "1", "--embeddings", "--work", str(tmp_path), "--json", str(file)]
@@ -60,6 +61,7 @@ def test_a_small_table_and_its_continuation(script, tmp_path, capsys):
     assert "| search " in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_rows_of_another_setting_are_measured_again(script, tmp_path):
     file = tmp_path / "rows.jsonl"
     row = script.Row("f16", 0.5, None, 0.5, 2.0, 1.0)

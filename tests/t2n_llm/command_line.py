@@ -49,9 +49,15 @@ def call(*arguments: object) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
-def run(*arguments: object, stdin: IO[bytes] | None = None) -> Outcome:
-    """Run the command in a fork of a process that has imported it already: its own exit code, streams and exit handlers."""
-    running = PipedCommand([str(argument) for argument in arguments], dict(os.environ), stdin)
+def run(*arguments: object, stdin: IO[bytes] | None = None, variables: Mapping[str, str] | None = None) -> Outcome:
+    """Run the command in a fork of a process that has imported it already: its own exit code, streams and exit handlers.
+
+    Args:
+        arguments: of the command line.
+        stdin: a file that it reads; None is an empty one.
+        variables: of the environment, besides those of this process.
+    """
+    running = PipedCommand([str(argument) for argument in arguments], {**os.environ, **(variables or {})}, stdin)
     out, err = running.communicate()
     running.close()
     assert running.returncode is not None

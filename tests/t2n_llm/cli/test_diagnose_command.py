@@ -133,14 +133,23 @@ def test_a_wrong_translation_in_the_twin_of_an_8b_model_is_blamed(tmp_path: Path
     assert len(diagnosis.pieces) <= 20
 
 
-def test_an_8b_skeleton_without_weights_names_the_guilty_module_and_line(tmp_path: Path) -> None:
-    folder = odd_llama(tmp_path / "odd", _UNSUPPORTED, LLAMA_8B)
+@pytest.mark.parametrize(
+    ("config", "layers", "parameters"),
+    [
+        pytest.param({**LLAMA_8B, "num_hidden_layers": 3}, 3, "1705.0 M parameters", id="3 layers"),
+        pytest.param(LLAMA_8B, 32, "8030.3 M parameters", id="8B", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_skeleton_without_weights_names_the_guilty_module_and_line(
+    config: dict[str, Any], layers: int, parameters: str, tmp_path: Path
+) -> None:
+    folder = odd_llama(tmp_path / "odd", _UNSUPPORTED, config)
     diagnosis = diagnosis_of(folder, "--trust-remote-code")
     (culprit,) = diagnosis.culprits()
-    assert (culprit.piece.class_name, len(culprit.piece.paths)) == ("OddMLP", 32)
+    assert (culprit.piece.class_name, len(culprit.piece.paths)) == ("OddMLP", layers)
     assert culprit.source == line_of(folder, "special.hermite_polynomial_h")
     assert len(diagnosis.pieces) <= 20
-    assert any("8030.3 M parameters" in warning for warning in diagnosis.warnings)
+    assert any(parameters in warning for warning in diagnosis.warnings)
 
 
 def test_a_fault_that_keeps_the_skeleton_from_running_points_to_the_twin(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,8 @@ import pytest
 import typer
 
 from t2n_llm.cli.app import app
-from tests.t2n_llm.command_line import call, strict_json
+from tests.t2n_llm.command_line import Outcome, call, run, strict_json
+from tests.t2n_llm.fork_server import ForkedCommand
 
 _MODULE = [sys.executable, "-m", "t2n_llm.cli.app"]
 _GENERATING = ("generate", "chat", "serve")  # they tell what they make as it comes
@@ -35,9 +36,8 @@ def commands() -> dict[str, set[str]]:
     return found
 
 
-def process(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
-    return subprocess.run([*_MODULE, *map(str, words)], capture_output=True, text=True, timeout=120, env=environment)
+def process(*words: object, **variables: str) -> Outcome:
+    return run(*words, variables=variables)
 
 
 # --- all commands ---------------------------------------------------------------------------------
@@ -60,9 +60,9 @@ def test_quiet_says_nothing(words: list[str], tiny_export: Path) -> None:
 
 def test_completion_knows_the_commands(tmp_path: Path) -> None:
     asked = {"_T2N_LLM_COMPLETE": "complete_bash", "COMP_WORDS": "t2n-llm pu", "COMP_CWORD": "1"}
-    assert process(**asked).stdout.split() == ["push", "pull"]
+    assert process(**asked).out.split() == ["push", "pull"]
     asked |= {"COMP_WORDS": "t2n-llm export --pu", "COMP_CWORD": "2"}
-    assert process(**asked).stdout.split() == ["--push", "--public"]
+    assert process(**asked).out.split() == ["--push", "--public"]
 
 
 @pytest.mark.parametrize(("shell", "file"), [("bash", ".bash_completions/t2n-llm.sh"), ("zsh", ".zfunc/_t2n-llm")])
@@ -70,24 +70,22 @@ def test_completion_is_installed(shell: str, file: str, tmp_path: Path) -> None:
     # Which shell asks is found out by looking at the processes above; a test says it.
     named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
     done = process("--install-completion", shell, **named)
-    assert done.returncode == 0 and "installed" in done.stdout, done
+    assert done.code == 0 and "installed" in done.out, done
     assert "_T2N_LLM_COMPLETE" in (tmp_path / file).read_text()
-    assert "_T2N_LLM_COMPLETE" in process("--show-completion", shell, **named).stdout
+    assert "_T2N_LLM_COMPLETE" in process("--show-completion", shell, **named).out
 
 
 def on_a_terminal(words: list[str], variables: Mapping[str, str]) -> str:
     """Run a command on a terminal of its own, and return what that shows."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", **variables}
-    with subprocess.Popen([*_MODULE, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as running:
-        os.close(theirs)
-        shown = b""
-        try:
-            while piece := os.read(ours, 1 << 16):
-                shown += piece
-        except OSError:  # the other end is closed
-            pass
-        running.wait(timeout=60)
+    running = ForkedCommand(words, {**os.environ, "TERM": "xterm-256color", **variables}, [theirs] * 3)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(ours, 1 << 16):
+            shown += piece
+    running.wait(timeout=60)
+    running.close()
     os.close(ours)
     return shown.decode(errors="replace")
 

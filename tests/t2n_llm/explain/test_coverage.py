@@ -59,6 +59,7 @@ def test_a_layer_of_each_kind_counts_for_all_of_them(family: str, tmp_path: Path
     assert linear.support is Support.SUPPORTED and linear.module_path and ".py:" in linear.source
 
 
+@pytest.mark.nightly
 def test_an_8b_model_takes_seconds_and_no_memory(tmp_path: Path) -> None:
     """In a process of its own: what a user waits for, Python's start included."""
     folder = write_config(tmp_path / "llama-8b", LLAMA_8B)

@@ -220,8 +220,7 @@ SKELETON = """
     import torch, transformers
     from transformers import LlamaConfig
     from generic_export.nnef.text import graph_text
-    from t2n_llm.export.located import locate_archive
-from t2n_llm.graph.document import build_graph
+    from t2n_llm.graph.document import build_graph
     from t2n_llm.graph.options import GraphOptions
     def peak():
         return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) // 1024
@@ -237,6 +236,7 @@ from t2n_llm.graph.document import build_graph
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to read the peak memory")
+@pytest.mark.nightly
 def test_an_8b_skeleton_never_holds_a_weight() -> None:
     """Config to text of a 32-layer Llama-3.1-8B; its smallest projection alone would be 8 MiB, the model 16 GB."""
     run = subprocess.run(
