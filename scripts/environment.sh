@@ -19,12 +19,14 @@ find_python() {
   return 1
 }
 
-# install EXTRAS: installs the project with the given extras, pinned by the constraints; nothing to do the second time.
+# install EXTRAS: installs the project with the given extras, pinned by the constraints; nothing to do the second time, nor
+# where the extra dev is installed, which includes the others that scripts install.
 install() {
   local extras=$1 python stamp wanted
-  stamp=$venv/.installed-$extras
   wanted=$(cat "$project/pyproject.toml" "$constraints" | cksum)
-  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
+  for stamp in "$venv/.installed-dev" "$venv/.installed-$extras"; do
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
+  done
   if [ ! -x "$venv/bin/python" ]; then
     python=$(find_python) || return 1
     echo "making the environment in $venv"

@@ -12,7 +12,7 @@ from t2n_llm.zoo import overrides
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 
 MAX_ABS_ERROR = 1e-4
-DECODE_STEPS = 24
+DECODE_STEPS = 16
 PROMPT = 12
 
 

@@ -10,7 +10,7 @@ from t2n_llm import export_llm
 from tests.families import FAMILIES, WINDOW, save_tiny_model
 
 MAX_ABS_ERROR = 1e-4
-DECODE_STEPS = 32
+DECODE_STEPS = 16
 
 
 @pytest.mark.parametrize("family", FAMILIES)

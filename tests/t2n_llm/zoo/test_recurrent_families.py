@@ -25,7 +25,7 @@ from tests import families
 from tests.recurrent_families import RECURRENT_FAMILIES
 
 MAX_ABS_ERROR = 1e-4
-DECODE_STEPS = 24
+DECODE_STEPS = 16
 
 
 @pytest.fixture(scope="module")
