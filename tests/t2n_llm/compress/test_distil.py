@@ -59,6 +59,7 @@ def learned(
     return before, made, found, told
 
 
+@pytest.mark.nightly
 def test_the_original_is_nearer_on_other_texts(learned) -> None:
     before, made, found, told = learned
     after = divergence(quantised(made, REAL_MODEL), load(REAL_MODEL), text_ids("eval.txt", sequences=8))
@@ -68,6 +69,7 @@ def test_the_original_is_nearer_on_other_texts(learned) -> None:
     assert min(each.now for each in told) == found.after
 
 
+@pytest.mark.nightly
 def test_everything_stored_is_blocks_and_norms(learned) -> None:
     _, made, _, _ = learned
     for source in made.packed.values():
@@ -75,6 +77,7 @@ def test_everything_stored_is_blocks_and_norms(learned) -> None:
     assert all("norm" in name and read_tensor(source).ndim == 1 for name, source in made.changed.items())
 
 
+@pytest.mark.nightly
 def test_a_seed_decides(tmp_path: Path) -> None:
     start = _calibrated(REAL_MODEL, tmp_path, is_linear, "imatrix", IDS[:6])
 
@@ -90,6 +93,7 @@ def test_a_seed_decides(tmp_path: Path) -> None:
     assert not all(map(torch.equal, first, other))
 
 
+@pytest.mark.nightly
 def test_a_tied_table_serves_both(tmp_path: Path) -> None:
     names = ("model.embed_tokens.weight", "lm_head.weight")
     made = _calibrated(REAL_MODEL, tmp_path, lambda name: is_linear(name) or name in names, "imatrix")
