@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from generic_export.allocator import Malloc, malloc_settings
+from generic_export.errors import ArchiveError
 from generic_export.interrupts import raise_if_interrupted
 
 # One more than the processors: while one thread waits for the disk, the others compute.
@@ -74,7 +75,8 @@ class Crew:
                 for thread in threads:
                     thread.start()
                     running += 1
-                while running:
+                # A thread that a tracer or a profiler ends before its work never says so.
+                while running and any(thread.is_alive() for thread in threads):
                     running -= self._ended.acquire(timeout=_TICK_SECONDS)
                     raise_if_interrupted()
                     if tick is not None:
@@ -86,6 +88,8 @@ class Crew:
                         thread.join()
         if self._error is not None:
             raise self._error
+        if self._tasks:
+            raise ArchiveError("the threads that write the archive ended early.", "Their errors are printed above.")
 
     def _next(self) -> Task | None:
         try:
