@@ -48,13 +48,25 @@ _CAPTURES = {
 }
 
 
+def _without_folders(config: Any) -> Any:
+    """Return the content of a config without the folders that it and its parts were read from."""
+    if isinstance(config, dict):
+        return {name: _without_folders(value) for name, value in config.items() if name != "_name_or_path"}
+    return config
+
+
 def _remembered(
     captures: dict[Any, Any], capture: Any, config: Any, *options: Any, ranges: Any = None, **more: Any
 ) -> Any:
     """Return what `capture` returns; without a measurement of the weights, it is computed once."""
     if ranges is not None or more["trust_remote_code"]:
         return capture(config, *options, ranges=ranges, **more)
-    key = capture.__qualname__, config.to_json_string(use_diff=False), options, tuple(more.items())
+    key = (
+        capture.__qualname__,
+        json.dumps(_without_folders(config.to_dict()), default=str),
+        options,
+        tuple(more.items()),
+    )
     if key not in captures:
         captures[key] = capture(config, *options, **more)
     return captures[key]

@@ -171,6 +171,7 @@ def test_what_is_judged_is_an_average_that_forgets() -> None:
     torch.testing.assert_close(inside, torch.full((3,), 200 - memory / (1 - memory)), rtol=0.01, atol=0)
 
 
+@pytest.mark.nightly
 def test_layers_that_reconstruct_read_more_texts(tmp_path: Path) -> None:
     calibration = TextCalibration(open_source(str(REAL_MODEL)), str(REAL_MODEL / "calib.txt"))
     ((name, tuned),) = _FIRST.items()
