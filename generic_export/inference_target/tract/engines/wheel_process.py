@@ -109,6 +109,9 @@ class WorkerProcess:
             status, clean = self.exchange(("reset", (), []), _RESET_SECONDS)
         except (EOFError, OSError, _OverdueError):
             return False
+        except BaseException:  # KeyboardInterrupt and the like: the exchange stopped in the middle
+            self.child.close()
+            raise
         self._printed.seek(0)  # the child writes at the same offset, so the next model's output starts at 0
         self._printed.truncate()
         return status == "ok" and bool(clean)

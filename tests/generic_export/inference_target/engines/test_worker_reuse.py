@@ -155,6 +155,25 @@ def test_a_process_that_does_not_answer_is_not_used_again(engine: TractWheel, ad
         assert again.pid != model.pid
 
 
+def test_an_interrupt_while_a_process_is_freed_ends_it(engine: TractWheel, add_one: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model = engine.load(add_one)
+    os.kill(model.pid, signal.SIGSTOP)  # it does not answer
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            model.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert not is_running(model.pid)
+    with engine.load(add_one) as again:
+        assert again.run([ONES])[0].max() == 2
+
+
 def test_settings_of_the_engine_are_those_of_its_own_process(
     engine: TractWheel, add_one: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
