@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ class Run:
     def __init__(self, arguments: Sequence[object], log: Path, fault: Callable[[], None] | None = None) -> None:
         sys.stdout.flush()
         self._log = log
+        self._others = _descendants()
         self.pid = os.fork()
         if not self.pid:
             _be_the_command([str(argument) for argument in arguments], log, fault)
@@ -65,12 +66,12 @@ class Run:
         end = time.monotonic() + _PATIENCE_SECONDS
         while not self.ended():
             if time.monotonic() > end:
-                _kill_children()
+                _kill(_descendants() - self._others)
                 os.waitpid(self.pid, 0)
                 raise NotSurvivedError(f"still running after {_PATIENCE_SECONDS:.0f} s")
             time.sleep(0.01)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        _refuse_leftover_processes()
+        _refuse_leftover_processes(self._others)
         return End(code, self._log.read_text(errors="replace"))
 
     def signal(self, number: int, *, group: bool = False) -> None:
@@ -125,24 +126,29 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _kill_children() -> None:
-    for child in psutil.Process().children(recursive=True):
+def _descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
         with suppress(psutil.Error):
-            child.kill()
+            process.kill()
 
 
-def _refuse_leftover_processes() -> None:
+def _refuse_leftover_processes(others: set[psutil.Process]) -> None:
+    """Wait for the end of all descendants but `others`, which ran before the command."""
     end = time.monotonic() + 10
     while True:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        left = psutil.Process().children(recursive=True)
+        left = _descendants() - others
         if not left:
             return
         if time.monotonic() > end:
             names = [_words(child) for child in left]
-            _kill_children()
+            _kill(left)
             raise NotSurvivedError(f"processes outlived the command: {names}")
         time.sleep(0.02)
 

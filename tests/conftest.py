@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -17,6 +18,8 @@ from generic_export.inference_target.tract.engines.wheel_process import reuse_wo
 from tests.shared_folders import SharedExport, SharedFolders
 
 torch.set_num_threads(1)
+# A job that a shell started in the background ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -122,6 +122,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def engine_processes() -> set[str]:
+    """Return the ids of the engine processes that this thread has started; other tests keep some for reuse."""
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    return {child for child in children if b"wheel_worker" in Path(f"/proc/{child}/cmdline").read_bytes()}
+
+
 def ends(pid: int, within: float = 10.0) -> bool:
     deadline = time.monotonic() + within
     while is_running(pid) and time.monotonic() < deadline:
@@ -341,10 +347,10 @@ def test_running_out_of_memory_is_one_clear_error(engine: TractWheel, tmp_path: 
 
 
 def test_a_load_that_does_not_end_is_stopped(slow: Path) -> None:
+    before = engine_processes()
     with pytest.raises(EngineTimeoutError, match=r"no end of the load after 0\.02 s"):
         TractWheel(timeout_seconds=0.02).load(slow)
-    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
-    assert not any(b"wheel_worker" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
+    assert engine_processes() == before
 
 
 def test_registries_are_those_asked_for(engine: TractWheel, tmp_path: Path) -> None:
@@ -401,6 +407,7 @@ def test_close_from_another_thread_ends_the_run(engine: TractWheel, slow: Path) 
 
 
 def test_close_collection_and_failed_load_leave_no_child(engine: TractWheel, add_one: Path, tmp_path: Path) -> None:
+    before = engine_processes()
     with engine.load(add_one) as model:
         closed = model.pid
     model.close()
@@ -411,8 +418,7 @@ def test_close_collection_and_failed_load_leave_no_child(engine: TractWheel, add
     assert not is_running(closed) and not is_running(collected)
     with pytest.raises(EngineLoadError):
         engine.load(write_archive(tmp_path / "bad", "graph net(x) -> (y) { y = no_such(x); }"))
-    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
-    assert not any(b"wheel_worker" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
+    assert engine_processes() == before
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
