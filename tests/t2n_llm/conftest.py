@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +40,8 @@ def captured_once(captures: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> 
         )
 
 
+_MOST_CAPTURES = 40  # a few megabytes each
+
 # Where each task captures: functions of a config and of values that can be compared.
 _CAPTURES = {
     "t2n_llm.tasks.text_generation": "build_graph",
@@ -48,28 +51,31 @@ _CAPTURES = {
 }
 
 
+def _remembered(captures: dict[Any, Any], capture: Any, *options: Any, ranges: Any = None, **more: Any) -> Any:
+    """Return what `capture` returns; without a measurement of the weights, it is computed once."""
+    if ranges is not None or more["trust_remote_code"]:
+        return capture(*options, ranges=ranges, **more)
+    key = capture.__qualname__, *map(_comparable, options), *((name, _comparable(more[name])) for name in sorted(more))
+    if key not in captures:
+        if len(captures) >= _MOST_CAPTURES:
+            del captures[next(iter(captures))]
+        captures[key] = capture(*options, **more)
+    return captures[key]
+
+
+def _comparable(value: Any) -> Any:
+    """Return a key of an argument of a capture: configs by what they contain, without the folders they were read from."""
+    if hasattr(value, "to_dict"):
+        return json.dumps(_without_folders(value.to_dict()), default=str)
+    if is_dataclass(value):
+        return type(value), *(_comparable(getattr(value, field.name)) for field in fields(value))
+    return value
+
+
 def _without_folders(config: Any) -> Any:
-    """Return the content of a config without the folders that it and its parts were read from."""
     if isinstance(config, dict):
         return {name: _without_folders(value) for name, value in config.items() if name != "_name_or_path"}
     return config
-
-
-def _remembered(
-    captures: dict[Any, Any], capture: Any, config: Any, *options: Any, ranges: Any = None, **more: Any
-) -> Any:
-    """Return what `capture` returns; without a measurement of the weights, it is computed once."""
-    if ranges is not None or more["trust_remote_code"]:
-        return capture(config, *options, ranges=ranges, **more)
-    key = (
-        capture.__qualname__,
-        json.dumps(_without_folders(config.to_dict()), default=str),
-        options,
-        tuple(more.items()),
-    )
-    if key not in captures:
-        captures[key] = capture(config, *options, **more)
-    return captures[key]
 
 
 @pytest.fixture
