@@ -203,6 +203,7 @@ def test_as_much_is_written_as_keeps_texts_fresh() -> None:
     assert Effort(seconds=60.0).less(20.0) == Effort(seconds=40.0) and Effort(seconds=1.0).less(2.0).is_none
 
 
+@pytest.mark.nightly
 def test_the_whole_of_it_reads_what_the_model_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "calib.txt"
     text.write_text((REAL_MODEL / "calib.txt").read_text()[:12000])

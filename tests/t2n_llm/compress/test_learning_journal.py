@@ -115,6 +115,7 @@ def _text(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_what_the_model_wrote_is_kept_too(tmp_path: Path) -> None:
     text, chosen = _text(tmp_path), {"model.layers.0.self_attn.q_proj.weight": CALIBRATED["tuned"]}
 
