@@ -84,7 +84,7 @@ def test_scaled_weights_are_not_compared_one_by_one(reports: dict[str, QuantizeR
 
 def test_another_export_as_the_reference(exports: dict[str, Path], reports: dict[str, QuantizeReport]) -> None:
     report = quantize_report(exports["q4-all"], str(exports["f16"]), **SHORT)
-    assert report.reference.startswith("f16 (f16, ")
+    assert report.reference.startswith(f"{exports['f16'].name} (f16, ")
     assert report.quality.mean_kl == pytest.approx(reports["q4-all"].quality.mean_kl, rel=0.02)
     theirs = {tensor.label: tensor.relative_error for tensor in reports["q4-all"].tensors}
     for tensor in report.tensors:
