@@ -82,12 +82,12 @@ class SharedExport:
         """Return the folder of an export.
 
         Args:
-            source: the model; its folder name and the options identify the export.
+            source: the model; its folder and the options identify the export.
             options: of `export_llm`.
         """
         from t2n_llm.export.pipeline import export_llm
 
-        choices = "-".join(f"{name}={value}" for name, value in sorted(options.items()))
+        choices = f"{source.resolve()}-{sorted(options.items())}"
         name = f"{source.name}-{hashlib.sha256(choices.encode()).hexdigest()[:12]}/{source.name}"
         (self.folders.root / name).parent.mkdir(exist_ok=True)
         (self.folders.root / "partial" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -168,7 +168,7 @@ def _send(to: socket.socket, message: object, descriptors: Sequence[int] = ()) -
 
 
 def serve(requests: socket.socket) -> None:
-    """Fork a command per request, until nobody can send one."""
+    """Fork a command per request, until the client closes the socket."""
     for name in _PRELOADED:
         __import__(name)
     if psutil.Process().num_threads() > 1:
