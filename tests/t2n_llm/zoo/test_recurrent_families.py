@@ -136,9 +136,10 @@ def test_a_folder_is_validated_again(lfm2: ExportResult, tmp_path: Path) -> None
     assert validate_folder(lfm2.output_dir, str(source), options=ValidateOptions.of(decode_steps=4)).passed
 
 
-def test_a_dropped_state_would_be_seen(tmp_path: Path) -> None:
+def test_a_dropped_state_would_be_seen(captures: dict[Any, Any], tmp_path: Path) -> None:
     """The checks can tell a graph whose recurrence starts from zeros: chunked prefill and decode differ, prefill does not."""
     with (
+        mock.patch.dict(captures, clear=True),
         mock.patch.object(LastRead, "take", lambda self, rank: None),
         pytest.raises(ValidationError, match="chunked prefill"),
     ):
