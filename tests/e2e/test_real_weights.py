@@ -30,10 +30,10 @@ from t2n_llm.sampling.text import text_pieces
 from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from tests.load_script import load_script
+from tests.trained_model import REAL_MODEL
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = PROJECT / "scripts" / "fetch_test_models.py"
-EXAMPLE = PROJECT / "examples" / "models" / "tiny-llama-real"
 
 DECODE_STEPS = 64
 NEW_TOKENS = 40
@@ -75,7 +75,7 @@ def exported(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module", params=["example", "smollm2"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
-    folder = EXAMPLE if request.param == "example" else request.getfixturevalue("model_folder")
+    folder = REAL_MODEL if request.param == "example" else request.getfixturevalue("model_folder")
     return load_tokenizer(folder)
 
 

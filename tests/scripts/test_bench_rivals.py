@@ -13,8 +13,7 @@ from t2n_llm.measure.benchmark import Samples
 from t2n_llm.measure.comparison import ComparisonPlan, Point, SpeedComparison, SpeedRun
 from t2n_llm.measure.rivals.llama_cpp import node_package, node_program
 from tests.load_script import load_script
-
-REAL_MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama-real"
+from tests.trained_model import REAL_MODEL
 
 script: Any = load_script("bench_rivals")
 

@@ -9,9 +9,9 @@ import torch
 
 from tests.families import save_tiny_model
 from tests.load_script import load_script
+from tests.trained_model import REAL_MODEL
 
 model = load_script("measured_model")
-REAL_MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama-real"
 
 
 def test_permuted_channels_compute_the_same_and_lie_in_other_groups(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import torch
 from generic_export.errors import OptionError
 from t2n_llm.measure.quality import compare_windows, windows_of
 from tests.load_script import load_script
+from tests.trained_model import REAL_MODEL
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "quantization_table.py"
-REAL_MODEL = SCRIPT.parents[1] / "examples" / "models" / "tiny-llama-real"
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,19 @@ import pytest
 
 from tests.families import save_tiny_model
 from tests.shared_folders import SharedExport, SharedFolders
-
-REAL_MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama-real"
+from tests.trained_model import REAL_MODEL, save_first_layers
 
 
 @pytest.fixture(scope="session")
 def tiny_llama(shared_folders: SharedFolders) -> Path:
     """A random Llama with tied weights, in f32, without tokenizer."""
     return shared_folders("tiny-llama", lambda folder: save_tiny_model("llama", folder))
+
+
+@pytest.fixture(scope="session")
+def two_layers(shared_folders: SharedFolders) -> Path:
+    """The trained model with its first two layers, with tokenizer and texts."""
+    return shared_folders("two-layers", lambda folder: save_first_layers(folder, 2))
 
 
 @pytest.fixture(scope="session")

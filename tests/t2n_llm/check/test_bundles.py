@@ -18,8 +18,8 @@ from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.export.revalidate import validate_folder
 from tests.shared_folders import SharedExport
+from tests.trained_model import REAL_MODEL
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
 BUNDLES = ("prefill", "chunked_prefill", "decode_step", "generation")
 
 
@@ -33,7 +33,7 @@ def cli() -> TractCli:
 
 @pytest.fixture(scope="module", params=["f32", "f16"])
 def exported(request: pytest.FixtureRequest, shared_export: SharedExport) -> Path:
-    return shared_export(EXAMPLE, dtype=request.param, decode_steps=24)
+    return shared_export(REAL_MODEL, dtype=request.param, decode_steps=24)
 
 
 def test_every_bundle_is_there_and_holds_no_f16(exported: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_wrong_answer_is_noticed(cli: TractCli, exported: Path, tmp_path: Path
 
 
 def test_validation_with_the_command_is_the_wheels(cli: TractCli, exported: Path) -> None:
-    with_cli = validate_folder(exported, str(EXAMPLE), options=ValidateOptions.of(decode_steps=20, engine="cli"))
-    with_wheel = validate_folder(exported, str(EXAMPLE), options=ValidateOptions.of(decode_steps=20))
+    with_cli = validate_folder(exported, str(REAL_MODEL), options=ValidateOptions.of(decode_steps=20, engine="cli"))
+    with_wheel = validate_folder(exported, str(REAL_MODEL), options=ValidateOptions.of(decode_steps=20))
     assert with_cli.passed
     assert with_wheel.passed
     assert (with_cli.engine, with_wheel.engine) == ("cli", "wheel")
@@ -118,7 +118,7 @@ def test_the_reference_is_the_same_in_a_process_of_its_own() -> None:
     from t2n_llm.check.reference import CheckPlan
 
     plan = CheckPlan((1, 20, 30, 40, 50), (2, 5), 3, 4)
-    here, apart = run_reference(EXAMPLE, plan), run_reference_apart(EXAMPLE, plan)
+    here, apart = run_reference(REAL_MODEL, plan), run_reference_apart(REAL_MODEL, plan)
     assert here.greedy_ids == apart.greedy_ids
     np.testing.assert_allclose(here.text_logits, apart.text_logits, atol=1e-4)
 
@@ -133,4 +133,4 @@ def test_a_reference_process_that_is_killed_is_one_clear_error(monkeypatch: pyte
 
     monkeypatch.setattr(TaskProcess, "news", killed)
     with pytest.raises(ReferenceDiedError, match=r"the PyTorch process died \(SIGKILL\)"):
-        run_reference_apart(EXAMPLE, CheckPlan((1, 20, 30), (3,), 2, 1))
+        run_reference_apart(REAL_MODEL, CheckPlan((1, 20, 30), (3,), 2, 1))

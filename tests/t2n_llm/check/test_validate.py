@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,21 +17,21 @@ from t2n_llm.check.runner import WheelRunner
 from t2n_llm.check.turns import validate_archive
 from t2n_llm.export.located import locate_archive
 from tests.shared_folders import SharedExport
+from tests.trained_model import REAL_MODEL
 
 VOCAB = 20
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama-real"
 AGREED = dict.fromkeys(("prefill", "chunked prefill", "decode", "greedy"), True)
 
 
 @pytest.fixture(scope="module")
 def reference() -> ReferenceRun:
     ids = (1, 300, 41, 52, 963, 74, 85, 96, 107, 218)
-    return run_reference(EXAMPLE, CheckPlan(ids, (3, 4, 10), 5, 6))
+    return run_reference(REAL_MODEL, CheckPlan(ids, (3, 4, 10), 5, 6))
 
 
 @pytest.fixture(scope="module")
 def runner(shared_export: SharedExport) -> Iterator[WheelRunner]:
-    with WheelRunner(locate_archive(shared_export(EXAMPLE, dtype="f32", check=False)).path) as engine:
+    with WheelRunner(locate_archive(shared_export(REAL_MODEL, dtype="f32", check=False)).path) as engine:
         yield engine
 
 
