@@ -258,9 +258,8 @@ def test_an_8b_skeleton_never_holds_a_weight() -> None:
 def test_blocks_of_real_size_bound_no_length() -> None:
     """DeepSeek-V4 sums up 128 tokens: an example of fewer than two such blocks would leave it with one."""
     config = tiny_config("deepseek_v4")
-    config.compress_rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
-    config.num_hidden_layers, config.hc_sinkhorn_iters = 2, 2
-    config.layer_types, config.mlp_layer_types = config.layer_types[:2], config.mlp_layer_types[:2]
+    config.compress_rates["heavily_compressed_attention"] = 128
+    config.num_hidden_layers, config.layer_types, config.mlp_layer_types = 1, ["heavily_compressed_attention"], ["moe"]
     text = graph_text(build_graph(config, GraphOptions(dtype="f32"), name="example")[1])
     assert "tract_assert P >= 0;" in text
     assert "tract_assert P <=" not in text and "tract_assert S <=" not in text
