@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib import import_module
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.families import save_tiny_model
 from tests.shared_folders import SharedExport, SharedFolders
@@ -28,6 +30,31 @@ def tiny_llama(shared_folders: SharedFolders) -> Path:
 def two_layers(shared_folders: SharedFolders) -> Path:
     """The trained model with its first two layers, with tokenizer and texts."""
     return shared_folders("two-layers", lambda folder: save_first_layers(folder, 2))
+
+
+@pytest.fixture(scope="session")
+def first_layers(shared_folders: SharedFolders) -> Callable[[int], Path]:
+    """Returns the trained model cut short, with its tokenizer: the first so many of its six layers."""
+
+    def make(count: int, folder: Path) -> None:
+        shutil.copytree(REAL_MODEL, folder, ignore=shutil.ignore_patterns("*.txt", "*.md"))
+        tensors = load_file(folder / "model.safetensors")
+        kept = {name: value for name, value in tensors.items() if ".layers." not in name or _layer(name) < count}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}))
+
+    return lambda count: shared_folders(f"first-{count}-layers", partial(make, count))
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".layers.")[1].split(".")[0])
+
+
+@pytest.fixture(scope="session")
+def short_model(first_layers: Callable[[int], Path]) -> Path:
+    """The first two layers of the trained model: tensors and statistics of every kind that it has."""
+    return first_layers(2)
 
 
 @pytest.fixture(scope="session")

@@ -218,7 +218,7 @@ def test_a_compressed_archive_agrees_with_the_dequantised_model(compressed: Expo
 
 
 def test_blocks_in_the_archive_are_those_of_the_algorithm(compressed: ExportResult, tiny_llama: Path) -> None:
-    label = "model.layers.2.mlp.down_proj.weight"
+    label = "model.layers.1.mlp.down_proj.weight"
     weight = read_tensor(open_checkpoint(tiny_llama).tensors[label])
     found = unpack_q4_0(read_block_dat(compressed.archive / f"{label}.dat").data)
     expected = BUILT_IN["search"].quantize(weight)
@@ -279,7 +279,7 @@ def test_weights_that_are_wider_in_memory_are_the_same_in_the_file(
     options = {"compress": "q4_0+embeddings", "weights_in_memory": memory, "activations": activations}
     result = exported(tiny_llama, tmp_path / "export", **options)
     assert result.validation is not None and result.validation.passed
-    label = "model.layers.2.mlp.down_proj.weight"
+    label = "model.layers.1.mlp.down_proj.weight"
     assert digest_of(result, label) == digest_of(compressed, label)
     with TractWheel().load(compressed.archive) as packed, TractWheel().load(result.archive) as wider:
         assert wider.operators()["Gather"] == packed.operators()["Gather"]  # folded away at load
@@ -341,12 +341,12 @@ def test_a_recipe_file_and_a_users_algorithm(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("algorithm", ["best", "tuned"])
-def test_trained_weights_with_calibration(algorithm: str, tmp_path: Path) -> None:
+def test_trained_weights_with_calibration(algorithm: str, short_model: Path, tmp_path: Path) -> None:
     # Few tokens: what is tested is that calibration's tensors arrive, not how good they are.
     text = tmp_path / "calib.txt"
     text.write_text((REAL_MODEL / "calib.txt").read_text()[:3000])
     result = export_llm(
-        str(REAL_MODEL), tmp_path / "export", compress=f"q4_0:{algorithm}", calibration=str(text), decode_steps=STEPS
+        str(short_model), tmp_path / "export", compress=f"q4_0:{algorithm}", calibration=str(text), decode_steps=STEPS
     )
     assert result.validation is not None and result.validation.passed
     tensors = result.manifest["compression"]["tensors"]

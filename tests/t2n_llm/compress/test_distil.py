@@ -127,30 +127,32 @@ def test_families_learn(family: str, tmp_path: Path) -> None:
     assert found.before > 0 and found.after <= found.before
 
 
-def test_what_brings_nothing_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_brings_nothing_is_not_kept(short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distil, "_SCALE_STEP", 3.0)  # scales anywhere
-    made = _calibrated(REAL_MODEL, tmp_path, is_linear, "gptq", IDS[:4])
+    made = _calibrated(short_model, tmp_path, is_linear, "gptq", IDS[:4])
     before = {name: read_tensor(source) for name, source in made.packed.items()}
-    found = _distilled(REAL_MODEL, made, tmp_path, Effort(passes=8), IDS[:4])
+    found = _distilled(short_model, made, tmp_path, Effort(passes=8), IDS[:4])
     assert found.kept == 0 and found.after == found.before
     assert all(torch.equal(read_tensor(made.packed[name]), values) for name, values in before.items())
     assert not made.changed
 
 
-def test_where_memory_lacks_nothing_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_lacks_nothing_is_learned(
+    short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(calibration, "available_memory", lambda: 1_000_000)
     text = tmp_path / "calib.txt"
     text.write_text((REAL_MODEL / "calib.txt").read_text()[:12000])
-    made = TextCalibration(open_source(str(REAL_MODEL)), str(text)).quantized(
+    made = TextCalibration(open_source(str(short_model)), str(text)).quantized(
         _FIRST, tmp_path, lambda _: None, Effort()
     )
     assert made.packed and any("GB of memory" in note for note in made.notes)
 
 
-def test_a_short_text_is_not_learned_from(tmp_path: Path) -> None:
+def test_a_short_text_is_not_learned_from(short_model: Path, tmp_path: Path) -> None:
     text = tmp_path / "calib.txt"
     text.write_text((REAL_MODEL / "calib.txt").read_text()[:3000])
-    calibration = TextCalibration(open_source(str(REAL_MODEL)), str(text))
+    calibration = TextCalibration(open_source(str(short_model)), str(text))
     made = calibration.quantized(_FIRST, tmp_path, lambda _: None, Effort())
     assert made.packed and any("fewer than 4" in note for note in made.notes)
     assert not calibration.quantized(_FIRST, tmp_path, lambda _: None, Effort(seconds=0)).notes
@@ -182,15 +184,17 @@ def test_layers_that_reconstruct_read_more_texts(tmp_path: Path) -> None:
     assert read["gptq"] == 32 * 512 and read["tuned"] > 2 * read["gptq"]  # less the texts that only judge
 
 
-def test_what_the_model_writes_teaches_and_never_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = _calibrated(REAL_MODEL, tmp_path, is_linear, "imatrix", IDS[:9])
+def test_what_the_model_writes_teaches_and_never_judges(
+    short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _calibrated(short_model, tmp_path, is_linear, "imatrix", IDS[:9])
     read: list[int] = []
     plain = distil._Lesson.step
     monkeypatch.setattr(distil._Lesson, "step", lambda self, by, texts: (read.extend(texts), plain(self, by, texts)))
     judged: list[int] = []
     judge = distil._Lesson.judged
     monkeypatch.setattr(distil._Lesson, "judged", lambda self, texts: judged.extend(texts) or judge(self, texts))
-    found = _distilled(REAL_MODEL, made, tmp_path, Effort(passes=24), IDS[:9], written=IDS[9:14, :40])
+    found = _distilled(short_model, made, tmp_path, Effort(passes=24), IDS[:9], written=IDS[9:14, :40])
     assert set(judged) == {0, 8}
     assert sorted(read) == sorted([*range(1, 8), *range(9, 14)] * 2)
     assert found.after < found.before
@@ -223,9 +227,9 @@ def test_the_whole_of_it_reads_what_the_model_wrote(tmp_path: Path, monkeypatch:
     assert given["written"].shape == (12 - taught, given["ids"].shape[1] // 2)
 
 
-def test_a_time_is_an_effort(tmp_path: Path) -> None:
-    made = _calibrated(REAL_MODEL, tmp_path, is_linear, "imatrix", IDS[:4])
-    found = _distilled(REAL_MODEL, made, tmp_path, Effort(seconds=3.0), IDS[:4])
+def test_a_time_is_an_effort(short_model: Path, tmp_path: Path) -> None:
+    made = _calibrated(short_model, tmp_path, is_linear, "imatrix", IDS[:4])
+    found = _distilled(short_model, made, tmp_path, Effort(seconds=1.0), IDS[:4])
     assert found.steps >= 1
 
 

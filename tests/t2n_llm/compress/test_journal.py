@@ -53,7 +53,7 @@ def _calibrated(
     work.mkdir(exist_ok=True)
     chosen = lambda name: CALIBRATED[algorithm] if is_linear(name) or "experts" in name else None  # noqa: E731
     journal = CalibrationJournal(work, identity)
-    ids = IDS if folder == REAL_MODEL else IDS % 160
+    ids = IDS % 160 if folder.name == "model" else IDS
     return calibrate(folder, chosen, ids, work_dir=work, journal=journal, progress=progress)
 
 
@@ -73,13 +73,14 @@ def _same(one: CalibrationResult, other: CalibrationResult) -> bool:
 
 
 @pytest.mark.parametrize("algorithm", ["awq", "tuned"])
-def test_it_makes_what_it_would_have_made(algorithm: str, tmp_path: Path) -> None:
-    whole = _calibrated(REAL_MODEL, tmp_path / "whole", algorithm)
+def test_it_makes_what_it_would_have_made(algorithm: str, first_layers: Callable[[int], Path], tmp_path: Path) -> None:
+    folder = first_layers(3)
+    whole = _calibrated(folder, tmp_path / "whole", algorithm)
     with pytest.raises(_StoppedError):
-        _calibrated(REAL_MODEL, tmp_path / "work", algorithm, progress=_stopping(3))
+        _calibrated(folder, tmp_path / "work", algorithm, progress=_stopping(2))
     told: list[LayerProgress] = []
-    again = _calibrated(REAL_MODEL, tmp_path / "work", algorithm, progress=told.append)
-    assert [(each.layer, each.begun) for each in told] == [(4, 3), (5, 3), (6, 3)]
+    again = _calibrated(folder, tmp_path / "work", algorithm, progress=told.append)
+    assert [(each.layer, each.begun) for each in told] == [(3, 2)]
     assert _same(whole, again)
 
 
@@ -100,9 +101,9 @@ def _damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["another identity", "journal cut short", "journal gone", "blocks cut short", "blocks gone"]
 )
-def test_what_cannot_be_gone_on_with_is_begun_anew(damage: str, tmp_path: Path) -> None:
+def test_what_cannot_be_gone_on_with_is_begun_anew(damage: str, short_model: Path, tmp_path: Path) -> None:
     with pytest.raises(_StoppedError):
-        _calibrated(REAL_MODEL, tmp_path, "imatrix", progress=_stopping(2))
+        _calibrated(short_model, tmp_path, "imatrix", progress=_stopping(1))
     blocks = min(tmp_path.glob("*.q4_0"))
     if damage == "journal cut short":
         _damaged(tmp_path / JOURNAL_NAME)
@@ -113,28 +114,28 @@ def test_what_cannot_be_gone_on_with_is_begun_anew(damage: str, tmp_path: Path) 
     elif damage == "blocks gone":
         blocks.unlink()
     told: list[LayerProgress] = []
-    _calibrated(REAL_MODEL, tmp_path, "imatrix", "b" if damage == "another identity" else "a", told.append)
+    _calibrated(short_model, tmp_path, "imatrix", "b" if damage == "another identity" else "a", told.append)
     assert told[0].layer == 1 and told[0].begun == 0
 
 
-def test_quick_layers_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_layers_are_not_kept(short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "_INTERVAL", 1e6)
-    _calibrated(REAL_MODEL, tmp_path, "imatrix")
+    _calibrated(short_model, tmp_path, "imatrix")
     assert not (tmp_path / JOURNAL_NAME).exists()
 
 
-def test_another_text_is_another_calibration(tmp_path: Path) -> None:
+def test_another_text_is_another_calibration(short_model: Path, tmp_path: Path) -> None:
     (tmp_path / "calib.txt").write_text((REAL_MODEL / "calib.txt").read_text()[:4000])
     (tmp_path / "other.txt").write_text((REAL_MODEL / "calib.txt").read_text()[4000:8000])
     chosen = {"model.layers.0.self_attn.q_proj.weight": CALIBRATED["imatrix"]}
     first: dict[str, int] = {}
     for name in ("calib.txt", "calib.txt", "other.txt"):
         told: list[LayerProgress] = []
-        calibration = TextCalibration(open_source(str(REAL_MODEL)), str(tmp_path / name))
+        calibration = TextCalibration(open_source(str(short_model)), str(tmp_path / name))
         calibration.quantized(chosen, tmp_path, told.append, Effort(seconds=0))
         first.setdefault(name, 0)
         first[name] = len(told)
-    assert first == {"calib.txt": 0, "other.txt": 6}  # the second time, all six layers were done
+    assert first == {"calib.txt": 0, "other.txt": 2}  # the second time, both layers were done
 
 
 class _Told(LogReporter):
@@ -153,39 +154,39 @@ class _Told(LogReporter):
         return [text.split(",")[0] for text in self.stages if text.startswith("Calibrated")]
 
 
-def _export(output: Path, reporter: LogReporter, resume: bool) -> Path:
+def _export(source: Path, output: Path, reporter: LogReporter, resume: bool) -> Path:
     text = output.parent / "calib.txt"
     text.write_text((REAL_MODEL / "calib.txt").read_text()[:6000])
     result = export_llm(
-        str(REAL_MODEL), output, compress="q4_0:gptq", calibration=str(text), check=False, archive="dir",
+        str(source), output, compress="q4_0:gptq", calibration=str(text), check=False, archive="dir",
         reporter=reporter, resume=resume,
     )  # fmt: skip
     return result.archive
 
 
-def test_an_export_goes_on_behind_its_last_layer(tmp_path: Path) -> None:
+def test_an_export_goes_on_behind_its_last_layer(short_model: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as stopped:
-        _export(tmp_path / "out", _Told("Calibrated layer 4"), resume=True)
+        _export(short_model, tmp_path / "out", _Told("Calibrated layer 1"), resume=True)
     assert stopped.value.kept.is_dir()  # type: ignore[attr-defined]
     told = _Told()
-    archive = _export(tmp_path / "out", told, resume=True)
-    assert told.calibrated() == [f"Calibrated layer {layer} of 6" for layer in (5, 6)]
+    archive = _export(short_model, tmp_path / "out", told, resume=True)
+    assert told.calibrated() == ["Calibrated layer 2 of 2"]
     assert {path.name for path in tmp_path.iterdir()} == {"out", "calib.txt"}
-    whole = _export(tmp_path / "whole", _Told(), resume=False)
+    whole = _export(short_model, tmp_path / "whole", _Told(), resume=False)
     assert {path.name: path.read_bytes() for path in archive.iterdir()} == {
         path.name: path.read_bytes() for path in whole.iterdir()
     }
 
 
-def test_an_export_that_does_not_calibrate_removes_what_one_left(tmp_path: Path) -> None:
+def test_an_export_that_does_not_calibrate_removes_what_one_left(short_model: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        _export(tmp_path / "out", _Told("Calibrated layer 2"), resume=True)
+        _export(short_model, tmp_path / "out", _Told("Calibrated layer 1"), resume=True)
     assert len(list(tmp_path.iterdir())) == 3  # the text, a folder and whose it is
-    export_llm(str(REAL_MODEL), tmp_path / "out", check=False, archive="dir")
+    export_llm(str(short_model), tmp_path / "out", check=False, archive="dir")
     assert {path.name for path in tmp_path.iterdir()} == {"out", "calib.txt"}
 
 
-def test_without_that_nothing_is_left(tmp_path: Path) -> None:
+def test_without_that_nothing_is_left(short_model: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        _export(tmp_path / "out", _Told("Calibrated layer 2"), resume=False)
+        _export(short_model, tmp_path / "out", _Told("Calibrated layer 1"), resume=False)
     assert {path.name for path in tmp_path.iterdir()} == {"calib.txt"}

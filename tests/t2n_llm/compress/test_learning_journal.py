@@ -38,10 +38,10 @@ def _every_judgement_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> CalibrationResult:
+def start(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> CalibrationResult:
     """A model whose linears and tied table are quantised."""
     chosen = lambda name: CALIBRATED["imatrix"] if is_linear(name) or name in TABLE else None  # noqa: E731
-    return calibrate(REAL_MODEL, chosen, IDS, work_dir=tmp_path_factory.mktemp("start"))
+    return calibrate(short_model, chosen, IDS, work_dir=tmp_path_factory.mktemp("start"))
 
 
 def _stopping(step: int) -> Callable[[DistilProgress], None]:
@@ -53,6 +53,7 @@ def _stopping(step: int) -> Callable[[DistilProgress], None]:
 
 
 def _learned(
+    folder: Path,
     start: CalibrationResult,
     work: Path,
     effort: Effort = EFFORT,
@@ -62,25 +63,25 @@ def _learned(
     work.mkdir(exist_ok=True)
     made = replace(start, packed=dict(start.packed), changed=dict(start.changed))
     journal = LearningJournal(work, identity)
-    return made, distil(open_walkable(REAL_MODEL), made, IDS, effort, work_dir=work, journal=journal, progress=progress)
+    return made, distil(open_walkable(folder), made, IDS, effort, work_dir=work, journal=journal, progress=progress)
 
 
 def _tensors(made: CalibrationResult) -> dict[str, list[float]]:
     return {name: read_tensor(source).tolist() for name, source in (made.packed | made.changed).items()}
 
 
-def test_it_ends_as_it_would_have(start: CalibrationResult, tmp_path: Path) -> None:
-    whole, found = _learned(start, tmp_path / "whole")
+def test_it_ends_as_it_would_have(start: CalibrationResult, short_model: Path, tmp_path: Path) -> None:
+    whole, found = _learned(short_model, start, tmp_path / "whole")
     with pytest.raises(_StoppedError):
-        _learned(start, tmp_path / "work", progress=_stopping(8))
+        _learned(short_model, start, tmp_path / "work", progress=_stopping(8))
     told: list[DistilProgress] = []
-    again, gone_on = _learned(start, tmp_path / "work", progress=told.append)
+    again, gone_on = _learned(short_model, start, tmp_path / "work", progress=told.append)
     assert [each.step for each in told] == [10, 12, 14, 16]
     assert gone_on == found and found.kept
     assert _tensors(again) == _tensors(whole)
 
 
-def test_a_time_counts_what_was_spent(start: CalibrationResult, tmp_path: Path) -> None:
+def test_a_time_counts_what_was_spent(start: CalibrationResult, short_model: Path, tmp_path: Path) -> None:
     told: list[DistilProgress] = []
 
     def stop(done: DistilProgress) -> None:
@@ -88,15 +89,17 @@ def test_a_time_counts_what_was_spent(start: CalibrationResult, tmp_path: Path) 
         raise _StoppedError
 
     with pytest.raises(_StoppedError):
-        _learned(start, tmp_path, Effort(seconds=5.0), progress=stop)
-    _, found = _learned(start, tmp_path, Effort(seconds=0.01), progress=told.append)
+        _learned(short_model, start, tmp_path, Effort(seconds=5.0), progress=stop)
+    _, found = _learned(short_model, start, tmp_path, Effort(seconds=0.01), progress=told.append)
     assert [each.step for each in told] == [found.steps]  # its time was over
 
 
 @pytest.mark.parametrize("damage", ["another identity", "cut short", "gone", "of other tensors"])
-def test_what_cannot_be_gone_on_with_is_begun_anew(damage: str, start: CalibrationResult, tmp_path: Path) -> None:
+def test_what_cannot_be_gone_on_with_is_begun_anew(
+    damage: str, start: CalibrationResult, short_model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(_StoppedError):
-        _learned(start, tmp_path, progress=_stopping(4))
+        _learned(short_model, start, tmp_path, progress=_stopping(4))
     course = tmp_path / COURSE_NAME
     if damage == "cut short":
         course.write_bytes(course.read_bytes()[:-7])
@@ -105,7 +108,7 @@ def test_what_cannot_be_gone_on_with_is_begun_anew(damage: str, start: Calibrati
     elif damage == "of other tensors":
         start = replace(start, packed={name: start.packed[name] for name in TABLE})
     told: list[DistilProgress] = []
-    _learned(start, tmp_path, Effort(passes=8), "b" if damage == "another identity" else "a", told.append)
+    _learned(short_model, start, tmp_path, Effort(passes=8), "b" if damage == "another identity" else "a", told.append)
     assert told[0].step == 1
 
 

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 
+from t2n_llm.compress import sensitivity
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality, quantize_report
 from tests.t2n_llm.conftest import REAL_MODEL
 
-SIZE = 4_200_000  # between 3.1 MB with everything in 4 bits and 11 MB with nothing
+SIZE = 2_000_000  # between 1.4 MB with everything in 4 bits and 5 MB with nothing
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, QuantizeReport]:
-    """The trained model, all in 4 bits and mixed: without data, and with a calibration."""
+def reports(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, QuantizeReport]:
+    """Two trained layers, all in 4 bits and mixed: without data, and with a calibration."""
     text = tmp_path_factory.mktemp("mixed") / "calibration.txt"
-    text.write_text((REAL_MODEL / "calib.txt").read_text()[:12_000])
+    text.write_text((REAL_MODEL / "calib.txt").read_text()[:6_000])
     choices: dict[str, dict[str, Any]] = {
         "all": {"compress": "q4_0+embeddings"},
         "mixed": {"compress": "q4_0-mixed", "target_size": SIZE},
@@ -28,8 +29,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, QuantizeRepor
     made = {}
     for name, options in choices.items():
         folder = tmp_path_factory.mktemp("mixed") / name
-        export_llm(str(REAL_MODEL), folder, check=False, num_logits_to_keep=0, **options)
-        made[name] = quantize_report(folder, str(REAL_MODEL), tokens=600, window=201)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sensitivity, "TEXTS", 12)
+            export_llm(str(short_model), folder, check=False, num_logits_to_keep=0, **options)
+        made[name] = quantize_report(folder, str(short_model), tokens=400, window=101)
     return made
 
 
@@ -52,15 +55,15 @@ def _error(tensor: TensorQuality) -> float:
     return tensor.relative_error
 
 
-def test_everything_as_the_sum_of_two_is_as_good_as_plain(tmp_path: Path) -> None:
-    result = export_llm(str(REAL_MODEL), tmp_path / "twice", compress="q4_0x2")
+def test_everything_as_the_sum_of_two_is_as_good_as_plain(short_model: Path, tmp_path: Path) -> None:
+    result = export_llm(str(short_model), tmp_path / "twice", compress="q4_0x2")
     assert result.validation is not None and result.validation.passed
     record = result.manifest["compression"]
     assert record["bits_per_weight"] == pytest.approx(9.0, abs=0.05)
     stored = {tensor["label"]: tensor for tensor in record["tensors"]}
     halves = [tensor for tensor in stored.values() if tensor["remainder_of"]]
-    assert result.manifest["model"]["parameters"] == 5_475_600  # no weight is counted twice
+    assert result.manifest["model"]["parameters"] == 2_524_432  # no weight is counted twice
     assert {stored[half["remainder_of"]]["bytes"] for half in halves} == {half["bytes"] for half in halves}
-    report = quantize_report(tmp_path / "twice", str(REAL_MODEL), tokens=60, window=31)
+    report = quantize_report(tmp_path / "twice", str(short_model), tokens=60, window=31)
     assert {tensor.scheme for tensor in report.tensors} == {"q4_0x2"}
     assert report.quality.mean_kl < 1e-4 and report.quality.same_top1 == 1.0
