@@ -63,23 +63,27 @@ def user_source(stack_trace: str) -> str:
     """Return `file.py:line` of the innermost frame outside PyTorch in a recorded stack trace ("" if none)."""
     frames = _FRAME_PATTERN.findall(stack_trace)
     for path, line in reversed(frames):
-        if not path.startswith((_TORCH_ROOT, *_OWN_ROOTS, "<")):
+        if _is_users(path):
             return f"{os.path.basename(path)}:{line}"
     return ""
 
 
+def _is_users(path: str) -> bool:
+    return not path.startswith((_TORCH_ROOT, *_OWN_ROOTS, "<"))
+
+
 def short_stacks() -> AbstractContextManager[Any]:
-    """Let captured operators note the calls outside PyTorch alone, and not their text: what `user_source` reads, quickly."""
-    return stacks_taken_from(_calls_outside_torch)
+    """Let captured operators note the one call that `user_source` reads, without its text: a stack of all calls takes long."""
+    return stacks_taken_from(_users_call)
 
 
-def _calls_outside_torch() -> StackSummary:
-    calls = [
-        FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False, line="")
-        for frame, line in walk_stack(inspect.currentframe())
-        if not frame.f_code.co_filename.startswith(_TORCH_ROOT)
-    ]
-    return StackSummary.from_list(reversed(calls))
+def _users_call() -> StackSummary:
+    for frame, line in walk_stack(inspect.currentframe()):
+        path = frame.f_code.co_filename
+        if _is_users(path):
+            call = FrameSummary(path, line, frame.f_code.co_name, lookup_line=False, line="")
+            return StackSummary.from_list([call])
+    return StackSummary()
 
 
 def node_source(node: Node) -> str:
