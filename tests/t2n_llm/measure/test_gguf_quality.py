@@ -23,14 +23,13 @@ from t2n_llm.weights.f32_model import load_f32
 from tests.families import save_tiny_model
 from tests.shared_folders import SharedExport
 from tests.t2n_llm.command_line import call
-from tests.t2n_llm.conftest import REAL_MODEL
 
 SHORT: dict[str, Any] = {"tokens": 120, "window": 41}
 
 
 @pytest.fixture(scope="module")
-def export(shared_export: SharedExport) -> Path:
-    return shared_export(REAL_MODEL, check=False, compress="q4_0:min_max", num_logits_to_keep=0)
+def export(short_model: Path, shared_export: SharedExport) -> Path:
+    return shared_export(short_model, check=False, compress="q4_0:min_max", num_logits_to_keep=0)
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +39,15 @@ def schemes(export: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def gguf(schemes: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gguf(schemes: dict[str, str], short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gguf") / "model-Q4_0.gguf"
-    write_gguf(open_source(str(REAL_MODEL)), schemes, path)
+    write_gguf(open_source(str(short_model)), schemes, path)
     return path
 
 
-def test_our_blocks_of_ggmls_algorithm_are_ggmls(export: Path, gguf: Path) -> None:
+def test_our_blocks_of_ggmls_algorithm_are_ggmls(export: Path, short_model: Path, gguf: Path) -> None:
     """`min_max` is ggml's reference: the archive in the engine, the rounding, and the file say the same."""
-    report = quantize_report(export, str(REAL_MODEL), against=["llama.cpp", f"llama.cpp:{gguf}"], **SHORT)
+    report = quantize_report(export, str(short_model), against=["llama.cpp", f"llama.cpp:{gguf}"], **SHORT)
     rounded, read = report.rivals
     assert report.quality.mean_kl > 1e-3
     assert rounded.quality.mean_kl == pytest.approx(report.quality.mean_kl, rel=0.03)
@@ -80,27 +79,27 @@ def test_weights_that_lie_input_first_are_rounded_along_their_inputs(tmp_path: P
     assert along_inputs.quality.mean_kl == pytest.approx(expected.mean_kl, rel=1e-6)
 
 
-def test_a_file_of_another_model(export: Path, tmp_path: Path) -> None:
+def test_a_file_of_another_model(export: Path, short_model: Path, tmp_path: Path) -> None:
     other = save_tiny_model("llama", tmp_path / "llama")
     write_gguf(open_source(str(other), require_tokenizer=False), {}, tmp_path / "other.gguf")
     with pytest.raises(OptionError, match=r"other\.gguf: tensor token_embd"):
-        quantize_report(export, str(REAL_MODEL), against=[f"llama.cpp:{tmp_path / 'other.gguf'}"], **SHORT)
+        quantize_report(export, str(short_model), against=[f"llama.cpp:{tmp_path / 'other.gguf'}"], **SHORT)
 
 
-def test_what_cannot_be_compared(export: Path, shared_export: SharedExport) -> None:
+def test_what_cannot_be_compared(export: Path, short_model: Path, shared_export: SharedExport) -> None:
     with pytest.raises(OptionError, match="no such rival"):
         gguf_named("onnxruntime")
     with pytest.raises(OptionError, match="no such file"):
         gguf_named("llama.cpp:missing.gguf")
     with pytest.raises(OptionError, match="needs the original"):
         quantize_report(export, str(export), against=["llama.cpp"], **SHORT)
-    plain = shared_export(REAL_MODEL, check=False, num_logits_to_keep=0)
+    plain = shared_export(short_model, check=False, num_logits_to_keep=0)
     with pytest.raises(OptionError, match="no blocks"):
-        quantize_report(plain, str(REAL_MODEL), against=["llama.cpp"], **SHORT)
+        quantize_report(plain, str(short_model), against=["llama.cpp"], **SHORT)
 
 
-def test_the_command(export: Path) -> None:
-    arguments = ["quantize-report", export, "--reference", REAL_MODEL, "--tokens", 60, "--window", 31]
+def test_the_command(export: Path, short_model: Path) -> None:
+    arguments = ["quantize-report", export, "--reference", short_model, "--tokens", 60, "--window", 31]
     outcome = call(*arguments, "--against", "llama.cpp", "--json")
     assert outcome.code == 0, outcome.err
     (rival,) = json.loads(outcome.out)["rivals"]

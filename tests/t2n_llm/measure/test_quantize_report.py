@@ -17,7 +17,7 @@ from t2n_llm.cli.report_plot import plot_report, require_plotting
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.measure.quantize_report import QuantizeReport, quantize_report
 from tests.families import save_tiny_model
-from tests.shared_folders import SharedExport
+from tests.shared_folders import SharedExport, SharedFolders
 from tests.t2n_llm.command_line import call
 from tests.t2n_llm.conftest import REAL_MODEL
 
@@ -25,21 +25,27 @@ SHORT: dict[str, Any] = {"tokens": 120, "window": 41}
 
 
 @pytest.fixture(scope="module")
-def exports(shared_export: SharedExport) -> dict[str, Path]:
-    """The trained model: plain with all logits, compressed with the last logits, and with channels scaled."""
+def exports(short_model: Path, shared_export: SharedExport, shared_folders: SharedFolders) -> dict[str, Path]:
+    """Two trained layers: plain with all logits, compressed with the last logits, and with channels scaled."""
+    text = str(shared_folders("short-text", _short_text) / "calib.txt")
     choices: dict[str, dict[str, Any]] = {
         "f16": {"num_logits_to_keep": 0},
         "q4": {"compress": "q4_0+embeddings:min_max", "archive": "dir"},
         "q4-all": {"compress": "q4_0+embeddings:min_max", "num_logits_to_keep": 0},
-        "imatrix": {"compress": "q4_0:imatrix", "num_logits_to_keep": 0, "calibration": str(REAL_MODEL / "calib.txt")},
-        "awq": {"compress": "q4_0:awq", "num_logits_to_keep": 0, "calibration": str(REAL_MODEL / "calib.txt")},
+        "imatrix": {"compress": "q4_0:imatrix", "num_logits_to_keep": 0, "calibration": text},
+        "awq": {"compress": "q4_0:awq", "num_logits_to_keep": 0, "calibration": text},
     }
-    return {name: shared_export(REAL_MODEL, check=False, **options) for name, options in choices.items()}
+    return {name: shared_export(short_model, check=False, **options) for name, options in choices.items()}
+
+
+def _short_text(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "calib.txt").write_text((REAL_MODEL / "calib.txt").read_text()[:6000])
 
 
 @pytest.fixture(scope="module")
-def reports(exports: dict[str, Path]) -> dict[str, QuantizeReport]:
-    return {name: quantize_report(folder, str(REAL_MODEL), **SHORT) for name, folder in exports.items()}
+def reports(exports: dict[str, Path], short_model: Path) -> dict[str, QuantizeReport]:
+    return {name: quantize_report(folder, str(short_model), **SHORT) for name, folder in exports.items()}
 
 
 def test_compression_shows_and_f16_does_not(reports: dict[str, QuantizeReport]) -> None:
@@ -66,13 +72,13 @@ def test_errors_of_tensors_are_those_that_streaming_measured(
     manifest = json.loads((exports["q4"] / "export.json").read_text())
     recorded = {record["label"]: record["relative_error"] for record in manifest["compression"]["tensors"]}
     quantized = [tensor for tensor in report.tensors if tensor.quantized]
-    assert len(quantized) == 6 * 7 + 1
+    assert len(quantized) == 2 * 7 + 1
     for tensor in quantized:
         assert tensor.relative_error == pytest.approx(recorded[tensor.label], rel=1e-3)
         assert tensor.snr_db == pytest.approx(-10 * math.log10(recorded[tensor.label]), abs=0.01)
         assert (tensor.scheme, tensor.algorithm, tensor.bits) == ("q4_0", "min_max", 4.5)
-    assert {tensor.layer for tensor in quantized} == {*range(6), None}
-    assert {tensor.kind for tensor in quantized if tensor.layer == 3} >= {"mlp.down_proj", "self_attn.v_proj"}
+    assert {tensor.layer for tensor in quantized} == {0, 1, None}
+    assert {tensor.kind for tensor in quantized if tensor.layer == 1} >= {"mlp.down_proj", "self_attn.v_proj"}
 
 
 def test_scaled_weights_are_not_compared_one_by_one(reports: dict[str, QuantizeReport]) -> None:
@@ -103,7 +109,7 @@ def test_a_reference_that_is_another_model(exports: dict[str, Path], tmp_path: P
         quantize_report(exports["q4"], str(tmp_path / "other"), **SHORT)
 
 
-def test_folders_and_texts_that_are_not_there(exports: dict[str, Path], tmp_path: Path) -> None:
+def test_folders_and_texts_that_are_not_there(exports: dict[str, Path], short_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match=r"no export\.json"):
         quantize_report(tmp_path)
     with pytest.raises(SourceError, match="local folder"):
@@ -111,30 +117,30 @@ def test_folders_and_texts_that_are_not_there(exports: dict[str, Path], tmp_path
     short = tmp_path / "short.txt"
     short.write_text("Too short.")
     with pytest.raises(OptionError, match="a window takes 41"):
-        quantize_report(exports["q4"], str(REAL_MODEL), text=short, **SHORT)
+        quantize_report(exports["q4"], str(short_model), text=short, **SHORT)
 
 
 # --- the command -----------------------------------------------------------------------------------
 
 
-def arguments(folder: Path, *more: object) -> list[object]:
-    common = ["--reference", REAL_MODEL, "--tokens", 60, "--window", 31, "--text", REAL_MODEL / "eval.txt"]
+def arguments(folder: Path, reference: Path, *more: object) -> list[object]:
+    common = ["--reference", reference, "--tokens", 60, "--window", 31, "--text", REAL_MODEL / "eval.txt"]
     return ["quantize-report", folder, *common, *more]
 
 
-def test_the_limit_decides_the_exit_code(exports: dict[str, Path]) -> None:
-    good = call(*arguments(exports["q4-all"], "--max-kl", 1, "--json"))
+def test_the_limit_decides_the_exit_code(exports: dict[str, Path], short_model: Path) -> None:
+    good = call(*arguments(exports["q4-all"], short_model, "--max-kl", 1, "--json"))
     assert good.code == 0, good.err
     record = json.loads(good.out)
     assert record["quality"]["positions"] == 60 and record["text"] == "eval.txt"
     assert {"snr_db", "relative_error", "bits"} <= record["tensors"][0].keys()
-    bad = call(*arguments(exports["q4-all"], "--max-kl", 1e-9, "--quiet"))
+    bad = call(*arguments(exports["q4-all"], short_model, "--max-kl", 1e-9, "--quiet"))
     assert bad.code == 1 and "above 1e-09" in bad.err and not bad.out
 
 
-def test_tables_for_people_and_a_picture(exports: dict[str, Path], tmp_path: Path) -> None:
+def test_tables_for_people_and_a_picture(exports: dict[str, Path], short_model: Path, tmp_path: Path) -> None:
     picture = tmp_path / "error.png"
-    outcome = call(*arguments(exports["q4-all"], "--plot", picture))
+    outcome = call(*arguments(exports["q4-all"], short_model, "--plot", picture))
     assert outcome.code == 0, outcome.err
     for word in ("KL divergence", "perplexity", "mlp.down_proj", "largest errors", "dB"):
         assert word in outcome.out
@@ -158,7 +164,7 @@ def test_a_page_needs_no_matplotlib(
     plot_report(replace(reports[name], folder="<b>bold</b>"), page)
     text = page.read_text(encoding="utf-8")
     assert "&lt;b&gt;bold&lt;/b&gt;" in text and "<b>bold</b>" not in text
-    for told in ("mean KL divergence", "layers.3.mlp.down_proj", "by decoder layer" if name != "f16" else "16.00"):
+    for told in ("mean KL divergence", "layers.1.mlp.down_proj", "by decoder layer" if name != "f16" else "16.00"):
         assert told in text
     assert text.count('<tr class="row') == len(reports[name].tensors)
     with pytest.raises(ArchiveError, match="cannot be written"):

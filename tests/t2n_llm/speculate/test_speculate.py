@@ -45,15 +45,15 @@ def _exported(source: Path, target: Path, **options: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def target(shared_export: SharedExport) -> Path:
-    """The trained model, with the logits of all positions."""
-    return shared_export(REAL_MODEL, check=False, num_logits_to_keep=0)
+def target(short_model: Path, shared_export: SharedExport) -> Path:
+    """Two trained layers, with the logits of all positions."""
+    return shared_export(short_model, check=False, num_logits_to_keep=0)
 
 
 @pytest.fixture(scope="module")
-def good_draft(shared_export: SharedExport) -> Path:
-    """The trained model in four bits."""
-    return shared_export(REAL_MODEL, check=False, compress="q4_0")
+def good_draft(short_model: Path, shared_export: SharedExport) -> Path:
+    """The target in four bits."""
+    return shared_export(short_model, check=False, compress="q4_0")
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +237,8 @@ def test_other_tokens_are_refused_by_name(target: Path, good_draft: Path, tmp_pa
         SpeculativePair.open(target, other, 4)
 
 
-def test_a_cache_that_the_engine_keeps_is_refused(tmp_path: Path) -> None:
-    stateful = _exported(REAL_MODEL, tmp_path / "out", stateful=True, num_logits_to_keep=0)
+def test_a_cache_that_the_engine_keeps_is_refused(short_model: Path, tmp_path: Path) -> None:
+    stateful = _exported(short_model, tmp_path / "out", stateful=True, num_logits_to_keep=0)
     with pytest.raises(EngineLoadError, match="keeps the cache"), _opened(stateful, None):
         raise AssertionError
 
