@@ -240,10 +240,10 @@ def test_what_passed_is_not_tried_again(tmp_path: Path) -> None:
     assert outcomes(first) == outcomes(second)
     with torch.no_grad():
         model[0].weight.add_(1.0)
-    for options in ({}, {"resume": False}):
-        again = diagnose(model, TractNNEF(), sets, out=tmp_path, only="0", **options)
+    for resume in (True, False):
+        again = diagnose(model, TractNNEF(), sets, out=tmp_path, only="0", resume=resume)
         assert outcomes(again)["0"] is Outcome.OK
-        assert not any(verdict.cached for verdict in again.verdicts), options
+        assert not any(verdict.cached for verdict in again.verdicts), resume
 
 
 @pytest.mark.usefixtures("heard_interrupts")
@@ -263,8 +263,11 @@ def test_ctrl_c_leaves_a_report_of_what_is_known(tmp_path: Path) -> None:
 
 
 def test_a_worker_ends_with_its_parent() -> None:
+    def task(_reached: Any) -> Any:
+        time.sleep(100)
+
     def start_and_die() -> None:
-        theirs.send(Worker("k", "p", lambda _reached: time.sleep(100), Limits()).pid)  # type: ignore[arg-type]
+        theirs.send(Worker("key", "path", task, Limits()).pid)
         os._exit(0)
 
     ours, theirs = multiprocessing.Pipe()

@@ -23,6 +23,7 @@ from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_jso
 from tests.t2n_llm.conftest import REAL_MODEL
 from tests.t2n_llm.explain.test_coverage import LLAMA_8B, write_config
 
+_TWO_LAYERS = FAMILIES["llama"]().to_dict() | {"num_hidden_layers": 2}
 _BRANCH = "if hidden.sum() > 0:\n            hidden = hidden * 2\n"
 _UNSUPPORTED = "hidden = hidden + torch.special.hermite_polynomial_h(hidden, hidden.abs() + 1)\n"
 _FROZEN = "hidden = hidden / float(int(hidden.shape[1]))\n"
@@ -102,19 +103,19 @@ def diagnosis_of(*words: object) -> Diagnosis:
 
 
 @pytest.mark.parametrize(
-    ("line", "stage", "text"),
+    ("line", "stage", "text", "words"),
     [
-        (_BRANCH, Stage.CAPTURE, "if hidden.sum"),
-        (_UNSUPPORTED, Stage.TRANSLATE, "special.hermite_polynomial_h"),
-        (_FROZEN, Stage.CAPTURE, "shape[1]"),
+        (_BRANCH, Stage.CAPTURE, "if hidden.sum", ["--only", "model.layers.0"]),
+        (_UNSUPPORTED, Stage.TRANSLATE, "special.hermite_polynomial_h", []),
+        (_FROZEN, Stage.CAPTURE, "shape[1]", ["--only", "model.layers.0.mlp"]),
     ],
     ids=["branch", "unsupported", "frozen"],
 )
 def test_the_twin_of_an_8b_model_names_the_guilty_module_and_line(
-    tmp_path: Path, line: str, stage: Stage, text: str
+    tmp_path: Path, line: str, stage: Stage, text: str, words: list[str]
 ) -> None:
     folder = odd_llama(tmp_path / "odd", line, LLAMA_8B)
-    diagnosis = diagnosis_of(folder, "--tiny", "--trust-remote-code")
+    diagnosis = diagnosis_of(folder, "--tiny", "--trust-remote-code", *words)
     (culprit,) = diagnosis.culprits()
     assert (culprit.piece.class_name, culprit.verdict.stage) == ("OddMLP", stage)
     assert culprit.piece.paths == ("model.layers.0.mlp", "model.layers.1.mlp")
@@ -136,12 +137,12 @@ def test_a_wrong_translation_in_the_twin_of_an_8b_model_is_blamed(tmp_path: Path
 @pytest.mark.parametrize(
     ("config", "layers", "parameters"),
     [
-        pytest.param(None, 3, "0.1 M parameters", id="3 layers"),
+        pytest.param(_TWO_LAYERS, 2, "0.1 M parameters", id="2 layers"),
         pytest.param(LLAMA_8B, 32, "8030.3 M parameters", id="8B", marks=pytest.mark.nightly),
     ],
 )
 def test_a_skeleton_without_weights_names_the_guilty_module_and_line(
-    config: dict[str, Any] | None, layers: int, parameters: str, tmp_path: Path
+    config: dict[str, Any], layers: int, parameters: str, tmp_path: Path
 ) -> None:
     folder = odd_llama(tmp_path / "odd", _UNSUPPORTED, config)
     diagnosis = diagnosis_of(folder, "--trust-remote-code")
