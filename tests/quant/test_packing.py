@@ -29,7 +29,7 @@ def min_max_bytes(weight: np.ndarray) -> np.ndarray:
     return pack_q4_0(BUILT_IN["min_max"].quantize(torch.from_numpy(weight))).numpy()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(weights)
 def test_min_max_gives_the_bytes_of_gguf(weight: np.ndarray) -> None:
     assert np.array_equal(min_max_bytes(weight), gguf.quantize(weight, Q4_0))
@@ -41,7 +41,7 @@ def test_min_max_gives_the_bytes_of_gguf_at_any_scale(scale: float) -> None:
     assert np.array_equal(min_max_bytes(weight), gguf.quantize(weight, Q4_0))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(hnp.arrays(np.uint8, st.tuples(st.integers(1, 3), st.integers(1, 3).map(lambda blocks: 18 * blocks))))
 def test_any_bytes_dequantise_as_in_gguf_and_survive_a_round_trip(data: np.ndarray) -> None:
     blocks = unpack_q4_0(torch.from_numpy(data))
@@ -56,7 +56,7 @@ def test_nibbles_lie_in_ggufs_order() -> None:
     assert pack_q4_0(blocks).tolist() == [0x00, 0x3E, *(j | j << 4 for j in range(16))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(weights)
 def test_q8_1_rounds_to_half_a_step(weight: np.ndarray) -> None:
     packed = pack_q8_1(torch.from_numpy(weight))

@@ -20,11 +20,11 @@ from t2n_llm.export.pipeline import ExportResult, export_llm
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.weights.archive_weights import stored_values
 from t2n_llm.weights.f32_model import load_dequantized
-from tests.families import save_tiny_model
+from tests.families import FAMILIES, save_tiny_model
 from tests.int4_checkpoints import awq_layer, compressed_layer, gptq_layer, values_of
 
 STEPS = 6
-LINEARS = 3 * 7
+LINEARS = 7 * FAMILIES["llama"]().num_hidden_layers
 Parts = dict[str, torch.Tensor]
 
 
