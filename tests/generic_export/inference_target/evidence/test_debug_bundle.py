@@ -123,9 +123,8 @@ def transpose_weight(archive: Path, label: str) -> None:
 # --- the three faults ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layer", [0, 2])
-def test_a_wrong_epsilon(layer: int, model: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
-    module = f"layers.{layer}.last"
+def test_a_wrong_epsilon(model: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
+    module = "layers.2.last"
     target = Faulty(dynamic_axes=AXES, module=module, operator="tract_core_rms_norm", changes=(("eps", 0.01),))
     with pytest.raises(MismatchError, match=r"The case is in .*bundle\.tgz"):
         export_model_to_nnef(
@@ -133,7 +132,7 @@ def test_a_wrong_epsilon(layer: int, model: nn.Module, x: torch.Tensor, tmp_path
         )
     content, report = opened(tmp_path / "bundle.tgz", tmp_path / "open")
     found = report["first_divergence"]
-    assert found["tensor"] == f"layers_{layer}_last" and found["captured"] == module
+    assert found["tensor"] == "layers_2_last" and found["captured"] == module
     assert (found["module_path"], found["module_type"]) == (module, "RMSNorm")
     assert found["source"].startswith("test_debug_bundle.py:")
     assert found["agreeing_inputs"]
