@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ from generic_export.inference_target.tract.engines.wheel_process import reuse_wo
 from tests.shared_folders import SharedExport, SharedFolders
 
 torch.set_num_threads(1)
+# pytest adds a handler to each logger that does not propagate; with one, PyTorch computes a trace of every capture.
+_trace = logging.getLogger("torch.__trace")
+_trace.propagate = True
+_trace.handlers.clear()
 # A job that a shell started in the background ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
