@@ -18,7 +18,7 @@ COMMON: dict[str, Any] = {
     "vocab_size": 160,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
@@ -55,7 +55,7 @@ def _gpt2() -> Any:
     return GPT2Config(
         vocab_size=160,
         n_embd=64,
-        n_layer=3,
+        n_layer=2,
         n_head=4,
         n_positions=256,
         initializer_range=0.12,
@@ -72,8 +72,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3": config("qwen3", head_dim=24),
     "phi3": config("phi3", sliding_window=WINDOW, partial_rotary_factor=0.5),
     "gemma2": config("gemma2", sliding_window=WINDOW, head_dim=16, query_pre_attn_scalar=16),
-    "gemma3_text": config("gemma3_text", sliding_window=WINDOW, head_dim=16, num_hidden_layers=7),
-    "smollm3": config("smollm3", num_hidden_layers=5, tie_word_embeddings=True),
+    "gemma3_text": config(
+        "gemma3_text", sliding_window=WINDOW, head_dim=16, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "smollm3": config("smollm3", no_rope_layers=[1, 0], tie_word_embeddings=True),
     "olmo2": config("olmo2"),
     "gpt2": _gpt2,
     "gpt_neox": config("gpt_neox", rotary_pct=0.25, use_parallel_residual=True),

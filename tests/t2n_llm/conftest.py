@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib import import_module
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 
+from t2n_llm.source.hub import ModelSource
 from tests.families import save_tiny_model
 from tests.shared_folders import SharedExport, SharedFolders
 from tests.trained_model import REAL_MODEL, save_first_layers
@@ -27,28 +27,9 @@ def tiny_llama(shared_folders: SharedFolders) -> Path:
 
 
 @pytest.fixture(scope="session")
-def two_layers(shared_folders: SharedFolders) -> Path:
-    """The trained model with its first two layers, with tokenizer and texts."""
-    return shared_folders("two-layers", lambda folder: save_first_layers(folder, 2))
-
-
-@pytest.fixture(scope="session")
 def first_layers(shared_folders: SharedFolders) -> Callable[[int], Path]:
-    """Returns the trained model cut short, with its tokenizer: the first so many of its six layers."""
-
-    def make(count: int, folder: Path) -> None:
-        shutil.copytree(REAL_MODEL, folder, ignore=shutil.ignore_patterns("*.txt", "*.md"))
-        tensors = load_file(folder / "model.safetensors")
-        kept = {name: value for name, value in tensors.items() if ".layers." not in name or _layer(name) < count}
-        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}))
-
-    return lambda count: shared_folders(f"first-{count}-layers", partial(make, count))
-
-
-def _layer(name: str) -> int:
-    return int(name.split(".layers.")[1].split(".")[0])
+    """Returns the trained model cut short: the first so many of its six layers."""
+    return lambda count: shared_folders(f"first-{count}-layers", lambda folder: save_first_layers(folder, count))
 
 
 @pytest.fixture(scope="session")
@@ -63,29 +44,33 @@ def captures() -> dict[Any, Any]:
     return {}
 
 
-@pytest.fixture(autouse=True)
-def captured_once(captures: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def captured_once(captures: dict[Any, Any]) -> Iterator[None]:
     """Capture a model once per config and options. Tests of the capture call the functions below themselves."""
-    for module, function in _CAPTURES.items():
-        monkeypatch.setattr(
-            f"{module}.{function}", partial(_remembered, captures, getattr(import_module(module), function))
-        )
+    with pytest.MonkeyPatch.context() as patched:
+        for module, function in _CAPTURES:
+            captured = getattr(import_module(module), function)
+            patched.setattr(f"{module}.{function}", partial(_remembered, captures, captured))
+        yield
 
 
 _MOST_CAPTURES = 40  # a few megabytes each
 
 # Where each task captures: functions of a config and of values that can be compared.
-_CAPTURES = {
-    "t2n_llm.tasks.text_generation": "build_graph",
-    "t2n_llm.tasks.seq2seq.task": "build_seq2seq",
-    "t2n_llm.tasks.multimodal.task": "build_multimodal",
-    "t2n_llm.tasks.heads.task": "build_head_graph",
-}
+_CAPTURES = (
+    ("t2n_llm.tasks.text_generation", "build_graph"),
+    ("t2n_llm.tasks.seq2seq.task", "build_seq2seq"),
+    ("t2n_llm.tasks.multimodal.task", "build_multimodal"),
+    ("t2n_llm.tasks.heads.task", "build_head_graph"),
+    ("t2n_llm.tasks.seq2seq.task", "frontend_graphs"),
+    ("t2n_llm.tasks.multimodal.task", "frontend_graphs"),
+    ("t2n_llm.tasks.heads.task", "frontend_graphs"),
+)
 
 
 def _remembered(captures: dict[Any, Any], capture: Any, *options: Any, ranges: Any = None, **more: Any) -> Any:
     """Return what `capture` returns; without a measurement of the weights, it is computed once."""
-    if ranges is not None or more["trust_remote_code"]:
+    if ranges is not None or more.get("trust_remote_code"):
         return capture(*options, ranges=ranges, **more)
     key = capture.__qualname__, *map(_comparable, options), *((name, _comparable(more[name])) for name in sorted(more))
     if key not in captures:
@@ -96,7 +81,12 @@ def _remembered(captures: dict[Any, Any], capture: Any, *options: Any, ranges: A
 
 
 def _comparable(value: Any) -> Any:
-    """Return a key of an argument of a capture: configs by what they contain, without the folders they were read from."""
+    """Return a key of an argument of a capture: configs by what they contain, without the folders they were read from,
+    and sources by the files that they have now.
+    """
+    if isinstance(value, ModelSource):
+        files = [(file.stat(), file) for file in sorted(value.folder.iterdir())]
+        return *((file, status.st_mtime_ns, status.st_size) for status, file in files), _comparable(value.config)
     if hasattr(value, "to_dict"):
         return json.dumps(_without_folders(value.to_dict()), default=str)
     if is_dataclass(value):

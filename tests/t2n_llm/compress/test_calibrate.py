@@ -48,18 +48,18 @@ def divergence(model, reference, ids: torch.Tensor) -> float:
     return mean_divergence(*(each(ids, use_cache=False).logits for each in (model, reference)))
 
 
-@pytest.fixture(scope="module")
-def half_model(first_layers) -> Path:
-    """Half of the trained model's layers: with two, AWQ gains too little to show."""
-    return first_layers(3)
+@pytest.fixture(scope="module", params=[3, pytest.param(6, marks=pytest.mark.nightly)])
+def trained(request, first_layers) -> Path:
+    """The first layers of the trained model: enough of them that the algorithms differ; at night all."""
+    return first_layers(request.param)
 
 
 @pytest.fixture(scope="module")
-def results(half_model, tmp_path_factory) -> dict[str, CalibrationResult]:
+def results(trained, tmp_path_factory) -> dict[str, CalibrationResult]:
     ids = text_ids("calib.txt", sequences=12)
     return {
         name: calibrate(
-            half_model,
+            trained,
             lambda parameter, algorithm=algorithm: algorithm if is_linear(parameter) else None,
             ids,
             work_dir=tmp_path_factory.mktemp(name),
@@ -68,14 +68,14 @@ def results(half_model, tmp_path_factory) -> dict[str, CalibrationResult]:
     }
 
 
-def test_every_linear_of_a_trained_model_is_quantised_and_the_order_of_algorithms_holds(results, half_model):
-    reference, ids = load(half_model), text_ids("eval.txt")
+def test_every_linear_of_a_trained_model_is_quantised_and_the_order_of_algorithms_holds(results, trained):
+    reference, ids = load(trained), text_ids("eval.txt")
     names = {name for name in reference.state_dict() if is_linear(name)}
     loss = {}
     for name, result in results.items():
         assert set(result.packed) == set(result.errors) == set(result.statistics) == names
         assert result.left == {} and result.unfolded == []
-        loss[name] = divergence(quantised(result, half_model), reference, ids)
+        loss[name] = divergence(quantised(result, trained), reference, ids)
     assert 0 < loss["gptq"] < loss["imatrix"] < 0.01
     assert all(loss[name] < loss["imatrix"] for name in ("best", "tuned", "awq"))
 

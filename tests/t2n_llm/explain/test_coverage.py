@@ -15,7 +15,7 @@ from generic_export.errors import CaptureError, SourceError
 from t2n_llm.explain.coverage import DECODER, MODULES, CoverageReport, cover_model
 from t2n_llm.explain.forward_record import record_forward
 from t2n_llm.source.hub import open_config
-from tests.families import FAMILIES
+from tests.families import FAMILIES, config
 from tests.shared_folders import content
 from tests.t2n_llm.command_line import call, refused, run_new, strict_json
 
@@ -45,12 +45,22 @@ def counts(report: CoverageReport) -> dict[str, int]:
     return {row.operator: row.count for row in report.operators}
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen2", "gpt2", "smollm3"])
+# Layers of one kind or two, some of which are alike.
+REPEATED: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "gpt2": {},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+}
+
+
+@pytest.mark.parametrize("family", REPEATED)
 def test_a_layer_of_each_kind_counts_for_all_of_them(family: str, tmp_path: Path) -> None:
-    folder = write_config(tmp_path / family, FAMILIES[family]())
+    folder = write_config(tmp_path / family, config(family, num_hidden_layers=3, **REPEATED[family])())
     short, whole = cover_model(str(folder)), cover_model(str(folder), every_layer=True)
     assert short.how == whole.how == DECODER and short.complete and whole.complete
-    assert len(short.layers) <= len(whole.layers) == short.depth == whole.depth
+    assert len(short.layers) < len(whole.layers) == short.depth == whole.depth == 3
     assert counts(short) == counts(whole)
     assert {row.operator: row.support for row in short.operators} == {
         row.operator: row.support for row in whole.operators
@@ -97,12 +107,12 @@ def test_a_data_dependent_module_is_named_with_its_line(tmp_path: Path) -> None:
     record = strict_json(outcome.out)
     assert record["how"] == MODULES
     (module,) = record["uncaptured"]
-    assert module["class_name"] == "OddMLP" and module["path"] == "model.layers.0.mlp" and module["count"] == 3
+    assert module["class_name"] == "OddMLP" and module["path"] == "model.layers.0.mlp" and module["count"] == 2
     line = 1 + (folder / "modeling_odd.py").read_text().splitlines().index("        if hidden.sum() > 0:")
     assert module["source"] == f"modeling_odd.py:{line}"
     names = {row["operator"]: row for row in record["operators"]}
     assert names["aten.gt.Scalar"]["module_path"] == "model.layers.0.mlp"  # seen while it ran
-    assert names["t2n.attention.default"]["count"] == 3
+    assert names["t2n.attention.default"]["count"] == 2
 
 
 def test_a_missing_operator_is_named_with_its_line(tmp_path: Path) -> None:
@@ -115,7 +125,7 @@ def test_a_missing_operator_is_named_with_its_line(tmp_path: Path) -> None:
     first = next(row for row in outcome.out.splitlines() if "aten." in row)
     assert "aten.nextafter.default" in first and "missing" in first  # what is missing comes first
     (told,) = [row for row in outcome.out.splitlines() if row.startswith("missing:")]
-    assert f"3 of 3 calls, first at model.layers.0.mlp (modeling_odd.py:{line}): no NNEF form" in told
+    assert f"2 of 2 calls, first at model.layers.0.mlp (modeling_odd.py:{line}): no NNEF form" in told
     assert "not all can be written" in outcome.out
 
 

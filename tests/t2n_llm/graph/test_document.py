@@ -99,9 +99,9 @@ def test_one_mask_serves_all_layers() -> None:
     assert text_of(GraphOptions()).count(" = le(") == 1
 
 
-def test_activations_and_attention_are_chosen_apart(two_layers: Path, tmp_path: Path) -> None:
+def test_activations_and_attention_are_chosen_apart(short_model: Path, tmp_path: Path) -> None:
     result = export_llm(
-        str(two_layers), tmp_path / "export", activations="f32", attention="sdpa", decode_steps=8, stateful=True
+        str(short_model), tmp_path / "export", activations="f32", attention="sdpa", decode_steps=8, stateful=True
     )
     assert result.validation is not None and result.validation.passed
     with pytest.raises(OptionError, match="f16 activations have no use for f32 weights"):
@@ -169,16 +169,16 @@ def test_numerics_switches_show(options: GraphOptions, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("switch", ["f32_linear_accumulation", "f32_attention", "f32_norm"])
-def test_numerics_switches_run(switch: str, two_layers: Path, tmp_path: Path) -> None:
-    result = export_llm(str(two_layers), tmp_path / "export", dtype="f16", decode_steps=8, **HALF, **{switch: True})
+def test_numerics_switches_run(switch: str, short_model: Path, tmp_path: Path) -> None:
+    result = export_llm(str(short_model), tmp_path / "export", dtype="f16", decode_steps=8, **HALF, **{switch: True})
     assert result.validation is not None
     assert result.validation.passed
 
 
 @pytest.mark.parametrize("keep", [0, 3])
-def test_more_logits(keep: int, two_layers: Path, tmp_path: Path) -> None:
+def test_more_logits(keep: int, short_model: Path, tmp_path: Path) -> None:
     """0 keeps all positions; N keeps the last N, or all of a shorter call (a decode step)."""
-    result = export_llm(str(two_layers), tmp_path / "export", dtype="f32", decode_steps=8, num_logits_to_keep=keep)
+    result = export_llm(str(short_model), tmp_path / "export", dtype="f32", decode_steps=8, num_logits_to_keep=keep)
     assert result.validation is not None
     assert result.validation.passed
     prefill = result.validation.checks[0]
@@ -189,9 +189,9 @@ def test_more_logits(keep: int, two_layers: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compress", [None, "q4_0"])
-def test_batch_symbol(compress: str | None, two_layers: Path, tmp_path: Path) -> None:
+def test_batch_symbol(compress: str | None, short_model: Path, tmp_path: Path) -> None:
     result = export_llm(
-        str(two_layers), tmp_path / "export", dtype="f32", decode_steps=8, batch=True, compress=compress
+        str(short_model), tmp_path / "export", dtype="f32", decode_steps=8, batch=True, compress=compress
     )
     assert result.validation is not None
     assert result.validation.passed
