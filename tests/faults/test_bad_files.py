@@ -155,7 +155,7 @@ def test_an_edited_manifest(tiny_export: Path, tiny_llama: Path, tmp_path: Path)
     folder = Path(shutil.copytree(tiny_export, tmp_path / "x"))
     manifest = json.loads((folder / "export.json").read_text())
     cases = list(damaged(manifest).items())
-    for what, content in random.Random(0).sample(cases, 40) + cases[-5:]:
+    for what, content in random.Random(0).sample(cases, 20) + cases[-5:]:
         (folder / "export.json").write_text(json.dumps(content))
         for command in (("verify", folder), ("validate", folder, "--reference", tiny_llama / "nowhere")):
             outcome = call(*command)
