@@ -25,9 +25,9 @@ from t2n_llm.export.card_page import card_text, render_card
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.source.source_card import SourceCard, front_matter, source_card
 from t2n_llm.tasks.names import TEXT_CLASSIFICATION, TEXT_TO_TEXT
-from t2n_llm.zoo.tiny_model import build_tiny_model
 from t2n_llm.zoo.tiny_model import save_tiny_model as save_model
 from tests.recurrent_families import RECURRENT_FAMILIES
+from tests.shallow_models import shallow_model
 from tests.shared_folders import content
 from tests.t2n_llm.command_line import call, refused, strict_json, unchanged
 from tests.t2n_llm.conftest import REAL_MODEL
@@ -92,7 +92,7 @@ def test_the_snippet_feeds_states_of_fixed_size_back(batch: bool, tmp_path: Path
 def test_the_snippet_of_an_encoder_decoder_says_what_pytorch_says(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    model = build_tiny_model("bart", task=TEXT_TO_TEXT)
+    model = shallow_model("bart", TEXT_TO_TEXT)
     save_model(model, tmp_path / "bart")
     save_word_tokenizer(tmp_path / "bart", model.config.vocab_size)
     options: dict[str, Any] = {"task": TEXT_TO_TEXT, "dtype": "f32", "check": False}
@@ -110,7 +110,7 @@ def test_the_snippet_of_an_encoder_decoder_says_what_pytorch_says(tmp_path: Path
 def test_the_snippet_of_a_classifier_says_what_pytorch_says(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    model = build_tiny_model("bert", task=TEXT_CLASSIFICATION)
+    model = shallow_model("bert", TEXT_CLASSIFICATION)
     save_model(model, tmp_path / "bert")
     save_word_tokenizer(tmp_path / "bert", model.config.vocab_size)
     options: dict[str, Any] = {"task": TEXT_CLASSIFICATION, "dtype": "f32", "check": False}

@@ -143,6 +143,8 @@ def test_the_command_line_leaves_it_out(listener: Path, tmp_path: Path) -> None:
         "--task",
         AUDIO_TEXT_TO_TEXT,
         "--no-tokenizer",
+        "--dtype",
+        "f32",
         "--dry-run",
         "--json",
     )

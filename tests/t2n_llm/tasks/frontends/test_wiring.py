@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import WhisperFeatureExtractor
@@ -42,17 +40,23 @@ class WithFrontEnd(HeadTask):
         return (*frontend_graphs(source, options, _INPUT), *super().graphs(source, options, ranges))
 
 
-@pytest.fixture
-def source(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model of text with an extractor of sound beside it, and the task above."""
-    folder = tmp_path / "source"
+@pytest.fixture(scope="module")
+def folder(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of text with an extractor of sound beside it."""
+    folder = tmp_path_factory.mktemp("wiring") / "source"
     shutil.copytree(tiny_llama, folder)
     WhisperFeatureExtractor(chunk_length=1, feature_size=64).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That model, and the task above."""
     monkeypatch.setitem(registry._TASKS, FEATURE_EXTRACTION, f"{__name__}:{WithFrontEnd.__name__}")
     return folder
 
 
-def _dtypes(archive: Path) -> Mapping[str, Any]:
+def _dtypes(archive: Path) -> set[str]:
     record = strict_json(call("inspect", archive, "--json").out)
     return {share["dtype"] for share in record["dtypes"]}
 

@@ -34,7 +34,7 @@ _COMMON: dict[str, Any] = {
     "vocab_size": 160,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
     "initializer_range": 0.12,
@@ -49,11 +49,11 @@ _COMMON: dict[str, Any] = {
 
 # model_type, and what differs from the common config
 _FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"num_key_value_heads": 2},
+    "llama": {"num_key_value_heads": 2, "num_hidden_layers": 2},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 24},
     "bert": {},
     "roberta": {"pad_token_id": 1, "bos_token_id": 0},
-    "modernbert": {"local_attention": 8, "num_hidden_layers": 4},
+    "modernbert": {"local_attention": 8, "num_hidden_layers": 2},
     "gpt2": {"pad_token_id": None},
 }
 

@@ -27,7 +27,8 @@ from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
 from t2n_llm.tasks.heads.shapes_alone import ConstantsInGraph
 from t2n_llm.tasks.heads.table import HEADS
 from t2n_llm.zoo.configs import tiny_config
-from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
+from t2n_llm.zoo.tiny_model import save_tiny_model
+from tests.shallow_models import shallow_model
 
 
 def exported(model: Any, task: str, folder: Path, **options: Any) -> ExportResult:
@@ -75,7 +76,7 @@ def exported(model: Any, task: str, folder: Path, **options: Any) -> ExportResul
 def test_archives_agree_at_other_sizes(
     task: str, architecture: str, inputs: dict[str, Any], outputs: dict[str, Any], tmp_path: Path
 ) -> None:
-    result = exported(build_tiny_model(architecture, 0, task), task, tmp_path)
+    result = exported(shallow_model(architecture, task), task, tmp_path)
     assert result.validation is not None and result.validation.passed
     assert len(result.validation.checks) >= 2
     assert {check.steps[0].max_abs_error for check in result.validation.checks} != {0.0}
@@ -88,7 +89,7 @@ def test_archives_agree_at_other_sizes(
 
 def test_sizes_differ_from_the_captured_ones_in_every_symbol() -> None:
     for task, architecture in ((names.CTC, "wav2vec2"), (names.MULTIPLE_CHOICE, "bert")):
-        model = build_tiny_model(architecture, 0, task)
+        model = shallow_model(architecture, task)
         reading = reading_of(HEADS[task], model, (64, 64))
         symbols = {axis for each in reading.inputs for axis in each.axes if isinstance(axis, str)}
         assert len(symbols) >= 2 and len(reading.others) >= 2
@@ -98,7 +99,7 @@ def test_sizes_differ_from_the_captured_ones_in_every_symbol() -> None:
 
 
 def test_a_checkpoint_chooses_its_task(tmp_path: Path) -> None:
-    model = build_tiny_model("vit", 0, names.IMAGE_CLASSIFICATION)
+    model = shallow_model("vit", names.IMAGE_CLASSIFICATION)
     save_tiny_model(model, tmp_path / "model", names.IMAGE_CLASSIFICATION)
     result = export_llm(str(tmp_path / "model"), tmp_path / "out", dtype="f16", compress="q4_0")
     assert result.manifest["task"] == names.IMAGE_CLASSIFICATION == result.manifest["options"]["task"]
@@ -161,7 +162,7 @@ def test_what_nobody_knows_to_pool_is_refused(
 
 
 def test_vectors_of_texts_have_length_one(tmp_path: Path) -> None:
-    result = exported(build_tiny_model("bert", 0, names.SENTENCE_SIMILARITY), names.SENTENCE_SIMILARITY, tmp_path)
+    result = exported(shallow_model("bert", names.SENTENCE_SIMILARITY), names.SENTENCE_SIMILARITY, tmp_path)
     assert result.validation is not None and result.validation.passed
     assert result.manifest["model"]["pooling"] == {"mode": "mean", "normalized": True}
     with open_answerer(result.archive) as answerer:
@@ -200,7 +201,7 @@ def test_an_image_read_at_several_scales_is_larger_than_a_patch() -> None:
 
 
 def test_text_has_no_image_size(tmp_path: Path) -> None:
-    model = build_tiny_model("bert", 0, names.FILL_MASK)
+    model = shallow_model("bert", names.FILL_MASK)
     with pytest.raises(OptionError, match="reads no images"):
         exported(model, names.FILL_MASK, tmp_path, image_size=64)
 
@@ -221,7 +222,7 @@ def test_numbers_that_a_model_writes_are_no_constants(numbers: Any) -> None:
 
 def test_a_model_that_counts_its_images_reads_them_one_at_a_time(tmp_path: Path) -> None:
     """Its code asks for the number of images as a number, which freezes the batch."""
-    config = tiny_config("vit", names.IMAGE_CLASSIFICATION)
+    config = shallow_model("vit", names.IMAGE_CLASSIFICATION).config
     counted = mock.patch("transformers.ViTForImageClassification.forward", _counting(ViTForImageClassification.forward))
     with counted:
         skeleton, _ = build_head_graph(
@@ -244,7 +245,7 @@ def _counting(forward: Any) -> Any:
 @pytest.mark.parametrize("family", ["mpt", "minimax", "bigbird_pegasus"])
 def test_what_spells_its_attention_out_sees_no_padding(family: str, tmp_path: Path) -> None:
     """The mask of padding must reach attention that is spelled in a way of its own."""
-    save_tiny_model(build_tiny_model(family, task="question-answering"), tmp_path / "model", "question-answering")
+    save_tiny_model(shallow_model(family, "question-answering"), tmp_path / "model", "question-answering")
     made = export_llm(
         str(tmp_path / "model"), tmp_path / "out", task="question-answering", dtype="f32", require_tokenizer=False
     )

@@ -16,7 +16,8 @@ from t2n_llm import export_llm
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.export.output import ExportResult
 from t2n_llm.export.revalidate import validate_folder
-from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
+from t2n_llm.zoo.tiny_model import save_tiny_model
+from tests.shallow_models import shallow_model
 
 _TASK = "zero-shot-image-classification"
 
@@ -31,7 +32,7 @@ def family(request: pytest.FixtureRequest) -> str:
 def source(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model of texts and images."""
     folder = tmp_path_factory.mktemp(family) / "model"
-    save_tiny_model(build_tiny_model(family, task=_TASK), folder, _TASK)
+    save_tiny_model(shallow_model(family, _TASK), folder, _TASK)
     return folder
 
 
@@ -52,7 +53,7 @@ def test_three_archives_are_the_whole(made: ExportResult, source: Path) -> None:
 
 
 def test_another_model_is_noticed(made: ExportResult, family: str, tmp_path: Path) -> None:
-    save_tiny_model(build_tiny_model(family, seed=1, task=_TASK), tmp_path / "other", _TASK)
+    save_tiny_model(shallow_model(family, _TASK, seed=1), tmp_path / "other", _TASK)
     assert not validate_folder(made.output_dir, str(tmp_path / "other")).passed
 
 
@@ -72,6 +73,6 @@ def test_vectors_of_images_alone(made: ExportResult, source: Path) -> None:
 
 def test_other_tasks_have_no_towers(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    save_tiny_model(build_tiny_model("bert", task="fill-mask"), folder, "fill-mask")
+    save_tiny_model(shallow_model("bert", "fill-mask"), folder, "fill-mask")
     with pytest.raises(OptionError, match="does not compare images with texts"):
         export_llm(str(folder), tmp_path / "out", task="fill-mask", require_tokenizer=False, towers=True)

@@ -16,6 +16,7 @@ from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.measure.from_source import SourceModel, Wishes
 from t2n_llm.tasks.names import TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
+from tests.shallow_models import shallow_model
 from tests.word_tokenizers import save_word_tokenizer
 
 TEXT = "w7 w12 w90 w33 w5 w61"
@@ -118,7 +119,7 @@ def test_another_model_is_noticed(bart: Path, exported: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("architecture", ["t5", "marian", "switch_transformers", "fsmt"])
 def test_families_that_differ(architecture: str, tmp_path: Path) -> None:
-    save_tiny_model(build_tiny_model(architecture, task=TEXT_TO_TEXT), tmp_path / "model")
+    save_tiny_model(shallow_model(architecture, TEXT_TO_TEXT, layers=2), tmp_path / "model")
     result = export_llm(
         str(tmp_path / "model"), tmp_path / "out", task=TEXT_TO_TEXT, dtype="f32", require_tokenizer=False
     )
