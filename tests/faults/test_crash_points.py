@@ -122,12 +122,12 @@ def marker_of(target: Path) -> str | None:
 @pytest.mark.parametrize(
     ("archive", "force", "resume"),
     [
-        *(("tar", True, False), ("dir", False, True)),
+        *(("tar", True, False), ("dir", True, True)),
         *(
             pytest.param(*options, marks=pytest.mark.nightly)
             for options in (
                 *(("tar", False, False), ("tar", False, True), ("tar", True, True)),
-                *(("tgz", True, False), ("tgz", False, True), ("dir", True, True)),
+                *(("tgz", True, False), ("tgz", False, True)),
             )
         ),
     ],

@@ -70,7 +70,7 @@ def test_inspection_counts_the_bits_of_a_quantised_cache(tiny_llama: Path, tmp_p
     for kv_cache in (None, "int8", "int4"):
         result = export(tiny_llama, tmp_path / str(kv_cache), kv_cache=kv_cache, check=False)
         state = inspect_archive(locate_archive(result.archive)).cache
-        assert state is not None and state.tensors == 6
+        assert state is not None and state.tensors == 4
         sizes[kv_cache] = state.bytes_per_token
     assert sizes[None] == 4 * sizes["int8"] == 8 * sizes["int4"]
 

@@ -47,7 +47,7 @@ def test_the_command(tiny_llama: Path, parent: Path) -> None:
     assert "estimate" in outcome.out and "tests/*.npz" in outcome.out
     assert record["exact"] is False and record["archive"] == "model.nnef.tgz"
     (group,) = [group for group in record["groups"] if group["name"] == "model.layers.*.mlp.down_proj.weight"]
-    assert (group["count"], group["dtype"]) == (3, "float16")
+    assert (group["count"], group["dtype"]) == (2, "float16")
 
 
 def test_a_head_has_a_plan_of_its_own(tiny_llama: Path, parent: Path) -> None:
