@@ -64,7 +64,7 @@ def _own(recordings: list[np.ndarray], **options: Any) -> str:
     return str(AutoTokenizer.from_pretrained(FOLDER).decode(said[0], skip_special_tokens=True))
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_waveform_becomes_the_text_that_transformers_hears(exported: Path, beams: int) -> None:
     waveform = read_waveform(FOLDER / "jfk.wav", 16_000)
     said = "".join(SourceModel.open(exported).text_of(Wishes(beams=beams), audio=FOLDER / "jfk.wav"))
@@ -72,6 +72,7 @@ def test_a_waveform_becomes_the_text_that_transformers_hears(exported: Path, bea
     assert "ask not what your country can do for you" in said
 
 
+@pytest.mark.nightly
 def test_recordings_of_more_than_a_window(exported: Path, tmp_path: Path) -> None:
     speech = read_waveform(FOLDER / "jfk.wav", 16_000)
     recordings = [speech, np.zeros(8_000, np.float32), speech, np.zeros(12_000, np.float32), speech, speech]
