@@ -72,10 +72,9 @@ def test_a_waveform_becomes_the_text_that_transformers_hears(exported: Path, bea
     assert "ask not what your country can do for you" in said
 
 
-@pytest.mark.nightly
 def test_recordings_of_more_than_a_window(exported: Path, tmp_path: Path) -> None:
     speech = read_waveform(FOLDER / "jfk.wav", 16_000)
-    recordings = [speech, np.zeros(8_000, np.float32), speech, np.zeros(12_000, np.float32), speech, speech]
+    recordings = [speech, np.zeros(8_000, np.float32), speech, np.zeros(12_000, np.float32), speech]
     with wave.open(str(tmp_path / "long.wav"), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
@@ -85,6 +84,6 @@ def test_recordings_of_more_than_a_window(exported: Path, tmp_path: Path) -> Non
     assert said.split() == _own([read_waveform(tmp_path / "long.wav", 16_000)]).split()
     told = "".join(SourceModel.open(exported).text_of(Wishes(timestamps=True), audio=tmp_path / "long.wav"))
     seconds = [float(second) for second in re.findall(r"\[([0-9.]+)\]", told)]
-    assert len(seconds) >= 8
+    assert len(seconds) >= 6
     assert seconds == sorted(seconds)
     assert seconds[-1] <= len(np.concatenate(recordings)) / 16_000 + 30

@@ -51,7 +51,7 @@ def sliding() -> Any:
 def hybrid() -> Any:
     from transformers import DynamicCache
 
-    return filled(DynamicCache(config=FAMILIES["gemma3_text"]()), 7)
+    return filled(DynamicCache(config=FAMILIES["gemma3_text"]()))
 
 
 def static() -> Any:

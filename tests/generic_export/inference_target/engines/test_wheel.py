@@ -337,7 +337,8 @@ def test_running_out_of_memory_is_one_clear_error(engine: TractWheel, tmp_path: 
     with engine.load(archive) as model, engine.load(archive) as other:
         status = Path(f"/proc/{model.pid}/status").read_text()
         used = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmSize"))
-        resource.prlimit(model.pid, resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+        limit = used + (256 << 20)  # with much less the engine hangs while it writes where it failed
+        resource.prlimit(model.pid, resource.RLIMIT_AS, (limit, limit))
         with pytest.raises(EngineCrashError, match=r"allocat.*6400000000.*got no more memory"):
             model.run([np.zeros(40_000, np.float32)])
         assert not is_running(model.pid)
