@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -9,16 +10,41 @@ from unittest import mock
 from t2n_llm import export_llm
 from t2n_llm.source.small_sizes import WINDOW
 from t2n_llm.zoo import overrides
+from t2n_llm.zoo.configs import tiny_config
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 
 MAX_ABS_ERROR = 1e-4
-DECODE_STEPS = 16
+DECODE_STEPS = 12
 PROMPT = 12
+
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+_ONE_OF_EACH_KIND: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v3": {"num_hidden_layers": 2},  # the first of them is dense
+    "deepseek_v4": {"hc_sinkhorn_iters": 3},
+    "diffllama": {"num_hidden_layers": 2},  # how much is subtracted depends on the layer
+    "gemma3n_text": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 1,
+        "activation_sparsity_pattern": [0.95, 0.0, 0.0],
+    },
+    "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"]},
+    "granite_swa": {"layer_types": ["full_attention", "sliding_attention"], "layer_rope_theta": [1e4, 1e4]},
+    "llama4_text": {"num_hidden_layers": 2},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "qwen2_moe": {"num_hidden_layers": 2},
+    "qwen4_exp_text": {"layer_types": ["linear_attention", "indexed_attention"]},
+}
 
 
 def export_family(family: str, folder: Path, *, dtype: str = "f32", compress: str | None = None, **changes: Any) -> Any:
-    """Export a family, `changes` made to its tiny config, and hold it to what every family is held to; returns the result."""
-    save_tiny_model(family_model(family, changes) if changes else build_tiny_model(family), folder / "model")
+    """Export a family with one layer of each kind, `changes` made to its tiny config, and hold it to what every family is
+    held to; returns the result.
+    """
+    save_tiny_model(family_model(family, {**fewest_layers(family), **changes}), folder / "model")
     result = export_llm(
         str(folder / "model"),
         folder / "export",
@@ -39,6 +65,14 @@ def export_family(family: str, folder: Path, *, dtype: str = "f32", compress: st
     if result.manifest["model"].get("sliding_window") == WINDOW:
         assert PROMPT + DECODE_STEPS >= 3 * WINDOW
     return result
+
+
+def fewest_layers(family: str) -> Mapping[str, Any]:
+    """Return the changes to a family's tiny config that leave one layer of each kind."""
+    if family in _ONE_OF_EACH_KIND:
+        return _ONE_OF_EACH_KIND[family]
+    known = tiny_config(family).to_dict()
+    return {next(name for name in _COUNTS if name in known): 1}
 
 
 def family_model(family: str, changes: dict[str, Any]) -> Any:
