@@ -1,8 +1,9 @@
 """Commands that start in 0.05 s: a server process imports PyTorch and transformers once, and each command is a fork of it.
 
 The fork has its own session, environment, working folder and standard files, handles signals as a new interpreter does, and runs
-exit handlers. It differs from a new process in what is imported already: tests of imports and of variables that are read while
-importing start a real process.
+exit handlers. It reads the variables of huggingface-hub, whose pauses between attempts are a hundredth of what they are. It differs
+from a new process in what is imported already: tests of imports and of other variables that are read while importing start a real
+process.
 
 In: arguments, environment, files. Out: a `ForkedCommand`, which has the methods of `subprocess.Popen` that tests use.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
+import importlib
 import json
 import os
 import signal
@@ -20,16 +22,19 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import psutil
 
 _PRELOADED = (
     "torch",
+    "huggingface_hub.hf_api",
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
@@ -219,6 +224,7 @@ def _become(request: dict, standard: list[int]) -> None:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
+        _read_hub_variables()
         from t2n_llm.cli.app import main
 
         main(request["arguments"])
@@ -235,6 +241,14 @@ def _become(request: dict, standard: list[int]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _read_hub_variables() -> None:
+    """Have huggingface-hub read its variables, as it does when it is imported, and wait less before it asks again."""
+    importlib.reload(sys.modules["huggingface_hub.constants"])
+    impatient = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: time.sleep(seconds / 100)})
+    for name in ("file_download", "utils._http"):
+        vars(sys.modules[f"huggingface_hub.{name}"])["time"] = impatient
 
 
 def _take_standard_files(descriptors: list[int]) -> None:

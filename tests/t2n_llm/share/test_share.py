@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from t2n_llm.export.folder import read_manifest, write_manifest
-from tests.t2n_llm.command_line import Outcome, refused, strict_json, unchanged
+from tests.t2n_llm.command_line import Outcome, refused, run, strict_json, unchanged
 from tests.t2n_llm.share.hub_server import READER, WRITER, HubServer, Repository, running_hub
-from tests.t2n_llm.source.test_hub import calls
 
 NAME = "owner/model"
 
@@ -30,8 +29,8 @@ def export(tiny_export: Path, tmp_path: Path) -> Path:
 
 def said(hub: HubServer, commands: Sequence[Sequence[object]], home: Path, token: str = WRITER) -> list[Outcome]:
     """Run commands with this hub, in the plain protocol, with nothing cached."""
-    variables = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HOME": home, "HF_TOKEN": token}
-    return calls(commands, **variables)
+    variables = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home), "HF_TOKEN": token}
+    return [run(*command, variables=variables) for command in commands]
 
 
 def test_an_export_travels_to_the_hub_and_back(hub: HubServer, export: Path, tmp_path: Path) -> None:
@@ -178,7 +177,7 @@ def test_export_and_push_at_once(hub: HubServer, tiny_llama: Path, tmp_path: Pat
 
 
 def test_without_a_token_and_with_a_card_that_the_hub_refuses(hub: HubServer, export: Path, tmp_path: Path) -> None:
-    (outcome,) = calls([["push", export, NAME]], HF_ENDPOINT=hub.endpoint, HF_HOME=tmp_path / "home", HF_TOKEN="")
+    (outcome,) = said(hub, [["push", export, NAME]], tmp_path / "home", token="")
     refused(outcome, NAME, "no token")
     text = (export / "README.md").read_text()
     (export / "README.md").write_text(text.replace("---\n", "---\nlicense: nobody's\n", 1))

@@ -30,8 +30,8 @@ from t2n_llm.source.adapter_merge import LoraModule, LowRankUpdate, MergedTensor
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.weights.placement import Placement, plan_residency
 from tests.families import FAMILIES, save_tiny_model
-from tests.t2n_llm.command_line import call, refused, strict_json
-from tests.t2n_llm.source.test_hub import COMMIT, calls
+from tests.t2n_llm.command_line import call, refused, run, strict_json
+from tests.t2n_llm.source.test_hub import COMMIT
 from tests.t2n_llm.weights.test_names import archived
 
 peft = pytest.importorskip("peft")
@@ -467,15 +467,13 @@ def test_an_adapter_of_the_hub(trained: Callable[..., tuple[Path, Path]], parent
     (repository / "refs" / "main").write_text(COMMIT)
     shutil.copytree(adapter_folder, repository / "snapshots" / COMMIT)
     options = ("--decode-steps", 2, "--json")
-    exported, checked, absent = calls(
-        [
-            ["export", model_folder, "-o", parent / "x", "--no-tokenizer", "--adapter", "org/tuned", *options],
-            ["validate", parent / "x", "--reference", model_folder, *options],
-            ["export", model_folder, "-o", parent / "y", "--no-tokenizer", "--adapter", "org/absent"],
-        ],
-        HF_HUB_OFFLINE=1,
-        HF_HUB_CACHE=tmp_path / "hub",
-    )
+    variables = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
+    commands: list[list[object]] = [
+        ["export", model_folder, "-o", parent / "x", "--no-tokenizer", "--adapter", "org/tuned", *options],
+        ["validate", parent / "x", "--reference", model_folder, *options],
+        ["export", model_folder, "-o", parent / "y", "--no-tokenizer", "--adapter", "org/absent"],
+    ]
+    exported, checked, absent = (run(*command, variables=variables) for command in commands)
     assert exported.code == 0, exported
     recorded = strict_json(exported.out)["adapter"]
     assert (recorded["name"], recorded["revision"]) == ("org/tuned", COMMIT)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -14,25 +14,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from t2n_llm.source.hub import open_source
-from tests.t2n_llm.command_line import Outcome, call, refused, run_python, small_disk, unchanged
+from tests.t2n_llm.command_line import call, refused, run, run_new, small_disk, unchanged
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_test"
-
-# huggingface-hub reads its variables when it is imported: a process of its own for each set of them, many calls in each.
-_CALLS = """
-import json, sys
-from dataclasses import asdict
-from tests.t2n_llm.command_line import call
-print(json.dumps([asdict(call(*arguments)) for arguments in json.loads(sys.argv[1])]))
-"""
-
-
-def calls(commands: Sequence[Sequence[object]], **variables: object) -> list[Outcome]:
-    """Run commands one after another in one process with these environment variables."""
-    text = json.dumps([[str(word) for word in command] for command in commands])
-    answer = run_python(_CALLS, text, env={name: str(value) for name, value in variables.items()})
-    return [Outcome(**outcome) for outcome in json.loads(answer.splitlines()[-1])]
 
 
 @pytest.fixture
@@ -54,20 +39,19 @@ def export(source: str, parent: Path, *options: object) -> list[object]:
 
 
 def test_offline(cache: Path, parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without -o, the folder is named after the model, in the current folder."""
+    """Without -o, the folder is named after the model, in the current folder. One command is a new process."""
     monkeypatch.chdir(parent)
-    by_branch, by_commit, absent, revision, dangling, commit = calls(
-        [
-            ["export", "org/tiny", "--no-tokenizer", "--no-check", "--json"],
-            export("org/tiny", parent, "--revision", COMMIT),
-            export("org/absent", parent, "--force"),
-            export("org/tiny", parent, "--force", "--revision", "dev"),
-            export("org/broken", parent, "--force"),
-            export("org/tiny", parent, "--force", "--revision", "f" * 40),
-        ],
-        HF_HUB_OFFLINE=1,
-        HF_HUB_CACHE=cache,
-    )
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    absent = run_new(*export("org/absent", parent, "--force"))
+    commands: list[list[object]] = [
+        ["export", "org/tiny", "--no-tokenizer", "--no-check", "--json"],
+        export("org/tiny", parent, "--revision", COMMIT),
+        export("org/tiny", parent, "--force", "--revision", "dev"),
+        export("org/broken", parent, "--force"),
+        export("org/tiny", parent, "--force", "--revision", "f" * 40),
+    ]
+    by_branch, by_commit, revision, dangling, commit = (run(*command) for command in commands)
     assert (by_branch.code, by_commit.code) == (0, 0), (by_branch, by_commit)
     assert sorted(path.name for path in parent.iterdir()) == ["tiny", "x"]
     assert json.loads(by_branch.out)["output_dir"] == "tiny"
@@ -87,9 +71,8 @@ def test_offline(cache: Path, parent: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_unreachable_hub(cache: Path, parent: Path) -> None:
     endpoint = "http://127.0.0.1:9"
-    absent, cached = calls(
-        [export("org/absent", parent), export("org/tiny", parent)], HF_ENDPOINT=endpoint, HF_HUB_CACHE=cache
-    )
+    variables = {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache)}
+    absent, cached = (run(*export(name, parent), variables=variables) for name in ("org/absent", "org/tiny"))
     refused(absent, "org/absent", endpoint, "refused")
     assert cached.code == 0, cached
 
@@ -173,17 +156,15 @@ def hub(tiny_llama: Path) -> Iterator[Hub]:
 
 
 def test_what_the_hub_refuses_and_what_it_gives(hub: Hub, parent: Path, tmp_path: Path) -> None:
-    absent, gated, private, revision, given = calls(
-        [
-            export("org/absent", parent),
-            export("org/gated", parent),
-            export("org/private", parent, "--token", "hf_wrong"),
-            export("org/private", parent, "--token", TOKEN, "--revision", "dev"),
-            export("org/private", parent, "--token", TOKEN, "--json"),
-        ],
-        HF_ENDPOINT=hub.endpoint,
-        HF_HUB_CACHE=tmp_path / "hub",
-    )
+    variables = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    commands = [
+        export("org/absent", parent),
+        export("org/gated", parent),
+        export("org/private", parent, "--token", "hf_wrong"),
+        export("org/private", parent, "--token", TOKEN, "--revision", "dev"),
+        export("org/private", parent, "--token", TOKEN, "--json"),
+    ]
+    absent, gated, private, revision, given = (run(*command, variables=variables) for command in commands)
     refused(absent, "org/absent", "no such model")
     refused(gated, "org/gated", "granted")
     assert "--token" in gated.line("hint")
@@ -208,11 +189,8 @@ def test_a_repository_without_safetensors_gives_its_pytorch_file(
     server = Hub(files)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        (given,) = calls(
-            [export("org/private", parent, "--token", TOKEN)],
-            HF_ENDPOINT=server.endpoint,
-            HF_HUB_CACHE=tmp_path / "hub",
-        )
+        variables = {"HF_ENDPOINT": server.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub")}
+        given = run(*export("org/private", parent, "--token", TOKEN), variables=variables)
     finally:
         server.shutdown()
         server.server_close()
@@ -225,12 +203,8 @@ def test_a_download_that_breaks_off_or_does_not_fit(hub: Hub, parent: Path, tmp_
     with small_disk(tmp_path / "hub", "128k") as disk, unchanged(parent):
         if disk is None:
             pytest.skip("needs the right to mount a tmpfs")
-        broken, full = calls(
-            [export("org/short", parent), export("org/private", parent)],
-            HF_ENDPOINT=hub.endpoint,
-            HF_HUB_CACHE=tmp_path / "hub",
-            HF_TOKEN=TOKEN,
-        )
+        variables = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_TOKEN": TOKEN}
+        broken, full = (run(*export(f"org/{name}", parent), variables=variables) for name in ("short", "private"))
     refused(broken, "org/short", hub.endpoint)
     refused(full, "org/private", "full", str(tmp_path / "hub"))
 
@@ -296,9 +270,8 @@ def homemade(model: Path) -> Path:
     return model
 
 
-def test_code_is_run_only_when_asked_for(homemade: Path, parent: Path, tmp_path: Path) -> None:
-    commands = [export(str(homemade), parent), export(str(homemade), parent, "--trust-remote-code")]
-    refusal, trusted = calls(commands, HF_HOME=tmp_path / "home")
+def test_code_is_run_only_when_asked_for(homemade: Path, parent: Path) -> None:
+    refusal, trusted = (run(*export(str(homemade), parent), *words) for words in ((), ("--trust-remote-code",)))
     refused(refusal, str(homemade), "Python code")
     assert "--trust-remote-code" in refusal.line("hint")
     assert trusted.code == 0, trusted
