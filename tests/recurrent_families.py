@@ -1,4 +1,7 @@
-"""Tiny configs of families that keep more than keys and values, with the features that make each one different switched on."""
+"""Tiny configs of families that keep more than keys and values, with the features that make each one different switched on.
+
+One layer of each kind; `mamba` and `lfm2` have several that keep states of the same kind.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,7 @@ _GATED_DELTA_NET: dict[str, Any] = {
     "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
     "head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention"],
 }
 
 
@@ -59,14 +61,21 @@ def _config(model_type: str, *groups: dict[str, Any], **changes: Any) -> Callabl
 
 RECURRENT_FAMILIES: dict[str, Callable[[], Any]] = {
     "mamba": _config("mamba", _MAMBA),
-    "falcon_mamba": _config("falcon_mamba", _MAMBA),
+    "falcon_mamba": _config("falcon_mamba", _MAMBA, num_hidden_layers=1),
     "mamba2": _config(
-        "mamba2", state_size=8, conv_kernel=4, expand=2, num_heads=8, head_dim=16, n_groups=2, chunk_size=8
+        "mamba2",
+        num_hidden_layers=1,
+        state_size=8,
+        conv_kernel=4,
+        expand=2,
+        num_heads=8,
+        head_dim=16,
+        n_groups=2,
+        chunk_size=8,
     ),
     "jamba": _config(
         "jamba",
         _ATTENTION,
-        num_hidden_layers=4,
         attn_layer_period=2,
         attn_layer_offset=1,
         expert_layer_period=2,
@@ -79,8 +88,8 @@ RECURRENT_FAMILIES: dict[str, Callable[[], Any]] = {
         mamba_dt_rank=6,
         use_mamba_kernels=False,
     ),
-    "bamba": _config("bamba", _ATTENTION, _MAMBA2, num_hidden_layers=3, attn_layer_indices=[1]),
-    "falcon_h1": _config("falcon_h1", _ATTENTION, _MAMBA2, mamba_d_ssm=128, head_dim=16),
+    "bamba": _config("bamba", _ATTENTION, _MAMBA2, attn_layer_indices=[1]),
+    "falcon_h1": _config("falcon_h1", _ATTENTION, _MAMBA2, num_hidden_layers=1, mamba_d_ssm=128, head_dim=16),
     "granitemoehybrid": _config(
         "granitemoehybrid",
         _ATTENTION,
@@ -88,14 +97,13 @@ RECURRENT_FAMILIES: dict[str, Callable[[], Any]] = {
         num_local_experts=4,
         num_experts_per_tok=2,
         shared_intermediate_size=32,
-        layer_types=["mamba", "attention", "mamba"],
-        num_hidden_layers=3,
+        layer_types=["mamba", "attention"],
     ),
     "nemotron_h": _config(
         "nemotron_h",
         _ATTENTION,
-        hybrid_override_pattern="M*-M",
-        num_hidden_layers=4,
+        hybrid_override_pattern="M*-",
+        num_hidden_layers=3,
         mamba_num_heads=8,
         mamba_head_dim=16,
         n_groups=2,
@@ -108,9 +116,9 @@ RECURRENT_FAMILIES: dict[str, Callable[[], Any]] = {
     "zamba": _config(
         "zamba",
         _ATTENTION,
-        num_hidden_layers=5,
+        num_hidden_layers=3,
         num_key_value_heads=4,
-        layers_block_type=["mamba", "mamba", "hybrid", "mamba", "hybrid"],
+        layers_block_type=["mamba", "hybrid", "hybrid"],
         mamba_d_state=8,
         mamba_dt_rank=6,
         n_mamba_heads=2,
@@ -118,9 +126,9 @@ RECURRENT_FAMILIES: dict[str, Callable[[], Any]] = {
     "zamba2": _config(
         "zamba2",
         _ATTENTION,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_key_value_heads=4,
-        layers_block_type=["mamba", "hybrid", "mamba", "hybrid"],
+        layers_block_type=["mamba", "hybrid", "hybrid"],
         time_step_min=1e-9,  # transformers applies this limit to several tokens at once and not to single ones
         n_mamba_heads=8,
         mamba_headdim=16,
@@ -143,15 +151,13 @@ RECURRENT_FAMILIES: dict[str, Callable[[], Any]] = {
         "lfm2_moe",
         _ATTENTION,
         _EXPERTS,
-        layer_types=["conv", "full_attention", "conv"],
-        num_hidden_layers=3,
+        layer_types=["conv", "full_attention"],
         num_dense_layers=1,
     ),
     "minimax": _config(
         "minimax",
         _ATTENTION,
-        num_hidden_layers=3,
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        layer_types=["linear_attention", "full_attention"],
         num_local_experts=4,
         num_experts_per_tok=2,
         head_dim=16,
@@ -160,19 +166,18 @@ RECURRENT_FAMILIES: dict[str, Callable[[], Any]] = {
     "recurrent_gemma": _config(
         "recurrent_gemma",
         _ATTENTION,
-        num_hidden_layers=3,
         lru_width=64,
         attention_window_size=WINDOW,
         conv1d_width=4,
-        block_types=("recurrent", "recurrent", "attention"),
+        block_types=("recurrent", "attention"),
         w_init_variance_scale=1.0,
     ),
-    "rwkv": _config("rwkv", num_hidden_layers=3, rescale_every=2, context_length=256),
+    "rwkv": _config("rwkv", rescale_every=1, context_length=256),
     "xlstm": _config(
         "xlstm",
         hidden_size=128,
         num_heads=4,
-        num_blocks=2,
+        num_blocks=1,
         qk_dim_factor=0.5,
         v_dim_factor=1.0,
         chunk_size=8,
