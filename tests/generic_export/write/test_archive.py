@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -80,6 +81,25 @@ def test_entries_come_back_byte_for_byte(tmp_path, level):
     path = write(tmp_path / "m.nnef", level, entries)
     assert read(path) == entries
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems flush by themselves")
+@pytest.mark.parametrize("level", LEVELS)
+def test_everything_is_flushed_to_the_disk_before_it_is_there(tmp_path, monkeypatch, level):
+    flushed, flush, (path, _) = {}, os.fsync, archive_format_of(tmp_path / "m", level)
+
+    def fsync(descriptor):
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and not path.exists():
+            flushed[status.st_ino] = status.st_size
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    entries = {"graph.nnef": b"version 1.0;\n", "w.dat": bytes(3_000_000), "a/b.dat": b"x"}
+    write(tmp_path / "m", level, entries)
+    files = [file for file in path.rglob("*") if file.is_file()] if level is None else [path]
+    assert len(files) == (3 if level is None else 1)
+    assert all(flushed.get(file.stat().st_ino) == file.stat().st_size for file in files)
 
 
 @pytest.mark.parametrize("level", LEVELS)
