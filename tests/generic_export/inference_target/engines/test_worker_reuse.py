@@ -99,6 +99,16 @@ def test_no_session_carries_over(engine: TractWheel, tmp_path: Path) -> None:
         session.close()
 
 
+def test_what_a_session_held_is_freed(engine: TractWheel, tmp_path: Path) -> None:
+    """Otherwise the process would hold too much memory to be used again."""
+    archive = archive_of(tmp_path / "sum", SUM_OF_CACHE)
+    with engine.load(archive) as first:
+        session = first.spawn_state()
+        session.hold({"past": np.zeros((1, 40_000_000, 2), np.float32)})
+    with engine.load(archive) as second:
+        assert second.pid == first.pid
+
+
 def test_models_that_are_open_together_have_a_process_each(engine: TractWheel, add_one: Path, add_two: Path) -> None:
     with engine.load(add_one) as first, engine.load(add_two) as second:
         assert first.pid != second.pid
