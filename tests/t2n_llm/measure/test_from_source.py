@@ -25,7 +25,8 @@ from t2n_llm import export_llm
 from t2n_llm.measure.from_source import SourceModel, Wishes
 from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.zoo.configs import tiny_config
-from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
+from t2n_llm.zoo.tiny_model import save_tiny_model
+from tests.shallow_models import shallow_model
 from tests.word_tokenizers import save_word_tokenizer
 
 _TOKENS = 8
@@ -65,7 +66,7 @@ def _own(folder: Path, said: torch.Tensor) -> str:
 
 @pytest.mark.parametrize("frontend", [True, False])
 def test_a_picture_is_resized_as_its_front_end_says(frontend: bool, picture: Path, tmp_path: Path) -> None:
-    source, built = tmp_path / "model", build_tiny_model("vision-encoder-decoder", task="image-to-text")
+    source, built = tmp_path / "model", shallow_model("vision-encoder-decoder", task="image-to-text")
     side = built.config.encoder.image_size
     _saved(source, built, ViTImageProcessorPil(size={"height": side, "width": side}))
     exported = export_llm(str(source), tmp_path / "out", task="image-to-text", dtype="f32", frontend=frontend)
@@ -81,6 +82,7 @@ def test_rows_that_are_padding_are_not_read(picture: Path, tmp_path: Path) -> No
     source = tmp_path / "model"
     config = tiny_config("pix2struct", "image-to-text")
     config.vision_config.patch_embed_hidden_size = 4 * 4 * 3
+    config.vision_config.num_hidden_layers = config.text_config.num_layers = 1
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config).eval()
     _saved(source, model, Pix2StructImageProcessorPil(patch_size={"height": 4, "width": 4}, max_patches=20))
@@ -95,11 +97,10 @@ def test_rows_that_are_padding_are_not_read(picture: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("frontend", [True, False])
 def test_sound_of_any_length(frontend: bool, recording: Path, tmp_path: Path) -> None:
     source = tmp_path / "model"
-    built = build_tiny_model("moonshine", task="automatic-speech-recognition")
+    built = shallow_model("moonshine", task="automatic-speech-recognition")
     _saved(source, built, Wav2Vec2FeatureExtractor(do_normalize=False))
-    exported = export_llm(
-        str(source), tmp_path / "out", task="automatic-speech-recognition", dtype="f32", frontend=frontend
-    )
+    task = "automatic-speech-recognition"
+    exported = export_llm(str(source), tmp_path / "out", task=task, dtype="f32", frontend=frontend)
     waveform = torch.from_numpy(read_waveform(recording, 16_000))[None]
     model = AutoModelForSpeechSeq2Seq.from_pretrained(source).eval()
     said = model.generate(input_values=waveform, max_new_tokens=_TOKENS, do_sample=False)

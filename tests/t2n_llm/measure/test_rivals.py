@@ -36,8 +36,8 @@ from t2n_llm.measure.rivals.protocol import Contender, Running, SharedModel
 from t2n_llm.source.hub import open_source
 from t2n_llm.source.reference import SourceRef
 from tests.families import COMMON, LLAMA3_ROPE, config, save_tiny_model
-from tests.t2n_llm.conftest import REAL_MODEL
 from tests.t2n_llm.measure.rival_programs import llama_cpp_lacks
+from tests.trained_model import REAL_MODEL
 
 NEEDS_LLAMA_CPP = pytest.mark.skipif(bool(llama_cpp_lacks()), reason=llama_cpp_lacks())
 NEEDS_ONNXRUNTIME = pytest.mark.skipif(
@@ -114,7 +114,9 @@ def test_llama_cpp_says_what_pytorch_says(checkpoint: Path, tmp_path: Path) -> N
         assert "llama.cpp" in running.version
 
 
-def test_torch_says_what_pytorch_says(checkpoint: Path, tmp_path: Path) -> None:
+def test_torch_says_what_pytorch_says(tmp_path: Path) -> None:
+    """Of one family: its driver leaves all of them to transformers."""
+    checkpoint = save_tiny_model("qwen3", tmp_path / "qwen3", torch.float16, configs=FAMILIES)
     with closing(started(rival_named("torch", shared(checkpoint)), tmp_path)) as running:
         assert isinstance(running, RunningChild)
         agrees(running.top_logits(TURNS, 8), pytorch_logits(checkpoint), 1e-4)
