@@ -21,10 +21,10 @@ from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.graph.interface import recorded_states
-from t2n_llm.zoo.tiny_model import build_tiny_model
 from t2n_llm.zoo.tiny_model import save_tiny_model as save_zoo_model
 from tests.families import FAMILIES, WINDOW, save_tiny_model
 from tests.t2n_llm.command_line import call
+from tests.t2n_llm.zoo.attention_families import family_model, fewest_layers
 
 # What makes each one different; families outside `tests.families` are the zoo's.
 _SLIDING = {
@@ -37,7 +37,8 @@ _SLIDING = {
     "llama4_text": "chunks instead of windows: a key is seen up to the end of its chunk",
     "gemma3n_text": "layers that share the keys and values of an earlier one",
 }
-_EVEN = {"dtype": "f32", "decode_steps": 3 * WINDOW, "require_tokenizer": False, "window_cache": True}
+_CHANGES = {"gemma3n_text": {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}}
+_EVEN: dict[str, Any] = {"dtype": "f32", "decode_steps": 3 * WINDOW, "require_tokenizer": False, "window_cache": True}
 
 
 def export(source: Path, folder: Path, **options: Any) -> ExportResult:
@@ -47,7 +48,7 @@ def export(source: Path, folder: Path, **options: Any) -> ExportResult:
 def save(family: str, folder: Path) -> Path:
     if family in FAMILIES:
         return save_tiny_model(family, folder)
-    save_zoo_model(build_tiny_model(family), folder)
+    save_zoo_model(family_model(family, {**fewest_layers(family), **_CHANGES.get(family, {})}), folder)
     return folder
 
 
