@@ -54,7 +54,7 @@ class Kind:
     exact: bool = True
 
 
-_SMALL = COMMON | {"num_hidden_layers": 2, "use_cache": True}
+_SMALL = COMMON | {"num_hidden_layers": 1, "use_cache": True}
 _LLAMA = ("*.o_proj.weight", "*.down_proj.weight", "*.embed_tokens.weight")
 _POST_NORMS = ("*.post_attention_layernorm.weight", "*.post_feedforward_layernorm.weight")
 
@@ -67,7 +67,7 @@ KINDS: Mapping[str, Kind] = {
         multipliers=("embedding_multiplier",),
     ),
     "1 + weight, post-norms, q and k norms": Kind(
-        {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8, "rms_norm_eps": _NO_EPSILON,
+        {"model_type": "gemma3_text", "num_hidden_layers": 2, "head_dim": 16, "sliding_window": 8, "rms_norm_eps": _NO_EPSILON,
          "tie_word_embeddings": False},
         ("*.embed_tokens.weight",),
         _POST_NORMS,
@@ -75,7 +75,7 @@ KINDS: Mapping[str, Kind] = {
         exact=False,
     ),
     "post-norms": Kind(
-        {"model_type": "olmo2", "rms_norm_eps": _NO_EPSILON, "tie_word_embeddings": False},
+        {"model_type": "olmo2", "num_hidden_layers": 2, "rms_norm_eps": _NO_EPSILON, "tie_word_embeddings": False},
         ("*.embed_tokens.weight", *_POST_NORMS),
         readers=tuple(f"*.{name}_proj.weight" for name in ("q", "k", "v", "gate", "up")),
         exact=False,
@@ -92,11 +92,11 @@ KINDS: Mapping[str, Kind] = {
     ),
     "mixture with a router": Kind(
         {"model_type": "qwen3_moe", "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-         "rms_norm_eps": _NO_EPSILON, "tie_word_embeddings": False, "decoder_sparse_step": 1},
+         "rms_norm_eps": _NO_EPSILON, "tie_word_embeddings": False, "decoder_sparse_step": 1, "num_hidden_layers": 2},
         ("*.embed_tokens.weight", "*.o_proj.weight", "*.experts.*down_proj*"),
     ),
     "learned positions": Kind(
-        {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "tie_word_embeddings": False},
+        {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 64, "tie_word_embeddings": False},
         ("*.wte.weight", "*.wpe.weight", "*.c_proj.*"),
         epsilon="layer_norm_epsilon",
     ),
@@ -105,9 +105,9 @@ KINDS: Mapping[str, Kind] = {
 # What it squares and what it adds to normalised values is a stream that no power of two fits.
 ALTERNATING_UPDATES = Kind(
     {"model_type": "gemma3n_text", "head_dim": 16, "sliding_window": 8, "rms_norm_eps": _NO_EPSILON, "laurel_rank": 16,
-     "tie_word_embeddings": False, "num_hidden_layers": 3, "num_kv_shared_layers": 0, "altup_num_inputs": 2,
+     "tie_word_embeddings": False, "num_hidden_layers": 1, "num_kv_shared_layers": 0, "altup_num_inputs": 2,
      "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": COMMON["vocab_size"], "activation_sparsity_pattern": None,
-     "layer_types": ["full_attention"] * 3},
+     "layer_types": ["full_attention"]},
     ("*.embed_tokens.weight", *_POST_NORMS, "*.input_layernorm.weight", "*.post_laurel_norm.weight",
      "*.post_per_layer_input_norm.weight"),
     readers=("*.per_layer_input_gate.weight",),
@@ -149,7 +149,7 @@ def _inflate(folder: Path, kind: Kind) -> None:
 
 
 def _exported(source: Path, target: Path, **choices: Any) -> tuple[ExportResult, list[np.ndarray]]:
-    options = {"dtype": "f16", "activations": "f16", "require_tokenizer": False, "decode_steps": 3}
+    options: dict[str, Any] = {"dtype": "f16", "activations": "f16", "require_tokenizer": False, "decode_steps": 3}
     result = export_llm(str(source), target, **(options | choices))
     with WheelRunner(result.archive) as runner:
         return result, runner.run_turns(_TURNS, stateful=False)
