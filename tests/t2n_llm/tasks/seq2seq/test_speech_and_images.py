@@ -39,8 +39,8 @@ _VIT = {
 _DECODER = {
     "vocab_size": 90,
     "d_model": 32,
-    "decoder_layers": 2,
-    "encoder_layers": 3,  # of which there are none; Donut has more of them in its config than layers of its decoder
+    "decoder_layers": 1,
+    "encoder_layers": 2,  # of which there are none; Donut has more of them in its config than layers of its decoder
     "decoder_attention_heads": 2,
     "decoder_ffn_dim": 48,
     "max_position_embeddings": 128,
@@ -63,7 +63,7 @@ _WHISPER: dict[str, Any] = {
     "max_target_positions": 64,
     "d_model": 32,
     "encoder_layers": 1,
-    "decoder_layers": 2,
+    "decoder_layers": 1,
     "encoder_attention_heads": 2,
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 48,
