@@ -178,6 +178,7 @@ class TarSink:
     def __init__(self, path: Path, *, existing: bool = False) -> None:
         self._path = path
         self._file = OutputFile(path, existing=existing)
+        self._existing = existing
         self._position = 0
 
     def allocate(self, sizes: Mapping[str, int]) -> None:
@@ -188,9 +189,12 @@ class TarSink:
         self._file.write_at(self._position, header)
         offset = self._position + len(header)
         self._position = offset + _padded(size, tarfile.BLOCKSIZE)
+        if self._existing:  # what lies between entries is not verified with them
+            self._file.write_at(offset + size, bytes(self._position - offset - size))
         return _TarPlace(self._path, self._file, offset, size)
 
     def finish(self) -> None:
+        self._file.truncate(self._position)  # what lies behind the last entry becomes zeros again
         self._file.truncate(_padded(self._position + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE))
         self._file.sync()
         self._file.close()

@@ -159,6 +159,22 @@ def test_a_damaged_tensor_is_written_again(export, whole):
     assert export.level or export.read.count("w/1.dat") == 1
 
 
+@pytest.mark.parametrize("place", [512 + 3_000_000 + 1, -1], ids=["behind graph.nnef", "at the end"])
+def test_zeros_of_a_tar_are_written_again(tmp_path, place):
+    whole = Export(tmp_path / "whole" / "m", 0)
+    export = Export(tmp_path / "out" / "m", 0)
+    for each in (whole, export):
+        each.path.parent.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        export.run(stop="w/3.dat")
+    (journal,) = claim_journals(archive_format_of(export.path, 0)[0])
+    journal.release()
+    data = bytearray(journal.partial.read_bytes())
+    data[place] ^= 1
+    journal.partial.write_bytes(data)
+    assert export.run() == whole.run(resume=False)
+
+
 def test_a_partial_that_is_gone_starts_again(export, whole):
     (journal,) = claim_journals(archive_format_of(export.path, export.level)[0])
     journal.release()
