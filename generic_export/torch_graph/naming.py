@@ -63,24 +63,24 @@ def user_source(stack_trace: str) -> str:
     """Return `file.py:line` of the innermost frame outside PyTorch in a recorded stack trace ("" if none)."""
     frames = _FRAME_PATTERN.findall(stack_trace)
     for path, line in reversed(frames):
-        if _is_users(path):
+        if _is_user_code(path):
             return f"{os.path.basename(path)}:{line}"
     return ""
 
 
-def _is_users(path: str) -> bool:
+def _is_user_code(path: str) -> bool:
     return not path.startswith((_TORCH_ROOT, *_OWN_ROOTS, "<"))
 
 
 def short_stacks() -> AbstractContextManager[Any]:
-    """Let captured operators note the one call that `user_source` reads, without its text: a stack of all calls takes long."""
-    return stacks_taken_from(_users_call)
+    """Record only the frame that `user_source` reads, without its source text: recording the whole stack is slow."""
+    return stacks_taken_from(_user_frame)
 
 
-def _users_call() -> StackSummary:
+def _user_frame() -> StackSummary:
     for frame, line in walk_stack(inspect.currentframe()):
         path = frame.f_code.co_filename
-        if _is_users(path):
+        if _is_user_code(path):
             call = FrameSummary(path, line, frame.f_code.co_name, lookup_line=False, line="")
             return StackSummary.from_list([call])
     return StackSummary()

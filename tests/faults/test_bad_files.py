@@ -17,7 +17,7 @@ from quant.recipe import read_recipe
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.verify import verify_export
 from tests.t2n_llm.command_line import Outcome, call, refused, unchanged
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)) + "name: *a39\n"
 RECIPES = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from generic_export.errors import OptionError
 from t2n_llm.chat.template import ChatTemplate, Message
 from t2n_llm.source.hub import load_tokenizer
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 _THOUGHTLESS = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'].split('</think>')[-1] }}<|end|>\n{% endfor %}"

@@ -18,7 +18,7 @@ from generic_export.nnef.dat import HEADER_BYTES
 from tests.families import save_tiny_model
 from tests.shared_folders import content
 from tests.t2n_llm.command_line import RunningCommand, call, refused, run, run_python, strict_json, unchanged
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 STAGES = ("Reading", "Capturing", "Writing", "Running PyTorch", "Checking in tract: greedy", "Recording")
 

@@ -20,10 +20,9 @@ from t2n_llm.export.next_step import diagnose_command
 from t2n_llm.source.reference import SourceRef
 from tests.families import FAMILIES
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
-from tests.t2n_llm.conftest import REAL_MODEL
 from tests.t2n_llm.explain.test_coverage import LLAMA_8B, write_config
+from tests.trained_model import REAL_MODEL
 
-_TWO_LAYERS = FAMILIES["llama"]().to_dict() | {"num_hidden_layers": 2}
 _BRANCH = "if hidden.sum() > 0:\n            hidden = hidden * 2\n"
 _UNSUPPORTED = "hidden = hidden + torch.special.hermite_polynomial_h(hidden, hidden.abs() + 1)\n"
 _FROZEN = "hidden = hidden / float(int(hidden.shape[1]))\n"
@@ -137,12 +136,12 @@ def test_a_wrong_translation_in_the_twin_of_an_8b_model_is_blamed(tmp_path: Path
 @pytest.mark.parametrize(
     ("config", "layers", "parameters"),
     [
-        pytest.param(_TWO_LAYERS, 2, "0.1 M parameters", id="2 layers"),
+        pytest.param(None, 2, "0.1 M parameters", id="2 layers"),
         pytest.param(LLAMA_8B, 32, "8030.3 M parameters", id="8B", marks=pytest.mark.nightly),
     ],
 )
 def test_a_skeleton_without_weights_names_the_guilty_module_and_line(
-    config: dict[str, Any], layers: int, parameters: str, tmp_path: Path
+    config: dict[str, Any] | None, layers: int, parameters: str, tmp_path: Path
 ) -> None:
     folder = odd_llama(tmp_path / "odd", _UNSUPPORTED, config)
     diagnosis = diagnosis_of(folder, "--trust-remote-code")

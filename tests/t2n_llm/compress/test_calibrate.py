@@ -17,7 +17,7 @@ from t2n_llm.compress.result import CalibrationResult
 from t2n_llm.compress.walk import first_inputs, head_inputs, open_walkable, run_layer
 from tests.families import save_tiny_model
 from tests.t2n_llm.compress.stored_values import mean_divergence, with_stored_values
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 
 def load(folder: Path):

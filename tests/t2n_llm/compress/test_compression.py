@@ -37,7 +37,7 @@ from t2n_llm.graph.skeleton import Skeleton
 from t2n_llm.weights.archive_weights import ArchiveWeights, StoredParameter
 from t2n_llm.weights.names import graph_sources
 from tests.families import FAMILIES, save_tiny_model
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 ALGORITHMS = (*BUILT_IN, "imatrix")
 STEPS = 6

@@ -26,7 +26,7 @@ from t2n_llm.compress.walk import open_walkable
 from t2n_llm.source.hub import open_source
 from tests.families import save_tiny_model
 from tests.t2n_llm.compress.test_calibrate import _mixtral, divergence, is_linear, load, quantised, text_ids
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 Chosen = Callable[[str], bool]
 IDS = text_ids("calib.txt", sequences=24)

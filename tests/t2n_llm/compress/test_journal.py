@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from t2n_llm.export.pipeline import export_llm
 from t2n_llm.reporter import LogReporter
 from t2n_llm.source.hub import open_source
 from tests.t2n_llm.compress.test_calibrate import _mixtral, is_linear, text_ids
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 IDS = text_ids("calib.txt", sequences=9, length=32)
 
@@ -53,8 +54,8 @@ def _calibrated(
     work.mkdir(exist_ok=True)
     chosen = lambda name: CALIBRATED[algorithm] if is_linear(name) or "experts" in name else None  # noqa: E731
     journal = CalibrationJournal(work, identity)
-    ids = IDS % 160 if folder.name == "model" else IDS
-    return calibrate(folder, chosen, ids, work_dir=work, journal=journal, progress=progress)
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    return calibrate(folder, chosen, IDS % vocabulary, work_dir=work, journal=journal, progress=progress)
 
 
 def _same(one: CalibrationResult, other: CalibrationResult) -> bool:

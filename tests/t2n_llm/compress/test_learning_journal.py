@@ -21,7 +21,7 @@ from t2n_llm.compress.result import CalibrationResult
 from t2n_llm.compress.walk import open_walkable
 from t2n_llm.source.hub import open_source
 from tests.t2n_llm.compress.test_calibrate import is_linear, text_ids
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 IDS = text_ids("calib.txt", sequences=6, length=64)
 EFFORT = Effort(passes=32)

@@ -26,7 +26,7 @@ from t2n_llm.export.pipeline import ExportResult, export_llm
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.hub import open_source
 from tests.quant.test_imatrix import write_dat, write_gguf
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 LABEL = "model.layers.1.mlp.down_proj.weight"
 SAVED = "stats.imatrix.safetensors"

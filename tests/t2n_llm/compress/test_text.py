@@ -12,7 +12,7 @@ from tokenizers.processors import ByteLevel
 from generic_export.errors import MissingTokenizerError, OptionError
 from t2n_llm.compress.text import builtin_text, calibration_ids, spread_ids
 from t2n_llm.source.hub import ModelSource, open_source, opening_ids
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 
 def without_opening(model: Path, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from t2n_llm.compress.effort import Effort
 from t2n_llm.compress.written import Writer, continued_ids
 from t2n_llm.source.hub import ModelSource, open_source
 from tests.t2n_llm.compress.test_calibrate import load, text_ids
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 TEXTS = text_ids("calib.txt", sequences=3)[:, :64]
 

@@ -45,7 +45,7 @@ def counts(report: CoverageReport) -> dict[str, int]:
     return {row.operator: row.count for row in report.operators}
 
 
-# Layers of one kind or two, some of which are alike.
+# Three layers of one or two kinds, so that at least two of them are the same.
 REPEATED: dict[str, dict[str, Any]] = {
     "llama": {},
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from t2n_llm import export_llm
 from t2n_llm.export.against_source import compare_with_source
 from tests.t2n_llm.command_line import call, refused, strict_json
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 CHANGED = "model.layers.1.mlp.down_proj.weight"
 

@@ -30,7 +30,7 @@ from tests.recurrent_families import RECURRENT_FAMILIES
 from tests.shallow_models import shallow_model
 from tests.shared_folders import content
 from tests.t2n_llm.command_line import call, refused, strict_json, unchanged
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 from tests.word_tokenizers import save_word_tokenizer
 
 README = """---

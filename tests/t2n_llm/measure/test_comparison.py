@@ -17,8 +17,8 @@ from t2n_llm.measure.benchmark import Samples
 from t2n_llm.measure.comparison import ComparisonPlan, Point, SpeedComparison, SpeedRun, compare
 from t2n_llm.measure.rivals.protocol import Turns
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
-from tests.t2n_llm.conftest import REAL_MODEL
 from tests.t2n_llm.measure.rival_programs import llama_cpp_lacks
+from tests.trained_model import REAL_MODEL
 
 # --- through the command line -----------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from t2n_llm.measure.quantize_report import QuantizeReport, quantize_report
 from tests.families import save_tiny_model
 from tests.shared_folders import SharedExport, SharedFolders
 from tests.t2n_llm.command_line import call
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 SHORT: dict[str, Any] = {"tokens": 120, "window": 41}
 

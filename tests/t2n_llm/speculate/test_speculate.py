@@ -27,7 +27,7 @@ from t2n_llm.speculate.drafts import Draft
 from t2n_llm.speculate.pair import OpenedPair, SpeculativePair
 from tests.shared_folders import SharedExport
 from tests.t2n_llm.command_line import call, refused
-from tests.t2n_llm.conftest import REAL_MODEL
+from tests.trained_model import REAL_MODEL
 
 _PROMPTS = (
     "The king said to the people of the land",
@@ -46,7 +46,7 @@ def _exported(source: Path, target: Path, **options: object) -> Path:
 
 @pytest.fixture(scope="module")
 def target(short_model: Path, shared_export: SharedExport) -> Path:
-    """Two trained layers, with the logits of all positions."""
+    """The first two layers of the trained model, exported with the logits of all positions."""
     return shared_export(short_model, check=False, num_logits_to_keep=0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -77,8 +78,13 @@ def fewest_layers(family: str) -> Mapping[str, Any]:
 
 def family_model(family: str, changes: dict[str, Any]) -> Any:
     """Return a tiny model of a family, with changes made to its config."""
-    with mock.patch.dict(overrides.OVERRIDES, {family: {**overrides.OVERRIDES.get(family, {}), **changes}}):
+    with changed_config(family, changes):
         return build_tiny_model(family)
+
+
+def changed_config(family: str, changes: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Make changes to the tiny config of a family, for the length of a block."""
+    return mock.patch.dict(overrides.OVERRIDES, {family: {**overrides.OVERRIDES.get(family, {}), **changes}})
 
 
 def graph_text(result: Any) -> str:

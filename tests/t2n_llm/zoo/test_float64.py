@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from t2n_llm import export_llm
 from t2n_llm.check.agreement import ValidationReport
-from t2n_llm.zoo import overrides
 from t2n_llm.zoo.cell import run_cell
 from t2n_llm.zoo.float64 import float64_report, head_float64_report
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 from t2n_llm.zoo.verdict import RIGHT, Cell, CellVerdict
+from tests.t2n_llm.zoo.attention_families import changed_config
 
 Exported = tuple[Path, Path]  # checkpoint, export
 
@@ -27,14 +26,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 @pytest.fixture(scope="module")
 def mobilebert(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """It has no norms between its blocks: random weights give sums of which f32 holds three digits."""
+    """Without norms between its blocks, random weights give sums that are right to three digits in f32."""
     return _exported("mobilebert", tmp_path_factory.mktemp("mobilebert"), "fill-mask")
 
 
 def test_zamba2_is_what_one_pass_says(tmp_path: Path) -> None:
     """transformers clamps the step size in a pass over a sequence and not in a single step, so f32 is off by more than 1e-4."""
     short = {"num_hidden_layers": 2, "layers_block_type": ["hybrid", "hybrid"], "time_step_min": 4e-3}
-    with _changed("zamba2", short):
+    with changed_config("zamba2", short):
         verdict = run_cell(Cell("zamba2"), tmp_path, lambda _: None)
     assert (verdict.outcome, verdict.reference) == (RIGHT, "f64")
     assert verdict.max_abs_error is not None
@@ -95,7 +94,7 @@ def test_one_pass_without_doubt_has_the_usual_tolerance(tmp_path: Path) -> None:
 
 
 def _exported(family: str, folder: Path, task: str = "text-generation", **changes: Any) -> Exported:
-    with _changed(family, changes):
+    with changed_config(family, changes):
         save_tiny_model(build_tiny_model(family, task=task), folder / "model", task)
     told: dict[str, Any] = {
         "dtype": "f32",
@@ -106,8 +105,3 @@ def _exported(family: str, folder: Path, task: str = "text-generation", **change
     }
     export_llm(str(folder / "model"), folder / "export", task=task, **told)
     return folder / "model", folder / "export"
-
-
-def _changed(family: str, changes: dict[str, Any]) -> Any:
-    """Give a family other values in its tiny config."""
-    return mock.patch.dict(overrides.OVERRIDES, {family: {**overrides.OVERRIDES.get(family, {}), **changes}})

@@ -40,7 +40,7 @@ _DECODER = {
     "vocab_size": 90,
     "d_model": 32,
     "decoder_layers": 1,
-    "encoder_layers": 2,  # of which there are none; Donut has more of them in its config than layers of its decoder
+    "encoder_layers": 2,  # Donut's config counts more encoder layers than decoder layers, although there are none
     "decoder_attention_heads": 2,
     "decoder_ffn_dim": 48,
     "max_position_embeddings": 128,
