@@ -8,6 +8,7 @@ import hashlib
 import os
 import secrets
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _READ_BYTES = 1 << 22
@@ -59,6 +60,26 @@ def write_whole(path: Path, text: str) -> Path:
         partial.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> None:
+    """Flush a file to the disk.
+
+    Raises:
+        OSError: it cannot be flushed.
+    """
+    # Windows flushes only what is open for writing.
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder, where the file system can: FUSE, SMB and Windows cannot."""
+    with suppress(OSError):
+        sync(path)
+
+
 def exchange(one: Path, other: Path) -> bool:
     """Let two paths, files or folders of one file system, take each other's place in one step of the system.
 
@@ -82,4 +103,13 @@ def exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(one), None, str(other))
 
 
-__all__ = ["EXCHANGE_EVENT", "exchange", "is_disk_full", "partial_beside", "sha256", "write_whole"]
+__all__ = [
+    "EXCHANGE_EVENT",
+    "exchange",
+    "is_disk_full",
+    "partial_beside",
+    "sha256",
+    "sync",
+    "sync_folder",
+    "write_whole",
+]

@@ -18,12 +18,13 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import IO, Any, Literal
 
 import psutil
@@ -85,6 +86,8 @@ def end_tree(root: psutil.Process) -> None:
     for process in tree:
         with suppress(psutil.Error):
             process.kill()
+    if sys.platform == "win32":
+        return
     for process in tree:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # those that it left behind in a group of its own
@@ -97,21 +100,24 @@ class Child:
         process: as it was started.
         output: file that it prints to.
         streams: more of ours that is closed with it.
+
+    Attributes:
+        system: the process, as psutil knows it.
     """
 
     def __init__(self, process: subprocess.Popen[bytes] | BaseProcess, output: IO[bytes] | None, *streams: Any) -> None:
         self._process, self._output = process, output
-        self._system = psutil.Process(process.pid)
-        self._stop = weakref.finalize(self, _stop, process, self._system, (output, *streams), os.getpid())
+        self.system = psutil.Process(process.pid)
+        self._stop = weakref.finalize(self, _stop, process, self.system, (output, *streams), os.getpid())
 
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._system.pid
+        return self.system.pid
 
     def kill(self) -> None:
-        """Kill it without closing anything, which another thread may be using."""
-        self._process.kill()
+        """Kill it and all that it started, without closing anything, which another thread may be using."""
+        end_tree(self.system)
 
     def close(self) -> None:
         """End it, and all that it started. Closing twice is harmless."""
@@ -122,6 +128,7 @@ class Child:
         until = time.monotonic() + (patience if reason is Reason.ENDED else 0.0)
         while not self.has_ended() and time.monotonic() < until:
             time.sleep(0.005)
+        self.kill()
         output = self._tail()
         self.close()
         code = self._process.returncode if isinstance(self._process, subprocess.Popen) else self._process.exitcode
@@ -130,17 +137,16 @@ class Child:
     def has_ended(self) -> bool:
         """Say whether nothing runs any more; it is not reaped, so that nobody else can have its id."""
         try:
-            return not self._system.is_running() or self._system.status() == psutil.STATUS_ZOMBIE
+            return not self.system.is_running() or self.system.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
 
     def _tail(self) -> str:
         if self._output is None or self._output.closed:
             return ""
-        # pread: the process shares this file's offset, seeking would move where it writes.
-        descriptor = self._output.fileno()
-        start = max(0, os.fstat(descriptor).st_size - _TAIL_BYTES)
-        return os.pread(descriptor, _TAIL_BYTES, start).decode(errors="replace")
+        size = self._output.seek(0, os.SEEK_END)  # it may be the place where the process would go on, but that is dead
+        self._output.seek(max(0, size - _TAIL_BYTES))
+        return self._output.read().decode(errors="replace")
 
 
 def _stop(
@@ -175,10 +181,11 @@ class TaskProcess(Child):
         process: BaseProcess,
         output: IO[bytes] | None,
         connection: Connection,
+        removal: ExitStack,
         limits: ProcessLimits,
         shared_bytes: int,
     ) -> None:
-        super().__init__(process, output, connection)
+        super().__init__(process, output, connection, removal)  # the file is removed once it is closed
         self.connection = connection
         self.peak_bytes = 0
         self._limits, self._shared_bytes = limits, shared_bytes
@@ -214,7 +221,7 @@ class TaskProcess(Child):
         return Reason.OVERTIME if self.seconds > self._limits.seconds else None
 
     def _held_bytes(self) -> int:
-        held = [_resident_bytes(process) for process in process_tree(self._system)]
+        held = [_resident_bytes(process) for process in process_tree(self.system)]
         return max(0, sum(held[:1]) - self._shared_bytes) + sum(held[1:])
 
     def __enter__(self) -> TaskProcess:
@@ -243,19 +250,19 @@ def start_task(
     """
     context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
-    output = tempfile.TemporaryFile(prefix="t2n-output-") if keep_output else None  # noqa: SIM115 - the process's
-    # A connection is what multiprocessing hands over to either kind of process, whatever file it stands for.
-    copy = Connection(os.dup(output.fileno()), readable=False) if output is not None else None
-    process = context.Process(target=_serve, args=(task, theirs, copy, os.getpid()), daemon=True)
+    output, path, removal = None, "", ExitStack()
+    if keep_output:
+        descriptor, path = tempfile.mkstemp(prefix="t2n-output-")
+        output = os.fdopen(descriptor, "rb")
+        removal.callback(Path(path).unlink, missing_ok=True)
+    process = context.Process(target=_serve, args=(task, theirs, path, os.getpid()), daemon=True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads: it has one of its own
             process.start()
     finally:
         theirs.close()
-        if copy is not None:
-            copy.close()
-    return TaskProcess(process, output, ours, limits, shared_bytes)
+    return TaskProcess(process, output, ours, removal, limits, shared_bytes)
 
 
 def wait_for_news(processes: Iterable[TaskProcess], seconds: float) -> None:
@@ -273,16 +280,17 @@ def _resident_bytes(process: psutil.Process) -> int:
 # --- in the other process ---------------------------------------------------------------------
 
 
-def _serve(task: Task, connection: Connection, output: Connection | None, parent: int) -> None:
+def _serve(task: Task, connection: Connection, output: str, parent: int) -> None:
     """Do the task and leave; never returns to what this process was a fork of."""
     code = 1
     try:
         multiprocessing.current_process().daemon = False  # it may start processes of its own
-        os.setsid()
+        if sys.platform != "win32":
+            os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches whoever started us, who decides
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if output is not None:
-            _redirect(output.fileno())
+        if output:
+            _redirect(output)
         threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
         task(connection)
         code = 0
@@ -295,23 +303,36 @@ def _serve(task: Task, connection: Connection, output: Connection | None, parent
         os._exit(code)  # nothing of the parent's is cleaned up here
 
 
-def _redirect(output: int) -> None:
+def _redirect(path: str) -> None:
+    """Let everything that is printed from now on go to a file, and nothing be read."""
     faulthandler.disable()  # it knows only the parent's files
+    output = os.open(path, os.O_WRONLY | os.O_APPEND)
+    with suppress(OSError):  # Windows removes no open file; there the parent does it later
+        os.unlink(path)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     # Whatever stood for them in the process that was forked stays there.
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in ((0, "r"), (1, "w"), (2, "w")))
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(number, mode, encoding="utf-8", errors="backslashreplace")
+        for number, mode in ((0, "r"), (1, "w"), (2, "w"))
+    )
 
 
 def _leave_with_parent(parent: int) -> None:
     """End with whoever started us. Not PR_SET_PDEATHSIG: that follows the parent's *thread*, and ends nothing that we started."""
-    while os.getppid() == parent:
-        time.sleep(0.2)
+    if sys.platform == "win32":
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(parent).wait()
+    else:
+        while os.getppid() == parent:
+            time.sleep(0.2)
     for process in psutil.Process().children():
         end_tree(process)
-    os.killpg(0, signal.SIGKILL)
+    if sys.platform != "win32":
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 __all__ = [

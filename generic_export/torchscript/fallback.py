@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -141,7 +142,7 @@ def _traced(model: nn.Module, call: FlatCall) -> tuple[torch.jit.ScriptModule | 
             traced = torch.jit.trace(model, copies, check_trace=False)
         except Exception:  # user code again
             return None, []
-    return traced, sorted({f"{w.filename.rsplit('/', 1)[-1]}:{w.lineno}" for w in told if _is_tracers(w)})
+    return traced, sorted({f"{Path(w.filename).name}:{w.lineno}" for w in told if _is_tracers(w)})
 
 
 @contextmanager

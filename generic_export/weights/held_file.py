@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
@@ -80,9 +81,9 @@ class HeldFile:
         return len(chunk) - filled
 
     def _read(self, offset: int, chunk: memoryview) -> int:
-        if hasattr(os, "preadv"):
+        if sys.platform != "win32" and hasattr(os, "preadv"):  # macOS has it from 11 on
             return os.preadv(self._descriptor, [chunk], offset)
-        with self._moving:  # Windows: the place to read from belongs to the descriptor
+        with self._moving:  # the place to read from belongs to the descriptor
             os.lseek(self._descriptor, offset, os.SEEK_SET)
             data = os.read(self._descriptor, len(chunk))
         chunk[: len(data)] = data

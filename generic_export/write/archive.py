@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from generic_export.errors import ArchiveError, DiskFullError
-from generic_export.files import is_disk_full
+from generic_export.files import is_disk_full, sync_folder
 from generic_export.interrupts import raise_if_interrupted
 from generic_export.write.crew import Crew
 from generic_export.write.direct_file import Buffer, Staging
@@ -39,7 +39,6 @@ from generic_export.write.sinks import (
     TarSink,
     TgzSink,
     resumable_state,
-    sync_folder,
 )
 
 __all__ = [

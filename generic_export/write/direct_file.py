@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TypeAlias
 
@@ -40,6 +41,7 @@ class OutputFile:
         flags = os.O_WRONLY | getattr(os, "O_BINARY", 0) | (0 if existing else os.O_CREAT | os.O_EXCL)
         self._path = path
         self._descriptor = os.open(path, flags, 0o666)
+        self._moving = threading.Lock()
         self._direct = -1
         self._direct_tried = not _O_DIRECT
 
@@ -56,14 +58,21 @@ class OutputFile:
         """Write through the page cache."""
         rest = memoryview(data)
         while rest:
-            count = os.pwrite(self._descriptor, rest, offset)
+            count = self._write(self._descriptor, rest, offset)
             rest, offset = rest[count:], offset + count
+
+    def _write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        if sys.platform != "win32":
+            return os.pwrite(descriptor, data, offset)
+        with self._moving:  # the place to write at belongs to the descriptor
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            return os.write(descriptor, data)
 
     def write_blocks(self, offset: int, data: memoryview) -> None:
         """Write whole blocks from page-aligned memory, past the page cache if the file system can."""
         while data and self._direct_descriptor() >= 0:
             try:
-                count = os.pwrite(self._direct, data, offset)
+                count = self._write(self._direct, data, offset)
             except OSError as error:
                 if error.errno not in _CANNOT:
                     raise

@@ -17,12 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # not POSIX: nothing can be claimed, so nothing of others is touched
-    fcntl = None  # type: ignore[assignment]
+from generic_export.file_locks import try_lock
 
 _ATTEMPTS = 8
+_FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 
 class OwnedFile:
@@ -39,19 +37,19 @@ class OwnedFile:
         Raises:
             OSError: the file cannot be made.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-        _lock(descriptor)  # a file system without locks: then nobody can claim it either
+        descriptor = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+        try_lock(descriptor)  # a file system without locks: then nobody can claim it either
         return cls(path, descriptor)
 
     @classmethod
     def claim(cls, path: Path) -> OwnedFile | None:
         """Take over a file whose owner is gone; None when it lives, when that cannot be told, or without permission."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+            descriptor = os.open(path, _FLAGS)
         except OSError:
             return None
         owned = cls(path, descriptor)
-        if _lock(descriptor) and owned.is_in_place():
+        if try_lock(descriptor) and owned.is_in_place():
             return owned
         owned.release()
         return None
@@ -71,19 +69,11 @@ class OwnedFile:
 
     def remove(self) -> None:
         """Delete the file."""
+        if os.name == "nt":  # removes no open file
+            self.release()
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
         self.release()
-
-
-def _lock(descriptor: int) -> bool:
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def create_owned(target: Path, suffix: str) -> tuple[Path, OwnedFile]:

@@ -7,14 +7,13 @@ In a folder and in a tar every entry has its place from the start, so several ca
 from __future__ import annotations
 
 import hashlib
-import os
 import tarfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Protocol
 
+from generic_export.files import sync, sync_folder
 from generic_export.write.direct_file import OutputFile, Region, Staging
 from generic_export.write.gzip_stream import GzipSpan, GzipState, GzipStream, verify_spans
 from generic_export.write.journal import EntryRecord
@@ -339,20 +338,3 @@ def _digest(path: Path, offset: int, size: int) -> str | None:
             digest.update(chunk)
             size -= len(chunk)
     return digest.hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Flush a file or folder to the disk."""
-    if os.name != "posix":  # other systems flush folders by themselves, and files only when opened for writing
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush a folder, where the file system can (FUSE and SMB cannot)."""
-    with suppress(OSError):
-        sync(path)

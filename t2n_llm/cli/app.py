@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -64,6 +65,7 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
+    write_utf8()
     words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     session = Session(mode=_spoken(words))
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -73,6 +75,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         except (Exception, Interrupted) as error:
             code = _report(error, session)
     sys.exit(code or 0)
+
+
+def write_utf8() -> None:
+    """Let what goes to files and pipes be UTF-8 on Windows too, where Python takes the code page of the machine."""
+    for stream in (sys.stdout, sys.stderr):
+        if sys.platform == "win32" and isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            stream.reconfigure(encoding="utf-8")
 
 
 def _spoken(words: list[str]) -> OutputMode:

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from generic_export.files import sync
 from generic_export.weights.source import FileTensor
 from quant.protocol import InputStatistics
-from t2n_llm.compress.kept import KeptState, flush
+from t2n_llm.compress.kept import KeptState
 from t2n_llm.compress.result import CalibrationResult, TensorError
 
 JOURNAL_NAME = "journal.safetensors"
@@ -66,7 +67,7 @@ class CalibrationJournal:
             return
         made = stage.made
         for source in (*made.packed.values(), *made.changed.values()):
-            flush(source.path)
+            sync(source.path)
         tensors = {_HIDDEN: torch.cat(stage.hidden)}
         if stage.original is not None:
             tensors[_ORIGINAL] = torch.cat(stage.original)

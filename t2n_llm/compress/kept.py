@@ -6,7 +6,6 @@ In: tensors, and anything that JSON can say of them. Out: the same, to work of t
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from generic_export.files import partial_beside
+from generic_export.files import partial_beside, sync
 
 _INTERVAL = 30.0  # seconds: so much work may be lost, and no more is written where steps are quick
 _FORMAT = "t2n-kept-1"
@@ -85,7 +84,7 @@ class KeptState:
         partial = partial_beside(self.path)
         try:
             save_file(dict(tensors), partial, metadata)
-            flush(partial)
+            sync(partial)
             partial.replace(self.path)
         finally:
             partial.unlink(missing_ok=True)
@@ -96,13 +95,4 @@ class KeptState:
         self.path.unlink(missing_ok=True)
 
 
-def flush(path: Path) -> None:
-    """Have a file on the disk before something says that it is there."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-__all__ = ["KeptState", "flush"]
+__all__ = ["KeptState"]

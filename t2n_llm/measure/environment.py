@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +23,8 @@ from generic_export.figures import size_text
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.releases.install import default_cache_dir
 from generic_export.inference_target.tract.releases.wheels import wheels_dir
+from generic_export.tested_versions import TORCH, TRACT, TRANSFORMERS, doubts
+from t2n_llm.measure.rivals.protocol import processors
 
 PACKAGES = (
     *("t2n-llm", "torch", "transformers", "huggingface-hub", "safetensors", "tokenizers", "accelerate", "numpy"),
@@ -68,6 +71,7 @@ class Environment:
     Attributes:
         python, system: in words.
         packages: name -> version, or None.
+        doubts: what is installed and was not tried with this release, a sentence each.
         tract_command: path and version of the `tract` command, or why there is none.
         processor: its name.
         cores: that this process may use.
@@ -81,6 +85,7 @@ class Environment:
     python: str
     system: str
     packages: Mapping[str, str | None]
+    doubts: tuple[str, ...]
     tract_command: str
     processor: str
     cores: int
@@ -100,6 +105,7 @@ class Environment:
         yield "Python", self.python
         yield "system", self.system
         yield from ((name, found or "not installed") for name, found in self.packages.items())
+        yield from (("not tried", doubt) for doubt in self.doubts)
         yield "tract command", self.tract_command
         yield "processor", f"{self.processor}, {self.cores} cores for this process"
         yield "features", ", ".join(f"{name}: {'yes' if has else 'no'}" for name, has in self.features.items())
@@ -117,13 +123,14 @@ def read_environment() -> Environment:
         python=f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}",
         system=f"{platform.platform()}, {platform.machine()}",
         packages={name: _version(name) for name in PACKAGES},
+        doubts=tuple(doubts(TORCH, TRANSFORMERS, TRACT)),
         tract_command=_tract_command(),
         processor=_processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=processors(),
         features=_features(),
         memory_bytes=memory.total,
         available_bytes=memory.available,
-        disks={"exports": _free(Path.cwd()), "temporary files": _free(Path(os.environ.get("TMPDIR") or "/tmp"))},
+        disks={"exports": _free(Path.cwd()), "temporary files": _free(Path(tempfile.gettempdir()))},
         caches=tuple(_caches()),
         variables={name: _told(name) for name in VARIABLES if os.environ.get(name)},
     )
@@ -179,7 +186,7 @@ def _sysctl() -> set[str]:
 
 
 def _free(folder: Path) -> tuple[str, int]:
-    return str(folder), shutil.disk_usage(folder if folder.exists() else Path("/")).free
+    return str(folder), shutil.disk_usage(folder if folder.exists() else Path(folder.anchor)).free
 
 
 def _caches() -> Iterator[CacheFolder]:

@@ -6,6 +6,7 @@ In: a model on the meta device, and what the user allows, a `Placement`. Out: a 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -257,7 +258,7 @@ def available_memory() -> int:
 def _disk_speed(folder: Path) -> float | None:
     """Return the f32 bytes a second that come from a checkpoint's disk, measured on its largest file past the cache."""
     files = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
-    if not files or not hasattr(os, "posix_fadvise"):
+    if not files or sys.platform != "linux":
         return None
     with suppress(OSError), files[-1].open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -6,12 +6,12 @@ those, and the memory of the process, are held against.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from generic_export.inference_target.tract.engines.wheel_worker import peak_rss_bytes
 from t2n_llm.zoo.verdict import FULL_SIZE, NOT_RUNNABLE, OVER, RIGHT, CellVerdict
 
 SECONDS_A_LAYER = 0.5
@@ -30,7 +30,7 @@ class Capture:
         class_name: the transformers class.
         layers: of the decoder.
         processor_seconds: from the config to the document.
-        peak_bytes: most memory that the process ever held; 0 where the system does not say.
+        peak_bytes: most memory that the process ever held.
     """
 
     class_name: str
@@ -51,15 +51,7 @@ def captured(config: Any) -> Capture:
     begin = time.process_time()
     skeleton, _ = build_graph(config, GraphOptions(), name=config.model_type)
     seconds = time.process_time() - begin
-    return Capture(type(skeleton.network).__name__, layers_of(config), round(seconds, 2), _peak_bytes())
-
-
-def _peak_bytes() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Capture(type(skeleton.network).__name__, layers_of(config), round(seconds, 2), peak_rss_bytes())
 
 
 def layers_of(config: Any) -> int:

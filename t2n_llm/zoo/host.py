@@ -7,6 +7,7 @@ it. The engines (`local.py`, `ray_engine.py`) start as many as they want.
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Mapping
@@ -92,6 +93,7 @@ def serve(work: str, environment: Mapping[str, str], fresh: bool, asker: Connect
     os.dup2(2, 1)  # nothing that is printed here is a result
     module = importlib.import_module(work)
     threads = psutil.Process().num_threads()
+    fresh = fresh or "fork" not in multiprocessing.get_all_start_methods()  # Windows
     if not fresh:
         getattr(module, "preload", lambda: None)()
         # A fork of a process with threads could wait for a lock that a thread holds which it does not have.

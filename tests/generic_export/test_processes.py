@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from generic_export.processes import Ending, ProcessLimits, Reason, TaskProcess, start_task, wait_for_news
+from tests.systems import WINDOWS, needs_posix
 
-METHODS = ["fork", "spawn"]
+METHODS = ["spawn"] if WINDOWS else ["fork", "spawn"]
 
 
 def _count(last: int, parent: Connection) -> None:
@@ -76,6 +77,7 @@ def test_an_exception_is_told_in_its_output(method: Any) -> None:
     assert ending.output.splitlines()[-1] == "ValueError: no good"
 
 
+@needs_posix
 def test_a_killed_one_is_known_by_its_signal() -> None:
     with start_task(_die, method="fork") as process:
         sent, ending = _followed(process)
@@ -85,7 +87,8 @@ def test_a_killed_one_is_known_by_its_signal() -> None:
 
 @pytest.mark.parametrize("end", ["limit", "close", "collection"])
 def test_all_that_it_started_ends_with_it(end: str) -> None:
-    process = start_task(_start_another, method="fork", limits=ProcessLimits(seconds=1.0 if end == "limit" else 600.0))
+    limits = ProcessLimits(seconds=3.0 if end == "limit" else 600.0)  # a new interpreter needs a second to say anything
+    process = start_task(_start_another, method=METHODS[0], limits=limits)
     other = None
     while other is None:
         wait_for_news([process], 0.1)

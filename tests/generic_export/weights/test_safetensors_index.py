@@ -16,6 +16,7 @@ from generic_export.errors import CorruptCheckpointError, T2NError, WeightError
 from generic_export.weights.checkpoint import open_checkpoint
 from generic_export.weights.safetensors_index import DTYPES, UnreadableTensor, open_safetensors
 from generic_export.weights.source import FileTensor
+from tests.systems import needs_links
 
 
 def as_tensor(source: FileTensor) -> torch.Tensor:
@@ -394,6 +395,7 @@ def test_ambiguous_folders_are_refused(tmp_path):
         open_checkpoint(tmp_path)
 
 
+@needs_links
 def test_a_link_to_nothing_is_a_missing_download(tmp_path):
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / "gone")
     with pytest.raises(CorruptCheckpointError, match="links to a file that is not there"):

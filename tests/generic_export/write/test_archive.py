@@ -21,6 +21,7 @@ from generic_export.nnef import dat
 from generic_export.write import crew, gzip_stream, output_path
 from generic_export.write.archive import ArchiveFormat, ArchiveWriter, archive_format_of, check_free_space
 from generic_export.write.sinks import tar_header
+from tests.systems import needs_links, needs_posix
 
 ROOT = Path(__file__).parents[3]
 LEVELS = [None, 0, 5]
@@ -83,7 +84,6 @@ def test_entries_come_back_byte_for_byte(tmp_path, level):
     assert sorted(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="other systems flush by themselves")
 @pytest.mark.parametrize("level", LEVELS)
 def test_everything_is_flushed_to_the_disk_before_it_is_there(tmp_path, monkeypatch, level):
     flushed, flush, (path, _) = {}, os.fsync, archive_format_of(tmp_path / "m", level)
@@ -302,6 +302,7 @@ def test_a_folder_and_a_file_replace_each_other(tmp_path, old, new):
     assert list(tmp_path.iterdir()) == [place]
 
 
+@needs_links
 def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path):
     other = write(tmp_path / "other", None, {"graph.nnef": b"theirs"})
     (tmp_path / "m").symlink_to(other)
@@ -353,6 +354,7 @@ def test_space_is_checked_before_anything_is_written(small_disk):
     check_free_space(small_disk / "not" / "yet" / "there", 1_000_000)
 
 
+@needs_posix
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     ("number", "error", "message"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from generic_export.write import crew
 from generic_export.write.archive import ArchiveWriter, Entry, Resume, archive_format_of
 from generic_export.write.journal import Journal, OwnedFile, claim_journals, journal_paths
+from tests.systems import needs_posix
 
 LEVELS = [None, 0, 2]
 
@@ -246,6 +247,12 @@ def test_a_file_is_owned_by_one(tmp_path):
     again = OwnedFile.claim(tmp_path / "f")
     assert again is not None
     assert OwnedFile.claim(tmp_path / "nothing") is None
+    again.release()
+
+
+@needs_posix
+def test_a_file_that_was_renamed_is_not_in_its_place(tmp_path):
+    again = OwnedFile.create(tmp_path / "f")
     os.rename(tmp_path / "f", tmp_path / "g")
     assert not again.is_in_place()
     again.release()

@@ -6,23 +6,20 @@ the child ended. Inside `reuse_workers()`, the child of a closed model serves th
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import select
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
+from generic_export.child_pipes import ChildPipes, OverdueError
 from generic_export.errors import (
     EngineCrashError,
     EngineError,
@@ -37,7 +34,6 @@ from generic_export.processes import Child
 WHEEL_VERSION = "0.23.9"  # the release that facts/tract.md describes and that the tests run
 
 INSTALL_HINT = f"Install it: pip install tract=={WHEEL_VERSION}"
-_PIPE_BYTES = 1 << 20
 _RESET_SECONDS = 10.0
 _MOST_IDLE = 4
 _SETTING_PREFIXES = ("PYTHON", "RAYON", "RUST", "TRACT", "LD_", "DYLD_", "CUDA", "MALLOC", "GLIBC")
@@ -53,10 +49,6 @@ _SIGNAL_HINTS = {
     "SIGKILL": "It was killed from outside; most often the machine ran out of memory.",
     "SIGILL": "The tract build uses instructions that this CPU lacks.",
 }
-
-
-class _OverdueError(Exception):
-    """The deadline of a request has passed."""
 
 
 @dataclass(frozen=True)
@@ -87,27 +79,25 @@ class WorkerProcess:
             bufsize=0,
         )
         self.child = Child(process, self._printed, process.stdin, process.stdout)
-        self._stdin, self._stdout = _pipe(process.stdin), _pipe(process.stdout)
+        self._pipes = ChildPipes(self.child, process.stdin, process.stdout)
 
     def exchange(self, message: Any, timeout_seconds: float) -> tuple[str, Any]:
         """Send one message and wait for its reply.
 
         Raises:
-            _OverdueError: there was no reply in time.
-            EOFError, BrokenPipeError: the child died.
+            OverdueError: there was no reply in time; the child was killed.
+            EOFError: the child died.
         """
-        deadline = time.monotonic() + timeout_seconds
-        wheel_worker.write_message(message, self._within(deadline, self._stdin, select.POLLOUT, os.write))
-        reply: tuple[str, Any] = wheel_worker.read_message(
-            self._within(deadline, self._stdout, select.POLLIN, lambda pipe, view: os.readv(pipe, [view]))
-        )
+        with self._pipes.within(timeout_seconds):
+            wheel_worker.write_message(message, self._pipes.write)
+            reply: tuple[str, Any] = wheel_worker.read_message(self._pipes.fill)
         return reply
 
     def reset(self) -> bool:
         """Free the model and its sessions. Return whether the process is then as good as a new one."""
         try:
             status, clean = self.exchange(("reset", (), []), _RESET_SECONDS)
-        except (EOFError, OSError, _OverdueError):
+        except (EOFError, OverdueError):
             return False
         except BaseException:  # KeyboardInterrupt and the like: the exchange stopped in the middle
             self.child.close()
@@ -115,26 +105,6 @@ class WorkerProcess:
         self._printed.seek(0)  # the child writes at the same offset, so the next model's output starts at 0
         self._printed.truncate()
         return status == "ok" and bool(clean)
-
-    @staticmethod
-    def _within(
-        deadline: float, pipe: int, event: int, move: Callable[[int, memoryview], int]
-    ) -> Callable[[memoryview], None]:
-        """Return a function that moves a whole view through a non-blocking pipe, or raises when time is up."""
-        poller = select.poll()
-        poller.register(pipe, event)
-
-        def move_all(view: memoryview) -> None:
-            while view:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0 or not poller.poll(remaining * 1000):
-                    raise _OverdueError
-                count = move(pipe, view)
-                if not count:
-                    raise EOFError
-                view = view[count:]
-
-        return move_all
 
 
 class WorkerPool:
@@ -270,10 +240,10 @@ class WorkerConnection:
             self._in_request = True
             try:
                 status, value = self._process.exchange((method, arguments, self._take_closed()), self._timeout_seconds)
-            except (EOFError, BrokenPipeError):
+            except EOFError:
                 self._require_alive()  # closed by another thread: say so, instead of reporting a crash
                 self._fail(EngineCrashError, *self._post_mortem(method))
-            except _OverdueError:
+            except OverdueError:
                 message = (
                     f"{self._subject}: no end of the {method} after {self._timeout_seconds:g} s; tract was stopped."
                 )
@@ -309,16 +279,6 @@ class WorkerConnection:
         self._end = (kind, message, hint)
         self._kill()
         raise kind(message, hint) from None
-
-
-def _pipe(stream: IO[bytes] | None) -> int:
-    if stream is None:
-        raise EngineError("the worker process has no pipe.")
-    os.set_blocking(stream.fileno(), False)
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):  # the user's pipe quota is used up; the default size is only slower
-            fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    return stream.fileno()
 
 
 def _settings(environment: dict[str, str]) -> WorkerSettings:

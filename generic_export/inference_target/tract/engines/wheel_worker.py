@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import itertools
 import os
 import pickle
@@ -331,20 +332,31 @@ def _numpy_dtype(tract: Any, code: int) -> np.dtype[Any]:
     return np.dtype(f"{family}{code & 15}")
 
 
-def peak_rss_bytes() -> int:
-    """Return the peak resident size of this process in bytes.
+def peak_rss_bytes(pid: int | None = None) -> int:
+    """Return the peak resident size of a process in bytes; on macOS, where only its own is told, the present size of another.
 
     Linux: VmHWM, which starts afresh at exec. `ru_maxrss` does not: a child started by a large parent
     inherits the parent's peak (kernel fs/exec.c, exec_mmap).
+
+    Args:
+        pid: of the process; this one without it.
+
+    Raises:
+        psutil.NoSuchProcess: there is none.
     """
     try:
-        with Path("/proc/self/status").open(encoding="ascii") as status:
+        with Path(f"/proc/{pid or 'self'}/status").open(encoding="ascii") as status:
             line = next(line for line in status if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     except (OSError, StopIteration):
-        import resource
+        if pid is None and sys.platform == "darwin":
+            import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        import psutil
+
+        memory = psutil.Process(pid).memory_info()
+        return int(getattr(memory, "peak_wset", memory.rss))  # Windows has a peak
 
 
 def restart_peak_rss() -> int:
@@ -380,6 +392,12 @@ def exit_with_parent(stdin: int, parent: int) -> None:
 
     Not PR_SET_PDEATHSIG: that follows the parent *thread* that started this process.
     """
+    if not hasattr(select, "poll"):  # Windows, whose pipes cannot be waited for: then the parent's end alone is noticed
+        import psutil
+
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(parent).wait()
+        os._exit(0)
     poller = select.poll()
     poller.register(stdin, 0)  # hang-up and error are always reported
     while True:
@@ -390,26 +408,26 @@ def exit_with_parent(stdin: int, parent: int) -> None:
 def main() -> None:
     """Serve requests until stdin closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    replies = os.dup(1)
+    requests, replies = io.FileIO(0, closefd=False), io.FileIO(os.dup(1), "w")
     os.dup2(2, 1)  # what the engine prints must not enter the channel
     threading.Thread(target=exit_with_parent, args=(0, int(sys.argv[1])), daemon=True).start()
 
     def fill(view: memoryview) -> None:
         while view:
-            count = os.readv(0, [view])
+            count = requests.readinto(view)
             if not count:
                 raise EOFError
             view = view[count:]
 
     def put(view: memoryview) -> None:
         while view:
-            view = view[os.write(replies, view) :]
+            view = view[replies.write(view) :]
 
     engine = start_engine()
     try:
         while True:
             write_message(answer(engine, *read_message(fill)), put)
-    except (EOFError, BrokenPipeError):
+    except (EOFError, OSError):  # the parent is gone
         os._exit(0)
 
 

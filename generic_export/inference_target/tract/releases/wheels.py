@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+
+from filelock import FileLock
 
 from generic_export.errors import EngineMissingError, T2NError
 from generic_export.files import sha256, write_whole
@@ -84,13 +86,10 @@ def _missing(release: SemanticVersion, reason: str, hint: str = "") -> EngineMis
     )
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> FileLock:
     """Let one process at a time fetch a release; the others wait, then find it. The system frees the lock of a dead one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return FileLock(folder.parent / f".{folder.name}.lock")
 
 
 def _fetched(release: SemanticVersion, folder: Path) -> Path:
@@ -119,7 +118,7 @@ def _pip(work: Path) -> list[str]:
     python = sys.executable
     if find_spec("pip") is None:
         venv.create(work / "pip", with_pip=True)
-        python = str(work / "pip" / "bin" / "python")
+        python = str(work / "pip" / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
     return [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input"]
 
 

@@ -1,0 +1,40 @@
+"""What is said of releases that nobody has tried, and that the releases named agree with those that are tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from generic_export.tested_versions import TORCH, TRANSFORMERS, VersionRange, doubts
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = VersionRange("torch", "2.10", "2.15")
+
+
+@pytest.mark.parametrize(
+    "installed", ["2.10.0", "2.15.0", "2.15.1+cpu", "2.15.0.dev20261101", "2.9.1", "a-build-of-ours"]
+)
+def test_a_release_that_was_tried_needs_no_word(installed: str) -> None:
+    assert EXAMPLE.doubt(installed) is None
+
+
+@pytest.mark.parametrize("installed", ["2.16.0", "2.16.0.dev20261201", "3.0.0+cu130", "2.100.0"])
+def test_a_newer_release_is_told(installed: str) -> None:
+    assert EXAMPLE.doubt(installed) == f"torch {installed} was not tried with this release (tried: 2.10 to 2.15)."
+
+
+def test_a_package_that_is_not_installed_is_passed_over() -> None:
+    assert not list(doubts(VersionRange("no-such-package-as-this", "1.0", "1.0")))
+
+
+def test_the_installed_release_is_looked_up() -> None:
+    (doubt,) = doubts(VersionRange("torch", "1.0", "1.13"))
+    assert doubt.startswith("torch 2.") and doubt.endswith("(tried: 1.0 to 1.13).")
+
+
+@pytest.mark.parametrize("tested", [TORCH, TRANSFORMERS])
+def test_the_constraints_hold_the_lowest_and_the_newest(tested: VersionRange) -> None:
+    for file, release in (("constraints-lowest.txt", tested.lowest), ("constraints.txt", tested.newest)):
+        lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+        assert any(line.startswith(f"{tested.package}=={release}.") for line in lines), f"{file}: {tested}"
