@@ -1,16 +1,20 @@
 """The pipes to a child process: whole messages are written and read, and a child that takes too long is killed.
 
-In: a running `Child` and its two pipes. Out: `ChildPipes`. A blocking read is used on every system, since Windows can wait for no
-pipe; what ends it in time is a timer that kills the child.
+In: a running `Child` and its two pipes. Out: `ChildPipes`. POSIX can wait for a pipe until a deadline. Windows cannot: there reads
+and writes block, and a timer that kills the child ends them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from io import FileIO
+from math import inf
 from typing import IO, cast
 
 from generic_export.errors import EngineError
@@ -41,10 +45,11 @@ class ChildPipes:
     def __init__(self, child: Child, stdin: IO[bytes] | None, stdout: IO[bytes] | None) -> None:
         if stdin is None or stdout is None:
             raise EngineError("the child process has no pipe.")
-        self._child, self._stdin, self._stdout = child, stdin, cast(FileIO, stdout)
+        self._child, self._stdin, self._stdout = child, cast(FileIO, stdin), cast(FileIO, stdout)
+        self._deadline = inf
         self._unread = b""
-        for pipe in (stdin, stdout):
-            _enlarge(pipe)
+        for pipe in (self._stdin, self._stdout):
+            _prepare(pipe)
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
@@ -53,37 +58,29 @@ class ChildPipes:
         Raises:
             OverdueError: it did.
         """
-        overdue, process = threading.Event(), self._child.system
-
-        def end() -> (
-            None
-        ):  # refers to the process alone: a child that nobody needs any more must not wait for the timer's thread
-            overdue.set()
-            end_tree(process)
-
-        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        except EOFError:
-            if overdue.is_set():
-                raise OverdueError from None
-            raise
-        finally:
-            timer.cancel()
-        if overdue.is_set():
-            raise OverdueError
+        self._deadline = time.monotonic() + seconds
+        with _killing_later(self._child, seconds) if sys.platform == "win32" else contextlib.nullcontext():
+            try:
+                yield
+            except EOFError:
+                if time.monotonic() >= self._deadline:  # the timer ended it
+                    raise OverdueError from None
+                raise
+            except OverdueError:
+                self._child.kill()
+                raise
 
     def write(self, view: memoryview) -> None:
         """Write all of a view.
 
         Raises:
             EOFError: the child is gone.
+            OverdueError: it did not read in time.
         """
         while view:
+            self._wait(self._stdin, writing=True)
             try:
-                count = self._stdin.write(view)
+                count = self._stdin.write(view) or 0
             except OSError as error:  # EPIPE; on Windows EINVAL
                 raise EOFError(str(error)) from error
             view = view[count:]
@@ -93,37 +90,59 @@ class ChildPipes:
 
         Raises:
             EOFError: the child is gone.
+            OverdueError: it did not write in time.
         """
         while view:
-            try:
-                count = self._stdout.readinto(view)
-            except OSError as error:
-                raise EOFError(str(error)) from error
-            if not count:
+            self._wait(self._stdout)
+            count = self._stdout.readinto(view)
+            if count == 0:
                 raise EOFError
-            view = view[count:]
+            view = view[count or 0 :]
 
     def read_line(self) -> bytes:
         """Read up to the next newline, and return what stands before it.
 
         Raises:
             EOFError: the child is gone.
+            OverdueError: it did not write in time.
         """
         while b"\n" not in self._unread:
-            try:
-                arrived = self._stdout.read(_READ_BYTES)
-            except OSError as error:
-                raise EOFError(str(error)) from error
-            if not arrived:
+            self._wait(self._stdout)
+            arrived = self._stdout.read(_READ_BYTES)
+            if arrived == b"":
                 raise EOFError
-            self._unread += arrived
+            self._unread += arrived or b""
         line, _, self._unread = self._unread.partition(b"\n")
         return line
 
+    def _wait(self, pipe: FileIO, writing: bool = False) -> None:
+        """Wait until a pipe can be read or written."""
+        if sys.platform == "win32":  # the operation itself waits
+            return
+        poller = select.poll()
+        poller.register(pipe, select.POLLOUT if writing else select.POLLIN)
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0 or not poller.poll(None if remaining == inf else remaining * 1000):
+            raise OverdueError
 
-def _enlarge(pipe: IO[bytes]) -> None:
-    """Let a pipe hold more before its writer has to wait, where the system can."""
-    if sys.platform == "linux" and hasattr(fcntl, "F_SETPIPE_SZ"):  # Python 3.10 names it
+
+@contextlib.contextmanager
+def _killing_later(child: Child, seconds: float) -> Iterator[None]:
+    # The timer refers to the process alone: a child that nobody needs any more must not wait for the timer's thread to end.
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), end_tree, (child.system,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _prepare(pipe: FileIO) -> None:
+    """Let operations of a pipe return instead of waiting, and let it hold more before its writer has to wait."""
+    if sys.platform != "win32":
+        os.set_blocking(pipe.fileno(), False)
+    if sys.platform == "linux":
         with contextlib.suppress(OSError):  # the user's pipe quota is used up; the default size is only slower
             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 

@@ -1,7 +1,7 @@
 """Names of PyTorch that no release promises, once each: what each is for, and the releases that have it.
 
 In: torch. Out: the same things under names that say what they are; every other module of the four packages takes them from here.
-All of them are in torch 2.10 to 2.13, where they were tried; where releases differ, the line says so.
+All of them are in torch 2.10 to 2.15, where they were tried; where releases differ, the line says so.
 """
 
 from __future__ import annotations
@@ -101,6 +101,11 @@ def written_arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[position] if position < len(args) else kwargs.get(argument.name)
             yield from (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor))
+
+
+def present_operators(*names: str) -> tuple[OpOverload, ...]:
+    """Return those of some aten operators that this release has: `cholesky` ended with 2.15."""
+    return tuple(getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name))
 
 
 def quantized_decomposed() -> Any:

@@ -30,8 +30,8 @@ SECTION = "## Releases of transformers, PyTorch and Python"
 TRANSFORMERS = (
     *("5.15.1", "5.16.1", "5.17.0", "5.18.0", "5.19.0", "5.20.2", "5.21.1", "5.22.2", "5.23.0", "5.24.0"),
 )  # the last release of each minor one, from the lowest that pyproject.toml allows
-TORCH = ("2.10.0", "2.11.0", "2.12.1", "2.13.0")
-PYTHONS = ("python3.10", "python3.11", "python3.12", "python3.13")
+TORCH = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 # What goes with one release of these and not with another: pip chooses.
 _FOLLOWERS = {"tokenizers", "huggingface-hub"}
 # transformers has no part in operators
@@ -112,7 +112,7 @@ def reason(said: str) -> str:
 
 def read_cells(path: Path) -> dict[tuple[str, str], Cell]:
     """Return what was measured, the last word on each cell."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     cells = [Cell(**json.loads(line)) for line in lines]
     return {(cell.package, cell.version): cell for cell in cells}
 

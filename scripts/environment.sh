@@ -1,5 +1,5 @@
 # Sourced by scripts/run and scripts/test: makes the virtual environment once and installs the project in it.
-# T2N_VENV: where it goes (default .venv in the project). PYTHON: the interpreter to make it with (3.10 or newer).
+# T2N_VENV: where it goes (default .venv in the project). PYTHON: the interpreter to make it with (3.11 or newer).
 # T2N_CONSTRAINTS: the versions that it gets (default constraints.txt in the project).
 
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -10,8 +10,8 @@ constraints=${T2N_CONSTRAINTS:-$project/constraints.txt}
 # that was compiled without profile-guided optimization, as pyenv does by default, captures take about a quarter longer.
 find_python() {
   local candidate time found="" best=""
-  for candidate in ${PYTHON:-$(type -ap python3.12 python3.11 python3.10 python3.13 python3)}; do
-    "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || continue
+  for candidate in ${PYTHON:-$(type -ap python3.12 python3.11 python3.13 python3.14 python3)}; do
+    "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
     time=$("$candidate" "$project/scripts/interpreter_speed.py")
     if [ -z "$best" ] || [ "$time" -lt $((best * 3 / 4)) ]; then found=$candidate best=$time; fi
   done
@@ -19,7 +19,7 @@ find_python() {
     printf '%s\n' "$found"
     return
   fi
-  echo "error: ${PYTHON:+PYTHON=$PYTHON: }no Python 3.10 or newer with venv was found." >&2
+  echo "error: ${PYTHON:+PYTHON=$PYTHON: }no Python 3.11 or newer with venv was found." >&2
   echo " hint: install one (Debian: apt-get install python3 python3-venv), or name it: PYTHON=/path/to/python scripts/run" >&2
   return 1
 }

@@ -78,7 +78,7 @@ def test_what_is_generated_reaches_a_pipe_in_any_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "tests",
     [
-        ("test_processes.py", "write/test_direct_file.py", "write/test_resume.py"),
+        ("test_child_pipes.py", "test_processes.py", "write/test_direct_file.py", "write/test_resume.py"),
         pytest.param(("write", "weights"), marks=pytest.mark.nightly),
     ],
     ids=" ".join,

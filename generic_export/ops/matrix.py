@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from generic_export.compat import present_operators
 from generic_export.errors import TranslationError
 from generic_export.ops.special import back_to, in_double
 from generic_export.torch_graph.loops import loop
@@ -346,7 +347,7 @@ def solve_ex(
     return back_to(result, A), back_to(work, A), pivots, info
 
 
-@rewrites(aten.linalg_cholesky.default, aten.cholesky.default)
+@rewrites(aten.linalg_cholesky.default, *present_operators("cholesky"))
 def cholesky(self: Tensor, upper: bool = False) -> Tensor:
     """L with L L^T = A (or its transpose)."""
     return cholesky_ex(self, upper=upper)[0]

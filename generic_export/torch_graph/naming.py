@@ -176,7 +176,7 @@ def _camel(dotted: str) -> str:
     return "".join(word if index == 0 else word[:1].upper() + word[1:] for index, word in enumerate(words))
 
 
-class VariableNamingScheme(str, enum.Enum):
+class VariableNamingScheme(enum.StrEnum):
     """How the values of a graph are called; a member equals its text."""
 
     RAW = "raw"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -28,7 +28,7 @@ def origin(source: ModelSource, options: ExportOptions, network: Any) -> dict[st
     return {
         "format": MANIFEST_FORMAT,
         "task": options.task,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "source": {
             "name": source.public_name,
             "revision": source.revision,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,20 +67,12 @@ def read_expected(path: Path = EXPECTED_FILE) -> dict[str, Expected]:
     if not path.exists():
         return {}
     try:
-        rows = _toml(path.read_text(encoding="utf-8"))
+        rows = tomllib.loads(path.read_text(encoding="utf-8"))
         return {key: _row(key, row) for key, row in rows.items()}
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise OptionError(
             f"{path}: {error}", 'Rows are: "mamba:f32" = { outcome = "failed", stage = "capture", reason = "..." }'
         ) from error
-
-
-def _toml(text: str) -> dict[str, Any]:
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[import-not-found,no-redef]
-    return tomllib.loads(text)
 
 
 def _row(key: str, row: Mapping[str, Any]) -> Expected:

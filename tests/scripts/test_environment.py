@@ -53,10 +53,10 @@ def test_one_that_is_named_is_taken(folder: Path) -> None:
 def test_none(folder: Path) -> None:
     done = found(folder, {"python3.12": 0})
     assert done.returncode == 1
-    assert "no Python 3.10 or newer" in done.stderr and "hint:" in done.stderr
+    assert "no Python 3.11 or newer" in done.stderr and "hint:" in done.stderr
 
 
 def test_one_that_is_named_and_cannot_be_used_is_told(folder: Path) -> None:
     done = found(folder, {"python3.12": 10, "mine": 0}, PYTHON=str(folder / "mine"))
     assert done.returncode == 1 and done.stdout == ""
-    assert f"error: PYTHON={folder / 'mine'}: no Python 3.10 or newer" in done.stderr
+    assert f"error: PYTHON={folder / 'mine'}: no Python 3.11 or newer" in done.stderr

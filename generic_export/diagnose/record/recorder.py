@@ -240,7 +240,7 @@ class Recorder:
         frame = self.stack.pop()
         notes: list[str] = getattr(error, "__notes__", [])
         if not any("recorded in module" in note for note in notes):
-            _add_note(error, f"recorded in module {frame.path or '(root)'} ({frame.name}, {frame.source})")
+            error.add_note(f"recorded in module {frame.path or '(root)'} ({frame.name}, {frame.source})")
         self.recording.calls = [r for r in self.recording.calls if r.call.set_index != frame.set_index]
 
     def _check_thread(self, path: str) -> None:
@@ -304,13 +304,6 @@ def _marked(leaves: Sequence[Leaf], after: Mapping[str, torch.Tensor]) -> tuple[
 
 def _constants(result: Layout) -> dict[str, Any]:
     return {leaf.name: leaf.value for leaf in result.leaves if leaf.kind is not LeafKind.TENSOR}
-
-
-def _add_note(error: BaseException, note: str) -> None:
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:  # Python 3.10
-        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
 
 
 def function_source(function: Callable[..., Any]) -> str:

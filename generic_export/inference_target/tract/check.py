@@ -34,7 +34,7 @@ class ToleranceLimits:
         return f"atol {self.absolute:g}, rtol {self.relative:g}{outliers}"
 
 
-class TractCheckTolerance(str, enum.Enum):
+class TractCheckTolerance(enum.StrEnum):
     """tract's levels, by the names of its command line (tract-data src/tensor.rs, Approximation); each equals its name."""
 
     EXACT = "exact"
