@@ -135,6 +135,11 @@ impl Iterator for Answer<'_> {
 }
 
 impl Answer<'_> {
+    /// What the last token was chosen by: a number for each token of the vocabulary.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
     /// Reads tokens after those that are held; leaves the logits of the next one.
     fn read(&mut self, ids: &[i64]) -> Result<()> {
         let mut rest = ids;
