@@ -53,7 +53,7 @@ def write_whole(path: Path, text: str) -> Path:
     """
     partial = partial_beside(path)
     try:
-        with partial.open("x", encoding="utf-8") as file:  # never what somebody else put there
+        with partial.open("x", encoding="utf-8", newline="\n") as file:  # never what somebody else put there
             file.write(text)
         return partial.replace(path)
     finally:

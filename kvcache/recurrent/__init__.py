@@ -16,6 +16,8 @@ from unittest import mock
 import torch
 from torch import nn
 
+from generic_export.errors import CaptureError
+from generic_export.tested_versions import TRANSFORMERS
 from kvcache.recurrent.delta_rule import gated_delta_rule
 from kvcache.recurrent.last_read import LastRead
 from kvcache.recurrent.selective_scan import selective_scan
@@ -44,7 +46,11 @@ def explicit_recurrences(model: nn.Module, past: PastState, *, columns_before: b
         past: asked for the state when a function is not given it.
         columns_before: whether what is convolved carries the columns before it; transformers' own convolution stays where it
             does not.
+
+    Raises:
+        CaptureError: a layer's recurrence is none of those that can be replaced: it would be captured for the example's length.
     """
+    refuse_unknown_recurrences(model)
     files = [sys.modules[name] for name in sorted({type(part).__module__ for part in model.modules()})]
     with ExitStack() as stack:
         for file in files:
@@ -56,8 +62,25 @@ def explicit_recurrences(model: nn.Module, past: PastState, *, columns_before: b
         yield
 
 
+def refuse_unknown_recurrences(model: nn.Module) -> None:
+    """Refuse a model with a layer of the Mamba or delta rule kind whose code has no recurrence by the names that transformers uses.
+
+    Raises:
+        CaptureError: names the layer and the releases of transformers that were tried.
+    """
+    for path, part in model.named_modules():
+        file = sys.modules[type(part).__module__]
+        # Every such layer of transformers, and no other, calls its decay so.
+        if hasattr(part, "A_log") and not any(hasattr(file, name) for name in _RECURRENCES):
+            raise CaptureError(
+                f"{type(part).__name__} at {path or '(root)'}: {file.__name__} has no recurrence that is known ("
+                f"{', '.join(_RECURRENCES)}), and its own would be right for one length only.",
+                f"Use transformers {TRANSFORMERS.lowest} to {TRANSFORMERS.newest}, with which it was tried.",
+            )
+
+
 def _from_past(function: Callable[..., Any], past: PastState, rank: int, *args: Any, **kwargs: Any) -> Any:
     return function(past(rank), *args, **kwargs)
 
 
-__all__ = ["LastRead", "PastState", "explicit_recurrences"]
+__all__ = ["LastRead", "PastState", "explicit_recurrences", "refuse_unknown_recurrences"]

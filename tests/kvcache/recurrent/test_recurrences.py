@@ -13,6 +13,7 @@ from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.rwkv import modeling_rwkv
 
+from generic_export.errors import CaptureError
 from kvcache.forms.rwkv import weighted_average
 from kvcache.recurrent import explicit_recurrences
 from kvcache.recurrent.delta_rule import gated_delta_rule
@@ -180,3 +181,20 @@ def test_transformers_has_its_own_functions_back_after_the_block() -> None:
         assert modeling_mamba.causal_conv1d_fn is short_convolution
         assert modeling_mamba.mamba_selective_scan is not before[0]
     assert (modeling_mamba.mamba_selective_scan, modeling_mamba.causal_conv1d_fn) == before
+
+
+def test_a_recurrence_under_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that renames it would else have it captured as it is: right for the example's length alone."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    config = Mamba2Config(
+        vocab_size=8, hidden_size=8, num_hidden_layers=1, state_size=4, num_heads=4, head_dim=4, n_groups=1
+    )
+    model = Mamba2ForCausalLM(config)
+    renamed = modeling_mamba2.mamba2_chunk_scan
+    monkeypatch.delattr(modeling_mamba2, "mamba2_chunk_scan")
+    monkeypatch.setattr(modeling_mamba2, "chunked_scan", renamed, raising=False)
+    said = r"Mamba2Mixer at backbone\.layers\.0\.mixer: .*modeling_mamba2 has no recurrence that is known"
+    with pytest.raises(CaptureError, match=said) as refused, explicit_recurrences(model, lambda rank: None):
+        pass
+    assert refused.value.hint == "Use transformers 5.15 to 5.24, with which it was tried."
