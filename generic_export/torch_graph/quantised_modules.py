@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from generic_export.compat import children_of, quantized_decomposed
+from generic_export.compat import children_of, quantized_decomposed, without_modes
 from generic_export.errors import UnsupportedOperatorError
 from generic_export.torch_graph.fusion import without_dead_ops
 from generic_export.torch_graph.ir import TensorVariable, TorchModuleIRGraph, TorchOp
@@ -51,13 +52,22 @@ class OnGrid(nn.Module):
         """Return how many steps from 0 the elements of a tensor on this grid are: whole numbers, in f32."""
         return _quantized.quantize_per_tensor(x, self.scale, *self._integers).float() - self.zero_point
 
-    def rounded(self, steps: Tensor) -> Tensor:
+    def rounded(self, steps: Tensor, name: str) -> Tensor:
         """Return the nearest elements of the grid, counted in steps: an average lies on a half too often for floats.
 
-        Halves go to the even integer after the zero point was added (AveragePool kernels), not before it as elsewhere.
+        Halves go to the even integer before the zero point is added or after it, as the kernel of that name has it.
+
+        Args:
+            steps: averages.
+            name: function that computed them, one of `_AVERAGED`.
         """
-        moved = steps + self.zero_point
-        return self._dequantised(_quantized.quantize_per_tensor(moved, 1.0, 0, *self._integers[1:]))
+        before = _halves_before_zero_point(name, int(steps.shape[1]) if steps.dim() > 2 else 1)
+        first = _quantized.quantize_per_tensor(steps, 1.0, *self._integers)
+        last = _quantized.quantize_per_tensor(steps + self.zero_point, 1.0, 0, *self._integers[1:])
+        if len(set(before)) == 1:
+            return self._dequantised(first if before[0] else last)
+        channels = torch.tensor(before).reshape(-1, *[1] * (steps.dim() - 2))
+        return self._dequantised(torch.where(channels, first, last))
 
     @property
     def _integers(self) -> tuple[int, int, int, torch.dtype]:
@@ -88,6 +98,35 @@ _MOVED = frozenset(
 _OWN_GRIDS = {"sigmoid": (1 / 256, 0), "hardsigmoid": (1 / 256, 0), "tanh": (2 / 256, 128)}
 
 
+@cache
+def _halves_before_zero_point(name: str, channels: int) -> tuple[bool, ...]:
+    """Ask a kernel for averages of quantised tensors how it rounds halves in each channel.
+
+    Releases of PyTorch differ, and in some of them so do channels: what fills a vector of the processor, and the rest.
+
+    Args:
+        name: function, one of `_AVERAGED`.
+        channels: of the tensor, which lie last as behind a convolution.
+
+    Returns:
+        For each channel, whether a half goes to the even integer before the zero point is added.
+    """
+    rank = int(name[-2]) if name.endswith("d") else 2
+    layout = {2: torch.channels_last, 3: torch.channels_last_3d}.get(rank, torch.contiguous_format)
+    with without_modes():
+        pair = torch.tensor([3.0, 4.0]).expand(1, channels, *[1] * (rank - 1), 2).contiguous(memory_format=layout)
+        quantised = torch.quantize_per_tensor(pair, 1.0, 1, torch.quint8)  # 4 and 5; their average is 3.5 steps, or 4.5
+        if name == "mean":
+            result = quantised.mean(tuple(range(2, rank + 2)))
+        elif name == "interpolate":
+            result = functional.interpolate(quantised, size=(1, 1), mode="bilinear", align_corners=False)
+        elif name.startswith("adaptive"):
+            result = getattr(functional, name)(quantised, 1)
+        else:
+            result = getattr(functional, name)(quantised, (*[1] * (rank - 1), 2))
+        return tuple(value == 5 for value in result.int_repr().flatten().tolist())
+
+
 class GridKeeping(TorchFunctionMode):
     """Rounds what a forward computes on quantised tensors outside of quantised modules, as PyTorch's kernels do."""
 
@@ -95,7 +134,7 @@ class GridKeeping(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         grid = _GRIDS.get(args[0]) if args and isinstance(args[0], Tensor) else None
         if grid is not None and name in _AVERAGED:
-            return grid.rounded(func(grid.steps(args[0]), *args[1:], **(kwargs or {})))
+            return grid.rounded(func(grid.steps(args[0]), *args[1:], **(kwargs or {})), name)
         result = func(*args, **(kwargs or {}))
         if grid is None or not isinstance(result, Tensor) or not result.is_floating_point():
             return result

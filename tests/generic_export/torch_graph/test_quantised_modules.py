@@ -83,6 +83,12 @@ MODELS = {
         (3, 8, 8),
         None,
     ),
+    # Some releases of PyTorch round the channels that fill a vector otherwise than the rest.
+    "pooling of 33 channels": (
+        lambda: nn.Sequential(nn.Conv2d(3, 33, 3), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(297, 3)),
+        (3, 8, 8),
+        None,
+    ),
     "residual": (Residual, (3, 8, 8), [["inner.conv_1", "inner.relu"]]),
 }
 
