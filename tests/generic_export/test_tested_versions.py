@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from generic_export import TractNNEF, export_model_to_nnef, tested_versions
 from generic_export.tested_versions import TORCH, TRANSFORMERS, VersionRange, doubts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +34,15 @@ def test_a_package_that_is_not_installed_is_passed_over() -> None:
 def test_the_installed_release_is_looked_up() -> None:
     (doubt,) = doubts(VersionRange("torch", "1.0", "1.13"))
     assert doubt.startswith("torch 2.") and doubt.endswith("(tried: 1.0 to 1.13).")
+
+
+def test_an_export_with_a_release_that_was_not_tried_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tested_versions, "version", lambda package: "99.1")
+    with pytest.warns(UserWarning) as told:
+        export_model_to_nnef(nn.SiLU(), torch.zeros(2), tmp_path / "m.nnef", TractNNEF(check_io=False))
+    said = [str(each.message) for each in told if "not tried" in str(each.message)]
+    assert [text.split(" was")[0] for text in said] == ["torch 99.1", "tract 99.1"]
+    assert {each.filename for each in told if "not tried" in str(each.message)} == {__file__}
 
 
 @pytest.mark.parametrize("tested", [TORCH, TRANSFORMERS])

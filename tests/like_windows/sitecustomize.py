@@ -119,16 +119,26 @@ def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = 
 
 
 def _is_held(path: str) -> bool:
-    """Say whether this process has a file open or mapped that has this path, or lies below it."""
+    """Say whether this process or one that it started has a file open or mapped that has this path, or lies below it."""
+    import psutil
+
     place = os.path.realpath(path)
     _checking.busy = True
     try:
-        held = {_link(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")}
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            held |= {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if line.count("/")}
+        processes = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+        held = {file for process in processes for file in _open_files(process)}
     finally:
         _checking.busy = False
     return any(file == place or file.startswith(place + os.sep) for file in held)
+
+
+def _open_files(process: int) -> set[str]:
+    try:
+        with open(f"/proc/{process}/maps", encoding="utf-8") as maps:
+            mapped = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if line.count("/")}
+        return mapped | {_link(f"/proc/{process}/fd/{number}") for number in os.listdir(f"/proc/{process}/fd")}
+    except OSError:  # it has ended
+        return set()
 
 
 def _link(path: str) -> str:
