@@ -123,6 +123,24 @@ def scan_operator() -> Any:
 
 
 @contextmanager
+def sparse_values_unread() -> Iterator[None]:
+    """Let `torch.load` make sparse tensors without a look at their values, which fake ones do not have.
+
+    It notes each one, and looks at all that are noted at its end; where it fails before that, the next call looks at them.
+    """
+    utilities = torch._utils
+    if hasattr(utilities, "_get_sparse_tensors_to_validate"):  # 2.15
+        pending = utilities._get_sparse_tensors_to_validate()
+    else:
+        pending = utilities._sparse_tensors_to_validate
+    with mock.patch.object(utilities, "_validate_loaded_sparse_tensors", lambda *_, **__: None):
+        try:
+            yield
+        finally:
+            pending.clear()
+
+
+@contextmanager
 def kernels_replaced(kernels: dict[OpOverload, Callable[..., Any]]) -> Iterator[None]:
     """Let operators be computed by functions of ours for the length of the block, in place of what they are made of.
 

@@ -44,7 +44,7 @@ ORDER = {
         inference_target
         inference_target/tract
         inference_target/tract/evidence
-        capture documents half_weights
+        capture documents half_weights tested_versions
         inference_target/tract/engine_target
         inference_target/tract/engines
         inference_target/tract/releases inference_target/tract/check
@@ -64,7 +64,8 @@ ORDER = {
         nnef
         weights
         pages
-        allocator figures files interrupts logs processes sizes
+        child_pipes
+        allocator figures file_locks files interrupts logs processes sizes
         compat earlier_paths errors
     """,
     "quant": """

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from generic_export.compat import FakeTensorMode, checkpoint_offset
+from generic_export.compat import FakeTensorMode, checkpoint_offset, sparse_values_unread
 from generic_export.errors import CorruptCheckpointError, WeightError
 from generic_export.weights.held_file import HeldFile
 from generic_export.weights.safetensors_index import LFS_MAGIC, UnreadableTensor, reading, require_weights
@@ -184,7 +184,7 @@ def _open_zip(path: Path, file: HeldFile) -> dict[str, TensorSource]:
     records = _zip_records(path)
     is_plain = all(record.is_plain for record in records.values())
     try:
-        with FakeTensorMode():  # shapes, dtypes and places; no storage is read
+        with FakeTensorMode(), sparse_values_unread():  # shapes, dtypes and places; no storage is read
             tensors = _state_dict(_load(path), path) if is_plain else None
     except NotImplementedError:  # torch's own quantised tensors
         tensors = None

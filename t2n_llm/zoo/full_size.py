@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from generic_export.inference_target.tract.engines.wheel_worker import peak_rss_bytes
 from t2n_llm.zoo.verdict import FULL_SIZE, NOT_RUNNABLE, OVER, RIGHT, CellVerdict
 
 SECONDS_A_LAYER = 0.5
@@ -45,6 +44,7 @@ def captured(config: Any) -> Capture:
     Raises:
         T2NError: it cannot be captured or translated.
     """
+    from generic_export.inference_target.tract.engines.wheel_worker import peak_rss_bytes
     from t2n_llm.graph.document import build_graph
     from t2n_llm.graph.options import GraphOptions
 

@@ -26,7 +26,7 @@ def test_the_last_word_on_a_cell_counts_and_the_section_is_replaced(tmp_path: Pa
         {"package": "transformers", "version": "5.9.0", "outcome": "failed", "reason": "error: no"},
         {"package": "transformers", "version": "5.16.1", "outcome": "passed", "versions": {"torch": "2.13.0"}},
         {"package": "transformers", "version": "5.9.0", "outcome": "refused"},
-        {"package": "python", "version": "3.13", "outcome": "not run"},
+        {"package": "python", "version": "3.14", "outcome": "not run"},
     ]
     results.write_text("".join(json.dumps(line) + "\n" for line in lines))
     document.write_text(f"# Head\n\n{versions.SECTION}\n\nold\n")
@@ -36,7 +36,7 @@ def test_the_last_word_on_a_cell_counts_and_the_section_is_replaced(tmp_path: Pa
     rows = [line for line in text.splitlines() if line.startswith(("| transformers", "| torch", "| python"))]
     assert rows[0] == "| transformers | 5.9.0 |  | *refused* |"
     assert "| transformers | 5.16.1 | torch 2.13.0 | ✓ |" in rows
-    assert rows[-1] == "| python | 3.13 |  | not run here |"
+    assert rows[-1] == "| python | 3.14 |  | not run here |"
     assert len(rows) == 1 + len(versions.TRANSFORMERS) + len(versions.TORCH) + len(versions.PYTHONS)
 
 

@@ -90,7 +90,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
     "kimi_linear": ({}, True),  # joined convolutions
     "olmo_hybrid": ({}, True),
     "hrm_text": ({}, False),  # one tensor split in several: regions of the file
-    "inkling2_text": ({}, True),  # interleaved rows
+    "inkling2_text": ({"unpadded_vocab_size": 96}, True),  # interleaved rows
     "deepseek_v4": ({}, True),
     "gpt_neox": ({}, False),
 }
