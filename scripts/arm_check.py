@@ -114,7 +114,7 @@ def rows(forms: list[str], cpus: list[str], tokens: int, work: Path) -> Iterator
     program, qemu = build(), next(path for name in QEMU if (path := shutil.which(name)))
     for form in forms:
         folder = work / form.replace(" ", "-")
-        export_llm(MODEL, folder, **FORMS[form])
+        export_llm(str(MODEL), folder, **FORMS[form])
         for cpu in cpus:
             begin = time.monotonic()
             found = logits_of([qemu, "-cpu", cpu, str(program)], folder, tokens, len(tokenizer))

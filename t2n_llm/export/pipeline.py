@@ -62,7 +62,7 @@ _WAYS = tuple(each.keyword for each in options_of(SourceRef))  # to reach a sour
 
 @keywords_of(SourceRef, ExportOptions)
 def export_llm(
-    source: str | SourceRef,
+    source: str | Path | SourceRef,
     output_dir: str | Path | None = None,
     *,
     options: ExportOptions | None = None,
@@ -92,7 +92,7 @@ def export_llm(
 
 @keywords_of(SourceRef, ExportOptions)
 def plan_llm_export(
-    source: str | SourceRef,
+    source: str | Path | SourceRef,
     output_dir: str | Path | None = None,
     *,
     options: ExportOptions | None = None,
@@ -110,7 +110,7 @@ def plan_llm_export(
 
 @contextmanager
 def _opened(
-    source: str | SourceRef,
+    source: str | Path | SourceRef,
     output_dir: str | Path | None,
     options: ExportOptions | None,
     choices: Mapping[str, Any],
@@ -171,12 +171,12 @@ def _take(target: Path, force: bool, reporter: Reporter, dry: bool) -> None:
 
 
 def _asked(
-    source: str | SourceRef, options: ExportOptions | None, choices: Mapping[str, Any]
+    source: str | Path | SourceRef, options: ExportOptions | None, choices: Mapping[str, Any]
 ) -> tuple[SourceRef, ExportOptions]:
     """Part the keywords into how the source is reached and what is made of it."""
     reached = {name: choices[name] for name in _WAYS if name in choices}
     further = {name: value for name, value in choices.items() if name not in reached}
-    ref = replace(made(SourceRef, reached), name=source) if isinstance(source, str) else source
+    ref = source if isinstance(source, SourceRef) else replace(made(SourceRef, reached), name=str(source))
     if options is not None and further:
         raise OptionError(f"options are given, and {', '.join(further)} beside them.", "Put them into the options.")
     return ref, options or ExportOptions.of(**further)
