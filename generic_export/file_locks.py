@@ -13,9 +13,8 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-_LOCKED_BYTE = (
-    1 << 40
-)  # on Windows a lock is on bytes and nobody else may read those: one far behind the end of the file
+# On Windows, other processes cannot read a locked byte. This offset is far beyond the end of any file that is locked here.
+_LOCKED_BYTE = 1 << 40
 
 
 def try_lock(descriptor: int) -> bool:

@@ -102,7 +102,7 @@ class Child:
         streams: more of ours that is closed with it.
 
     Attributes:
-        system: the process, as psutil knows it.
+        system: handle of the process in psutil.
     """
 
     def __init__(self, process: subprocess.Popen[bytes] | BaseProcess, output: IO[bytes] | None, *streams: Any) -> None:
@@ -260,6 +260,12 @@ def start_task(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads: it has one of its own
             process.start()
+    except BaseException:
+        ours.close()
+        if output is not None:
+            output.close()
+        removal.close()
+        raise
     finally:
         theirs.close()
     return TaskProcess(process, output, ours, removal, limits, shared_bytes)

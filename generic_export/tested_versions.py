@@ -1,7 +1,6 @@
-"""The releases of other libraries that everything was tried with, and which of the installed ones are beyond them.
+"""The tested releases of other libraries, and warnings for installed releases that are newer.
 
-In: installed packages. Out: sentences. A newer release is not refused: most of them work, and who uses one is told that nobody
-has tried it.
+In: installed packages. Out: a warning for each untested one. Newer releases are not refused, because most of them work.
 """
 
 from __future__ import annotations
@@ -16,14 +15,20 @@ from generic_export.inference_target.version import SemanticVersion
 
 @dataclass(frozen=True)
 class VersionRange:
-    """A package, and the minor releases that were tried: `constraints-lowest.txt` and `constraints.txt` have one of each."""
+    """The tested minor releases of a package.
+
+    Attributes:
+        package: name on PyPI.
+        lowest: minor release in `constraints-lowest.txt`, such as `2.10`.
+        newest: minor release in `constraints.txt`.
+    """
 
     package: str
     lowest: str
     newest: str
 
     def doubt(self, installed: str) -> str | None:
-        """Say that an installed version was not tried; None for one that was.
+        """Return a warning if an installed version is newer than the tested ones, else None.
 
         Args:
             installed: such as `2.16.0+cpu` or `2.16.0.dev20261101`.
@@ -31,7 +36,7 @@ class VersionRange:
         numbers = ".".join(installed.split(".")[:2])
         try:
             minor, newest = SemanticVersion.parse(numbers), SemanticVersion.parse(self.newest)
-        except OptionError:  # a build that somebody named in a way of his own
+        except OptionError:  # a custom build without a version number
             return None
         if minor <= newest:
             return None
@@ -44,7 +49,7 @@ TRACT = VersionRange("tract", "0.23", "0.23")
 
 
 def doubts(*tested: VersionRange) -> Iterator[str]:
-    """Yield a sentence for each package whose installed release was not tried."""
+    """Yield a warning for each package whose installed release is newer than the tested ones."""
     for each in tested:
         try:
             doubt = each.doubt(version(each.package))

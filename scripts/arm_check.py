@@ -132,6 +132,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--forms", default=",".join(FORMS))
     options = parser.parse_args()
+    unknown = [form for form in options.forms.split(",") if form not in FORMS]
+    if unknown:
+        parser.error(f"--forms: no form {unknown[0]!r}; choose from {', '.join(FORMS)}")
     missing = [name for name in ("cargo", COMPILER) if shutil.which(name) is None]
     if not any(map(shutil.which, QEMU)):
         missing.append(QEMU[0])

@@ -62,12 +62,20 @@ class OnGrid(nn.Module):
             name: function that computed them, one of `_AVERAGED`.
         """
         before = _halves_before_zero_point(name, int(steps.shape[1]) if steps.dim() > 2 else 1)
-        first = _quantized.quantize_per_tensor(steps, 1.0, *self._integers)
-        last = _quantized.quantize_per_tensor(steps + self.zero_point, 1.0, 0, *self._integers[1:])
-        if len(set(before)) == 1:
-            return self._dequantised(first if before[0] else last)
+        if all(before):
+            return self._dequantised(self._rounded_before(steps))
+        if not any(before):
+            return self._dequantised(self._rounded_after(steps))
         channels = torch.tensor(before).reshape(-1, *[1] * (steps.dim() - 2))
-        return self._dequantised(torch.where(channels, first, last))
+        return self._dequantised(torch.where(channels, self._rounded_before(steps), self._rounded_after(steps)))
+
+    def _rounded_before(self, steps: Tensor) -> Tensor:
+        result: Tensor = _quantized.quantize_per_tensor(steps, 1.0, *self._integers)
+        return result
+
+    def _rounded_after(self, steps: Tensor) -> Tensor:
+        result: Tensor = _quantized.quantize_per_tensor(steps + self.zero_point, 1.0, 0, *self._integers[1:])
+        return result
 
     @property
     def _integers(self) -> tuple[int, int, int, torch.dtype]:

@@ -38,7 +38,7 @@ class OwnedFile:
             OSError: the file cannot be made.
         """
         descriptor = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
-        try_lock(descriptor)  # a file system without locks: then nobody can claim it either
+        try_lock(descriptor)  # if the file system has no locks, no other process can claim the file
         return cls(path, descriptor)
 
     @classmethod

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -83,6 +85,13 @@ def test_a_killed_one_is_known_by_its_signal() -> None:
         sent, ending = _followed(process)
     assert sent == ["last words"]
     assert (ending.reason, ending.exit_code, ending.cause) == (Reason.ENDED, -9, "SIGKILL")
+
+
+def test_one_that_cannot_be_started_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        start_task(lambda parent: None, method="spawn")  # a lambda cannot be pickled
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("end", ["limit", "close", "collection"])

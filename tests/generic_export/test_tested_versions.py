@@ -1,4 +1,4 @@
-"""What is said of releases that nobody has tried, and that the releases named agree with those that are tried."""
+"""Warnings about untested releases, and that the tested releases match the constraints files."""
 
 from __future__ import annotations
 

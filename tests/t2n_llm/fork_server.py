@@ -244,7 +244,7 @@ def _become(request: dict, standard: list[int]) -> None:
 
 
 def _read_hub_variables() -> None:
-    """Have huggingface-hub read its variables, as it does when it is imported, and wait less before it asks again."""
+    """Reload the environment variables of huggingface-hub, as on import, and shorten the wait between retries."""
     importlib.reload(sys.modules["huggingface_hub.constants"])
     impatient = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: time.sleep(seconds / 100)})
     for name in ("file_download", "utils._http"):

@@ -46,7 +46,7 @@ def _exported(source: Path, target: Path, **options: object) -> Path:
 
 @pytest.fixture(scope="module")
 def target(short_model: Path, shared_export: SharedExport) -> Path:
-    """The first two layers of the trained model, exported with the logits of all positions."""
+    """Export of the trained model's first two layers, with logits at every position."""
     return shared_export(short_model, check=False, num_logits_to_keep=0)
 
 
