@@ -128,7 +128,7 @@ def sparse_values_unread() -> Iterator[None]:
 
     It notes each one, and looks at all that are noted at its end; where it fails before that, the next call looks at them.
     """
-    utilities = torch._utils
+    utilities: Any = torch._utils  # each release has one of two names, which types do not tell
     if hasattr(utilities, "_get_sparse_tensors_to_validate"):  # 2.15
         pending = utilities._get_sparse_tensors_to_validate()
     else:

@@ -106,7 +106,7 @@ def _between(
     length = end - start
     if not grid.aligned:
         length = length.clamp(min=1.0)
-    cell = length / cells
+    cell: Any = length / cells  # a tensor; by its types alone PyTorch 2.15 also allows a SymFloat
     first = start + torch.arange(cells, device=start.device, dtype=start.dtype) * cell  # type: ignore[arg-type]
     within = (torch.arange(grid.samples, device=start.device, dtype=start.dtype) + 0.5) * (cell / grid.samples)
     places = (first.unsqueeze(2) + within.unsqueeze(1)).flatten(1)

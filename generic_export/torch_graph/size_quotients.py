@@ -40,7 +40,8 @@ def _without_floats(rounded: _Rounding, divided: Callable[[torch.SymInt, int], t
         size, divisor = quotient.args
         if not divisor.is_Integer or divisor <= 0:
             return rounded(value)
-        whole = value.node.shape_env.create_symintnode(size, hint=None)
+        sizes: Any = value.node.shape_env
+        whole = sizes.create_symintnode(size, hint=None)
         return whole if divisor == 1 else divided(whole, int(divisor))
 
     return function
