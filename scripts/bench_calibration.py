@@ -4,8 +4,8 @@
 usage: scripts/bench_calibration.py [--size tiny|1B|3B|8B] [--layers N] [--algorithms best,...] [--texts N] [--work DIR]
 
 Makes a checkpoint of random weights in the shape of Llama 3 with N of its layers. In a process of its own each, it is walked once
-over the calibration's tokens (that is the forward pass), and calibrated by every algorithm (texts of 512 tokens; `tuned` without
-what it learns at the end, `sensitivity` is what q4_0-mixed:best measures before, 32 texts of 128 tokens).
+over the calibration's tokens (that is the forward pass), and calibrated by every algorithm (texts of 512 tokens; `sensitivity`
+is what q4_0-mixed:best measures before, 32 texts of 128 tokens).
 
 Printed are, for each: processor seconds of a layer, as measured between the first layer and the last; what all layers of that shape
 would take; that over two forward passes of all layers; the peak memory over a process that imports the same packages, which is that
@@ -66,7 +66,7 @@ def measured(folder: Path, what: str, texts: int) -> Cost:
     """Do one thing in this process, and say what it took."""
     import torch
 
-    import t2n_llm.compress.distil  # what any of them imports
+    import t2n_llm.compress.calibrate  # what any of them imports
     import t2n_llm.compress.sensitivity  # noqa: F401
     from generic_export.inference_target.tract.engines.wheel_worker import peak_rss_bytes
 

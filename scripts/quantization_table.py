@@ -2,8 +2,8 @@
 """Measure what each 4-bit algorithm costs in quality: KL to f32, top-1 agreement and perplexity on held-out text.
 
 usage: scripts/quantization_table.py [--model DIR|FILE.gguf] [--text FILE] [--calibration FILE] [--algorithms A,B,...]
-                                     [--engine torch|tract] [--embeddings] [--budget TIME] [--passes N] [--seed N]
-                                     [--no-permute] [--windows N] [--work DIR] [--json FILE.jsonl]
+                                     [--engine torch|tract] [--embeddings] [--no-permute] [--windows N] [--work DIR]
+                                     [--json FILE.jsonl]
 
 model         by default SmolLM2-135M-Instruct as scripts/fetch_test_models.py makes it. Its weights come from a 4-bit file;
               so its channels are permuted first, consistently everywhere: the function stays the same (checked on logits),
@@ -77,7 +77,7 @@ class Row:
 Measure = Callable[[str], AbstractContextManager[Callable[[Sequence[int]], Any]]]
 
 
-def torch_measure(folder: Path, calibration: str, effort: Any) -> Measure:
+def torch_measure(folder: Path, calibration: str) -> Measure:
     """Return a measure that rounds weights and runs PyTorch in f32."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -92,13 +92,13 @@ def torch_measure(folder: Path, calibration: str, effort: Any) -> Measure:
         with torch.no_grad():
             for key, values in original.items():
                 model.state_dict()[key].copy_(values)
-            _round_weights(model, folder, name, calibration, effort)
+            _round_weights(model, folder, name, calibration)
         yield torch_predict(model)
 
     return measure
 
 
-def _round_weights(model: Any, folder: Path, name: str, calibration: str, effort: Any) -> None:
+def _round_weights(model: Any, folder: Path, name: str, calibration: str) -> None:
     """Replace, in place, a model's weights by the values that a row would store."""
     algorithm, _, embeddings = name.partition("+")
     state = model.state_dict()
@@ -115,16 +115,14 @@ def _round_weights(model: Any, folder: Path, name: str, calibration: str, effort
         for key in names:
             state[key].copy_(BUILT_IN[algorithm].quantize(state[key].clone()).dequantize())
         return
-    _calibrate_into(state, folder, algorithm, set(names), calibration, effort)
+    _calibrate_into(state, folder, algorithm, set(names), calibration)
 
 
 def _is_linear_of_layer(name: str) -> bool:
     return name.endswith("_proj.weight")
 
 
-def _calibrate_into(
-    state: dict[str, Any], folder: Path, algorithm: str, names: set[str], calibration: str, effort: Any
-) -> None:
+def _calibrate_into(state: dict[str, Any], folder: Path, algorithm: str, names: set[str], calibration: str) -> None:
     from generic_export.weights.values import read_tensor
     from quant.packing import unpack_q4_0
     from t2n_llm.compress.algorithms import CALIBRATED
@@ -133,26 +131,15 @@ def _calibrate_into(
 
     with tempfile.TemporaryDirectory(prefix="t2n-table-") as work:
         result = TextCalibration(open_source(str(folder)), calibration).quantized(
-            dict.fromkeys(names, CALIBRATED[algorithm]), Path(work), _told, effort
+            dict.fromkeys(names, CALIBRATED[algorithm]), Path(work), lambda _: None
         )
-        for note in result.notes:
-            print(note, file=sys.stderr)
         for key, source in result.packed.items():
             state[key].copy_(unpack_q4_0(read_tensor(source)).dequantize())
         for key, source in result.changed.items():
             state[key].copy_(read_tensor(source))
 
 
-def _told(done: Any) -> None:
-    from t2n_llm.compress.progress import DistilProgress
-
-    if isinstance(done, DistilProgress):
-        print(
-            f"  step {done.step} of {done.steps}: KL {done.before:.5f} -> {done.now:.5f}", file=sys.stderr, flush=True
-        )
-
-
-def tract_measure(folder: Path, calibration: str, work: Path, effort: Any, budget: str | None) -> Measure:
+def tract_measure(folder: Path, calibration: str, work: Path) -> Measure:
     """Return a measure that exports an archive for every row and asks tract."""
     from t2n_llm.check.runner import WheelRunner
     from t2n_llm.export.pipeline import export_llm
@@ -174,8 +161,6 @@ def tract_measure(folder: Path, calibration: str, work: Path, effort: Any, budge
             archive="dir",
             force=True,
             num_logits_to_keep=0,
-            budget=budget if algorithm == "tuned" else None,
-            calibration_seed=effort.seed,
         )
         try:
             with WheelRunner(result.archive) as runner:
@@ -274,9 +259,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=("torch", "tract"), default="torch")
     parser.add_argument("--embeddings", action="store_true")
     parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--budget", help="how long tuned learns at the end, such as 30min")
-    parser.add_argument("--passes", type=int, help="or over how many texts (engine torch)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order in which tuned learns")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     return parser.parse_args(argv)
 
@@ -329,16 +311,11 @@ def _run(options: argparse.Namespace) -> None:
 def _measure(options: argparse.Namespace, folder: Path, work: Path) -> Measure:
     """Return the measure of the engine asked for; the model is loaded when a row is first measured."""
 
-    from t2n_llm.compress.effort import DEFAULT_PASSES, Effort, parse_duration
-
-    seconds = parse_duration(options.budget) if options.budget else None
-    effort = Effort(options.passes or DEFAULT_PASSES, seconds, options.seed)
-
     @cache
     def made() -> Measure:
         if options.engine == "tract":
-            return tract_measure(folder, options.calibration, work, effort, options.budget)
-        return torch_measure(folder, options.calibration, effort)
+            return tract_measure(folder, options.calibration, work)
+        return torch_measure(folder, options.calibration)
 
     return lambda name: made()(name)
 
@@ -349,8 +326,6 @@ def _setting(options: argparse.Namespace, folder: Path, windows: Sequence[Sequen
 
     calibration = Path(options.calibration)
     digest = hashlib.sha256(json.dumps([options.engine, [list(window) for window in windows]]).encode())
-    if options.seed or options.budget or options.passes:
-        digest.update(f"{options.seed} {options.budget} {options.passes}".encode())
     digest.update(calibration.read_bytes() if calibration.is_file() else options.calibration.encode())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(sha256(path).encode())

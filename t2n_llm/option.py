@@ -19,6 +19,12 @@ from generic_export.errors import OptionError
 
 _OPTION, _GROUP = "option", "group"
 
+REMOVED: Mapping[str, str] = {
+    "budget": "tuned has no learning stage any more; it ends when its layers are quantised.",
+    "calibration_seed": "calibrations draw with a fixed seed; the same text gives the same archive.",
+}
+"""Options of earlier releases, by keyword, and what took their place."""
+
 GroupT = TypeVar("GroupT")
 
 
@@ -110,17 +116,31 @@ def made(group: type[GroupT], given: Mapping[str, Any]) -> GroupT:
         given: by keyword; text stands for a path, a list for a tuple.
 
     Raises:
-        OptionError: a keyword is unknown, or a value is refused.
+        OptionError: a keyword is unknown or was removed, or a value is refused.
     """
     known = [each.keyword for each in options_of(group)]
     for keyword in given:
         if keyword not in known:
+            if (removed := removal(keyword, keyword)) is not None:
+                raise removed
             near = difflib.get_close_matches(keyword, known, 1)
             raise OptionError(
                 f"option {keyword!r} is unknown.",
                 f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}.",
             )
     return _filled(group, given)
+
+
+def removal(keyword: str, written: str) -> OptionError | None:
+    """Return the error for an option of an earlier release; None for any other name.
+
+    Args:
+        keyword: its name in Python.
+        written: the name as the user wrote it.
+    """
+    if keyword not in REMOVED:
+        return None
+    return OptionError(f"{written} was removed: {REMOVED[keyword]}", f"Leave {written} out.")
 
 
 def _filled(group: type[GroupT], given: Mapping[str, Any]) -> GroupT:
@@ -180,4 +200,16 @@ def keywords_of(*groups: type) -> Callable[[GroupT], GroupT]:
     return show
 
 
-__all__ = ["Declaration", "Option", "Panel", "keywords_of", "made", "option", "options", "options_of", "refuse_invalid"]
+__all__ = [
+    "REMOVED",
+    "Declaration",
+    "Option",
+    "Panel",
+    "keywords_of",
+    "made",
+    "option",
+    "options",
+    "options_of",
+    "refuse_invalid",
+    "removal",
+]

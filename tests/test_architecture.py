@@ -73,7 +73,7 @@ ORDER = {
         awq drift recipe tensor
         gptq factors budget
         algorithms
-        imatrix lattice learned
+        imatrix lattice
         prequantized
         stream weighted_search descent
         column_kernel

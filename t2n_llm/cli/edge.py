@@ -15,6 +15,7 @@ from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionEr
 from generic_export.files import is_disk_full
 from generic_export.interrupts import Interrupted
 from t2n_llm.export.folder import disk_full
+from t2n_llm.option import removal
 
 COMMAND = "t2n-llm"
 _ABOUT_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
@@ -37,6 +38,9 @@ def advice_on(error: BaseException) -> T2NError:
         hint = f"What was written is kept in {kept}: run the same command again to continue." if kept else None
         return InterruptError("interrupted.", hint or error.left or "Nothing was left behind.")
     if isinstance(error, _UsageError):
+        unknown = getattr(error, "option_name", "")
+        if (removed := removal(unknown.removeprefix("--").replace("-", "_"), unknown)) is not None:
+            return removed
         command = getattr(getattr(error, "ctx", None), "command_path", COMMAND)
         return OptionError(error.format_message(), f"Run {command} --help.")  # type: ignore[attr-defined]
     if isinstance(error, MemoryError):

@@ -28,7 +28,6 @@ class CalibratedAlgorithm:
         reconstructs: whether linears are quantised a second time, one after the other, each so that it gives what it gives in the
             original model from what the quantised ones before it leave; kept where the layer's outputs come nearer to the
             original's.
-        distils: whether the whole model learns at the end, against the original's logits.
     """
 
     name: str
@@ -37,7 +36,6 @@ class CalibratedAlgorithm:
     folds: bool = False
     sequential: bool = True
     reconstructs: bool = False
-    distils: bool = False
 
 
 CALIBRATED: Mapping[str, CalibratedAlgorithm] = {
@@ -47,6 +45,6 @@ CALIBRATED: Mapping[str, CalibratedAlgorithm] = {
         CalibratedAlgorithm("gptq", GptqQuantizer(), needs_hessian=True),
         CalibratedAlgorithm("awq", ImatrixQuantizer(), needs_hessian=True, folds=True),
         CalibratedAlgorithm("best", GptqQuantizer(), needs_hessian=True, folds=True),
-        CalibratedAlgorithm("tuned", GptqQuantizer(), needs_hessian=True, folds=True, reconstructs=True, distils=True),
+        CalibratedAlgorithm("tuned", GptqQuantizer(), needs_hessian=True, folds=True, reconstructs=True),
     )
 }

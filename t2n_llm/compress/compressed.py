@@ -22,7 +22,7 @@ from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX, CalibratedAlgorithm
 from t2n_llm.compress.apply import Compression, compress
 from t2n_llm.compress.calibration import Calibration
 from t2n_llm.compress.plan import CompressionPlan, plan_compression, product_shapes, quantizations
-from t2n_llm.compress.progress import LayerProgress, Progress, SensitivityProgress, WritingProgress
+from t2n_llm.compress.progress import Progress, SensitivityProgress
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.compress.sensitivity import Quantization
 from t2n_llm.compress.statistics import read_statistics, write_statistics
@@ -140,9 +140,7 @@ def _divergences(
         wanted |= quantizations(recipe, part.skeleton, part.graph, options.algorithms())
     started = time.monotonic()
     try:
-        return calibration.divergences(
-            wanted, lambda done: reporter.stage(_told(done, time.monotonic() - started)), options.calibration_seed
-        )
+        return calibration.divergences(wanted, lambda done: reporter.stage(_told(done, time.monotonic() - started)))
     except (CaptureError, MissingTokenizerError, NotEnoughMemoryError) as error:
         reporter.warn(f"how sensitive tensors are is guessed from their weights: {error.message}")
         return {}
@@ -238,11 +236,7 @@ def _calibrated(
     """Run calibrated algorithms; what they leave gets the data-free search."""
     reporter.stage(f"Calibrating on {options.calibration}")
     started = time.monotonic()
-    result = calibration.quantized(
-        chosen, work, lambda done: reporter.stage(_told(done, time.monotonic() - started)), options.effort()
-    )
-    for note in result.notes:
-        reporter.warn(note)
+    result = calibration.quantized(chosen, work, lambda done: reporter.stage(_told(done, time.monotonic() - started)))
     for name, reason in result.left.items():
         reporter.warn(f"{name}: {reason}; its values come from the data-free search.")
     _tell_of_starved(result, reporter)
@@ -256,15 +250,8 @@ def _told(done: Progress, elapsed: float) -> str:
     if isinstance(done, SensitivityProgress):
         left = _left(elapsed / done.done * (done.layers - done.done))
         return f"Measured how sensitive {done.done} of {done.layers} layers are{left}"
-    if isinstance(done, LayerProgress):
-        left = _left(elapsed / (done.layer - done.begun) * (done.layers - done.layer))
-        return f"Calibrated layer {done.layer} of {done.layers}{left}"
-    if isinstance(done, WritingProgress):
-        return f"Wrote {done.done} of at most {done.texts} texts to learn from"
-    return (
-        f"Learned {done.step} of {done.steps} steps: KL {done.now:.3g} on texts held out, {done.before:.3g} before"
-        f"{_left(done.seconds_left)}"
-    )
+    left = _left(elapsed / (done.layer - done.begun) * (done.layers - done.layer))
+    return f"Calibrated layer {done.layer} of {done.layers}{left}"
 
 
 def _left(seconds: float) -> str:

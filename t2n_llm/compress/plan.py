@@ -23,8 +23,7 @@ from quant.protocol import InputStatistics, Quantizer
 from quant.recipe import QUANTIZED_SCHEMES, Choice, Recipe, TensorName, choose
 from quant.stream import PermutedTensor
 from t2n_llm.compress.algorithms import CALIBRATED
-from t2n_llm.compress.harm import Harm, Quantizable
-from t2n_llm.compress.sensitivity import Inputs, Quantization
+from t2n_llm.compress.sensitivity import Inputs, Quantizable, Quantization, Sensitivities
 from t2n_llm.source.empty_model import Weightless, names_shared
 
 _PLAIN_BYTES = {"f16": 2, "f32": 4}
@@ -101,8 +100,8 @@ def plan_compression(
     formats = {name: choices[name].scheme for name, reason in kept.items() if not reason}
     if recipe.target_size is not None:
         quantizers = {name: algorithms.get(choice.algorithm) for name, choice in choices.items()}
-        harm = Harm(quantizers, statistics or {}, divergences or {})
-        for name, scheme in _filling(recipe.target_size, graph, sources, parts, formats, harm).items():
+        known = Sensitivities(quantizers, statistics or {}, divergences or {})
+        for name, scheme in _filling(recipe.target_size, graph, sources, parts, formats, known).items():
             formats[name] = scheme
             if not scheme:
                 del formats[name]
@@ -235,14 +234,14 @@ class _Fillable:
         quantized_bytes: as the recipe has it.
         twice_bytes: as the sum of two; None where that is not possible, or no smaller than plain.
         plain_bytes: as it is.
-        harm: of quantising it.
+        sensitivity: what quantising it costs.
     """
 
     names: tuple[str, ...]
     quantized_bytes: int
     twice_bytes: int | None
     plain_bytes: int
-    harm: float
+    sensitivity: float
 
 
 def _filling(
@@ -251,7 +250,7 @@ def _filling(
     sources: Mapping[str, TensorSource],
     parts: Sequence[_Part],
     formats: Mapping[str, str],
-    harm: Harm,
+    known: Sensitivities,
 ) -> dict[str, str]:
     """Return what is stored better than asked for, within the budget: its scheme, or "" of what stays plain.
 
@@ -259,11 +258,11 @@ def _filling(
     weight, and the room goes further than with 16 bits for what is as good as exact, too. Where all fit so, as many as possible
     are plain.
     """
-    tensors, others = _fillables(graph, sources, parts, formats, harm)
+    tensors, others = _fillables(graph, sources, parts, formats, known)
     budget = TargetSize(target.above(others + sum(each.quantized_bytes for each in tensors.values())))
     chosen = kept_plain(
         [
-            Candidate(label, each.twice_bytes or each.plain_bytes, each.quantized_bytes, each.harm)
+            Candidate(label, each.twice_bytes or each.plain_bytes, each.quantized_bytes, each.sensitivity)
             for label, each in tensors.items()
         ],
         others,
@@ -273,7 +272,9 @@ def _filling(
     if len(chosen) == len(tensors):
         twice = {label: each for label, each in tensors.items() if each.twice_bytes}
         plain = others + sum(each.plain_bytes for label, each in tensors.items() if label not in twice)
-        better = [Candidate(label, each.plain_bytes, each.twice_bytes or 0, each.harm) for label, each in twice.items()]
+        better = [
+            Candidate(label, each.plain_bytes, each.twice_bytes or 0, each.sensitivity) for label, each in twice.items()
+        ]
         schemes |= dict.fromkeys(kept_plain(better, plain, budget), "")
     return {name: scheme for label, scheme in schemes.items() for name in tensors[label].names}
 
@@ -283,7 +284,7 @@ def _fillables(
     sources: Mapping[str, TensorSource],
     parts: Sequence[_Part],
     formats: Mapping[str, str],
-    harm: Harm,
+    known: Sensitivities,
 ) -> tuple[dict[str, _Fillable], int]:
     """Return the tensors that a recipe quantises, by label, and the bytes of all others; a tied table is one with its head."""
     variables = {variable.label: variable for variable in graph.variables}
@@ -291,7 +292,7 @@ def _fillables(
     for part in parts:
         if part.name.name in formats:
             by_label.setdefault(part.label, []).append(part)
-    harms = harm.of(
+    costs = known.of(
         {
             label: Quantizable(
                 tuple(member.name for member in members),
@@ -314,7 +315,7 @@ def _fillables(
             scheme_bytes(formats[names[0]], variable.shape),
             twice if addable and twice < plain else None,
             plain,
-            harms[label],
+            costs[label],
         )
         others += 0 if alone else sources[label].nbytes
     return tensors, others

@@ -30,32 +30,7 @@ class SensitivityProgress:
     layers: int
 
 
-@dataclass(frozen=True)
-class WritingProgress:
-    """What is told while a model writes texts to learn from: so many of at most so many."""
-
-    done: int
-    texts: int
-
-
-@dataclass(frozen=True)
-class DistilProgress:
-    """What is told after each judgement.
-
-    Attributes:
-        step, steps: done so far, of so many.
-        before, now: mean KL on the texts that only judge, at the beginning and now.
-        seconds_left: as it looks.
-    """
-
-    step: int
-    steps: int
-    before: float
-    now: float
-    seconds_left: float
-
-
-Progress: TypeAlias = LayerProgress | SensitivityProgress | WritingProgress | DistilProgress
+Progress: TypeAlias = LayerProgress | SensitivityProgress
 """Whatever is told."""
 
-__all__ = ["DistilProgress", "LayerProgress", "Progress", "SensitivityProgress", "WritingProgress"]
+__all__ = ["LayerProgress", "Progress", "SensitivityProgress"]

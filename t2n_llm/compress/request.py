@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import OptionError
-from t2n_llm.compress.effort import Effort, parse_duration
 from t2n_llm.option import Panel, option, refuse_invalid
 
 if TYPE_CHECKING:
@@ -53,15 +52,6 @@ class CompressionOptions:
         "lines of texts, WAV files, pictures (docs/tasks.md).",
         Panel.COMPRESSION,
     )
-    budget: str | None = option(
-        None,
-        "How long tuned learns at the end, such as 30min; 0 for not at all. By default 600 passes over a text.",
-        Panel.COMPRESSION,
-        metavar="TIME",
-    )
-    calibration_seed: int = option(
-        0, "Of the order in which tuned learns, and of the text that a model writes.", Panel.COMPRESSION, minimum=0
-    )
     imatrix: Path | None = option(
         None,
         "Statistics for imatrix, ours or llama.cpp's, instead of a calibration.",
@@ -88,9 +78,6 @@ class CompressionOptions:
         if self.name is None and self.file is None and self.target_size is not None:
             raise OptionError("--target-size is given without a recipe.", "Add --compress q4_0-mixed.")
         self.recipe()  # whatever is wrong with it should be known before the work
-        self.effort()
-        if self.budget is not None and not self._learns():
-            raise OptionError("--budget is given, and nothing learns.", "Add --compress q4_0:tuned.")
         if self.imatrix is not None:
             self._refuse_unused_statistics()
         if self.save_imatrix is not None:
@@ -99,15 +86,6 @@ class CompressionOptions:
             check_name(self.save_imatrix)
             if not self.calibrates():
                 raise OptionError("--save-imatrix is given, and nothing is calibrated.", "Add --compress q4_0:imatrix.")
-
-    def effort(self) -> Effort:
-        """Return how long `tuned` learns at the end.
-
-        Raises:
-            OptionError: the budget is no time.
-        """
-        seconds = None if self.budget is None else parse_duration(self.budget)
-        return Effort(seconds=seconds, seed=self.calibration_seed)
 
     def _refuse_unused_statistics(self) -> None:
         from t2n_llm.compress.algorithms import IMATRIX
@@ -161,12 +139,6 @@ class CompressionOptions:
         recipe = self.recipe()
         return recipe.algorithms() if recipe is not None else set()
 
-    def _learns(self) -> bool:
-        """Say whether an algorithm that learns at the end is asked for."""
-        from t2n_llm.compress.algorithms import CALIBRATED
-
-        return any(name in CALIBRATED and CALIBRATED[name].distils for name in self.algorithm_names())
-
     def recorded(self) -> dict[str, Any]:
         """Return the options as plain data; where files lie on this machine is nobody else's business."""
         from t2n_llm.compress.statistics import recorded_file
@@ -178,8 +150,6 @@ class CompressionOptions:
             "target_size": self.target_size,
             "quantizers": self.quantizers,
             "calibration": calibration if calibration in ("builtin", "auto") else Path(calibration).name,
-            "budget": self.budget,
-            "calibration_seed": self.calibration_seed,
             "imatrix": recorded_file(self.imatrix) if self.imatrix is not None else None,
             "weights_in_memory": self.weights_in_memory,
         }

@@ -39,7 +39,6 @@ class CalibrationResult:
         left: parameter name -> why it was not quantised here although an algorithm was chosen.
         unfolded: what was not scaled, and why.
         statistics: mean squares of the inputs before any scaling, by parameter name.
-        notes: what a user should know besides.
     """
 
     packed: dict[str, FileTensor] = field(default_factory=dict)
@@ -48,7 +47,6 @@ class CalibrationResult:
     left: dict[str, str] = field(default_factory=dict)
     unfolded: list[str] = field(default_factory=list)
     statistics: dict[str, InputStatistics] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def write_tensor(path: Path, name: str, values: torch.Tensor) -> FileTensor:

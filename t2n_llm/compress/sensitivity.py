@@ -23,10 +23,13 @@ from torch import nn
 from generic_export.compat import parameters_of
 from generic_export.errors import CaptureError
 from generic_export.interrupts import asking
+from generic_export.weights.source import TensorSource
+from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM
 from quant.blocks import GROUP
-from quant.budget import rounded
+from quant.budget import kind_factor, layer_count, rounded, weight_sensitivity
 from quant.packing import check_quantizable
 from quant.protocol import InputStatistics, Quantizer
+from quant.recipe import TensorName
 from quant.stream import row_length
 from t2n_llm.compress.observe import observe
 from t2n_llm.compress.progress import SensitivityProgress
@@ -81,12 +84,62 @@ class Quantization:
         return made.permute(back).contiguous()
 
 
+@dataclass(frozen=True)
+class Quantizable:
+    """A stored tensor that would be quantised.
+
+    Attributes:
+        names: of the parameters that it stands for, with their roles; a tied table has two.
+        source: its values, rows as blocks want them.
+        block_format: one of `quant.recipe.QUANTIZED_SCHEMES`.
+    """
+
+    names: tuple[TensorName, ...]
+    source: TensorSource
+    block_format: str
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """What is known of how tensors can be quantised, and of what that costs: measured, else guessed from the weights.
+
+    Attributes:
+        quantizers: by parameter name; None where it looks at the whole model.
+        statistics: of what a tensor is multiplied with, by parameter name.
+        divergences: KL that quantising a parameter alone brings about, where it was measured.
+    """
+
+    quantizers: Mapping[str, Quantizer | None]
+    statistics: Mapping[str, InputStatistics]
+    divergences: Mapping[str, float]
+
+    def of(self, tensors: Mapping[str, Quantizable]) -> dict[str, float]:
+        """Return what quantising each tensor costs, by label, in one unit for `quant.budget.kept_plain` to choose by."""
+        measured = {
+            label: sum(self.divergences[each.name] for each in tensor.names)
+            for label, tensor in tensors.items()
+            if all(each.name in self.divergences for each in tensor.names)
+        }
+        if len(measured) == len(tensors):
+            return measured
+        layers = layer_count(each.name for tensor in tensors.values() for each in tensor.names)
+        guessed = {label: self._guessed(tensor, layers) for label, tensor in tensors.items()}
+        known = sum(guessed[label] for label in measured)
+        unit = sum(measured.values()) / known if known else 1.0
+        return {label: measured.get(label, unit * guess) for label, guess in guessed.items()}
+
+    def _guessed(self, tensor: Quantizable, layers: int) -> float:
+        quantizer = self.quantizers.get(tensor.names[0].name) or BUILT_IN[DEFAULT_ALGORITHM]
+        known = next((self.statistics[each.name] for each in tensor.names if each.name in self.statistics), None)
+        weights = weight_sensitivity(tensor.source, quantizer, tensor.block_format, known)
+        return weights * sum(kind_factor(each.name, each.role, layers) for each in tensor.names)
+
+
 def divergences(
     folder: Path,
     wanted: Mapping[str, Quantization],
     text_ids: torch.Tensor,
     *,
-    seed: int = 0,
     progress: Callable[[SensitivityProgress], None] | None = None,
     trust_remote_code: bool = False,
 ) -> dict[str, float]:
@@ -96,7 +149,6 @@ def divergences(
         folder: config.json and safetensors.
         wanted: by parameter name. Those that are in no layer, nor the embeddings or the head, are left out of the answer.
         text_ids: int64 [n, L].
-        seed: of the tokens that are drawn.
         progress: told after every layer of the way back.
         trust_remote_code: whether code beside the checkpoint may run.
 
@@ -106,7 +158,7 @@ def divergences(
         WeightError: a tensor of a layer holds inf or nan; the message has its name.
     """
     model = open_walkable(folder, trust_remote_code=trust_remote_code)
-    return _Walk(model, wanted, text_ids, torch.Generator().manual_seed(seed)).back(progress)
+    return _Walk(model, wanted, text_ids, torch.Generator().manual_seed(0)).back(progress)
 
 
 @dataclass(frozen=True)
@@ -267,4 +319,4 @@ def _given(module: nn.Module | None, weight: torch.Tensor) -> Iterator[None]:
         parameters["weight"] = own
 
 
-__all__ = ["LENGTH", "TEXTS", "Inputs", "Quantization", "divergences"]
+__all__ = ["LENGTH", "TEXTS", "Inputs", "Quantizable", "Quantization", "Sensitivities", "divergences"]

@@ -22,20 +22,26 @@ from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.rounding_products import round_in_products
 from generic_export.nnef.weights_in_memory import widen_weights
 from generic_export.weights.checkpoint import Checkpoint
-from generic_export.weights.source import TensorSource
+from generic_export.weights.half import CastTensor
+from generic_export.weights.source import RenamedTensor, TensorSource
 from generic_export.write.document import ArchivePlan, plan_document
-from quant.recipe import RECIPE_FILE, recipe_text
-from quant.stream import QuantizationError
-from t2n_llm.compress.apply import Compression
+from quant.prequantized import DecodedTensor, ExactTensor
+from quant.recipe import RECIPE_FILE, Choice, Recipe, Rule, recipe_text
+from quant.stream import PermutedTensor, QuantizationError, QuantizedTensor
+from t2n_llm.compress.apply import Compression, compress
 from t2n_llm.compress.calibration import Calibration
 from t2n_llm.compress.compressed import Captured, Workspace, compressed
-from t2n_llm.compress.plan import head_names
-from t2n_llm.compress.prequantized import kept_as_stored, quantized_again
+from t2n_llm.compress.plan import head_names, plan_compression
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.archive_weights import ArchiveWeights
+
+AS_STORED = "as stored"
+"""Name of the recipe of an export that was asked for none and whose checkpoint holds Q4_0's values."""
+
+_EXAMPLES = 2
 
 
 @dataclass(frozen=True)
@@ -154,12 +160,12 @@ def _stored_form(
     options: CompressionOptions, checkpoint: Checkpoint, part: Captured, compression: Compression | None
 ) -> StoredForm:
     if options.recipe() is None:
-        compression = kept_as_stored(part.skeleton, part.graph, part.sources)
+        compression = _kept_as_stored(part.skeleton, part.graph, part.sources)
     graph, sources = (part.graph, part.sources) if compression is None else (compression.graph, compression.sources)
     graph = _in_memory(round_in_products(graph), part.skeleton, options.weights_in_memory)
     notes = checkpoint.notes
     if compression is not None:
-        again = quantized_again(compression)
+        again = _quantized_again(compression)
         notes = (*notes, *([again] if again is not None else []))
         compression = replace(compression, graph=graph)
     return StoredForm(graph, sources, plan_document(graph, sources), compression, notes)
@@ -175,3 +181,56 @@ def _in_memory(graph: NnefGraph, skeleton: Weightless, dtype: str) -> NnefGraph:
     if dtype == "stored":
         return graph
     return widen_weights(graph, dtype, kept=head_names(skeleton) if dtype == "f32" else ())
+
+
+# --- checkpoints that are quantised already --------------------------------------------------------
+
+
+def _kept_as_stored(skeleton: Weightless, graph: NnefGraph, sources: Mapping[str, TensorSource]) -> Compression | None:
+    """Return what stores every tensor that is exactly Q4_0 as it is and leaves the others plain; None when none is.
+
+    Args:
+        skeleton, graph, sources: as an export without compression would write them.
+    """
+    exact = [label for label, source in sources.items() if _is_exact(source)]
+    if not exact:
+        return None
+    names = dict.fromkeys(name for label in exact for name in (label, *_other_names(label, skeleton)))
+    recipe = Recipe(AS_STORED, tuple(Rule(name, Choice("q4_0")) for name in names))
+    return replace(compress(plan_compression(recipe, skeleton, graph, sources), sources), warnings=())
+
+
+def _is_exact(source: TensorSource) -> bool:
+    """Say whether a source's values are exactly those of Q4_0 blocks that the checkpoint holds."""
+    return isinstance(_stored(source), ExactTensor)
+
+
+def _quantized_again(compression: Compression) -> str | None:
+    """Return a warning that names the tensors that lose values for the second time, or None."""
+    names = [
+        label
+        for label, source in compression.sources.items()
+        if isinstance(source, QuantizedTensor)
+        and isinstance(stored := _stored(source.source), DecodedTensor)
+        and stored.was_quantized
+    ]
+    if not names:
+        return None
+    some = ", ".join(names[:_EXAMPLES]) + (", ..." if len(names) > _EXAMPLES else "")
+    return (
+        f"{len(names)} tensor{'s' * (len(names) > 1)} ({some}) quantised in another format before: Q4_0 adds an error of "
+        "its own. The original checkpoint gives a better archive."
+    )
+
+
+def _stored(source: TensorSource) -> TensorSource:
+    """Return a source as the checkpoint has it, whatever is done to it on the way."""
+    while isinstance(source, CastTensor | RenamedTensor | PermutedTensor):
+        source = source.source
+    return source
+
+
+def _other_names(label: str, skeleton: Weightless) -> list[str]:
+    """Return the other names of a tied parameter."""
+    owner = skeleton.tied.get(label, label)
+    return [name for name in (owner, *(name for name, of in skeleton.tied.items() if of == owner)) if name != label]

@@ -13,14 +13,18 @@ from typing import Any
 import torch
 
 from generic_export.errors import OptionError
-from t2n_llm.compress.written import generated_ids
+from generic_export.interrupts import asking
+from kvcache.compat import cache_keyword, cache_of
 from t2n_llm.source.hub import ModelSource, opening_ids
+from t2n_llm.weights.f32_model import load_f32
+from t2n_llm.weights.placement import Placement, plan_residency
 
 BUILTIN, AUTO = "builtin", "auto"
 DEFAULT_SEQUENCES = 32
 DEFAULT_LENGTH = 512
 _SHORTEST_TEXT = 64  # tokens; less says nothing about a model
 _AUTO_LENGTH = 128
+_AUTO_BATCH = 32  # texts written at once: the weights are read once for all of them
 _TEXTS = ("prose.txt", "chat.txt", "code.txt")
 _HELD_OUT = "held-out.txt"
 
@@ -31,7 +35,6 @@ def calibration_ids(
     *,
     sequences: int = DEFAULT_SEQUENCES,
     length: int = DEFAULT_LENGTH,
-    seed: int = 0,
 ) -> torch.Tensor:
     """Return the token ids to calibrate on.
 
@@ -40,19 +43,55 @@ def calibration_ids(
         source: the model; `builtin` and a path need its tokenizer.
         sequences: at most so many, spread evenly over the text.
         length: tokens in each; less when the model's positions or the text do not reach so far.
-        seed: of the sampling.
 
     Raises:
         OptionError: the text cannot be read, or is too short.
         MissingTokenizerError: a text is given and the model has no tokenizer.
+        NotEnoughMemoryError: the model does not fit, to write a text itself.
     """
     length = min(length, _position_limit(source.config))
     if choice == AUTO:
-        return generated_ids(source, sequences=sequences, length=min(length, _AUTO_LENGTH), seed=seed)
+        return _generated_ids(source, sequences, min(length, _AUTO_LENGTH))
     text = builtin_text() if choice == BUILTIN else read_text(Path(choice))
     tokenizer = source.tokenizer()
     ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
     return spread_ids(ids, sequences, length, choice, opening_ids(tokenizer))
+
+
+@torch.no_grad()
+def _generated_ids(source: ModelSource, count: int, length: int) -> torch.Tensor:
+    """Sample texts [count, length] from the model itself (LLM-QAT, arXiv:2305.17888): any first token, then its continuation.
+
+    The model is loaded whole for this. The seed is fixed: a model gives the same texts again.
+    """
+    model, generator = _load(source), torch.Generator().manual_seed(0)
+    opening = torch.tensor(opening_ids(source.tokenizer()) if source.has_tokenizer() else [], dtype=torch.int64)
+    vocabulary = model.config.get_text_config().vocab_size
+    first = torch.randint(vocabulary, (count, 1), generator=generator)
+    prompts = torch.cat([opening.expand(count, -1), first], dim=1)
+    return torch.cat([_continued(model, part, length, generator) for part in prompts.split(_AUTO_BATCH)])
+
+
+def _continued(model: Any, prompts: torch.Tensor, length: int, generator: torch.Generator) -> torch.Tensor:
+    """Return texts [n, length] that begin with prompts [n, P]."""
+    ids, past, step, keyword = prompts, None, prompts, cache_keyword(model.forward)
+    for _ in asking(range(length - prompts.shape[1])):
+        result = model(input_ids=step, use_cache=True, logits_to_keep=1, **{keyword: past})
+        past = cache_of(result)
+        probabilities = result.logits[:, -1].to(torch.float32).softmax(dim=-1)
+        step = torch.multinomial(probabilities, 1, generator=generator)
+        ids = torch.cat([ids, step], dim=1)
+    return ids
+
+
+def _load(source: ModelSource) -> Any:
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights():
+        skeleton = AutoModelForCausalLM.from_config(source.config, trust_remote_code=source.trust_remote_code)
+    plan_residency(skeleton, Placement("cpu"))
+    return load_f32(source.weights, source.trust_remote_code)
 
 
 def builtin_text() -> str:

@@ -7,7 +7,7 @@ be made resident one at a time.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -83,20 +83,6 @@ class WalkableModel:
         names = {name: name for name in _parameter_names(self.causal_lm) if not name.startswith(prefix)}
         with self._loaded(names, self.causal_lm):
             yield self.causal_lm
-
-    @contextmanager
-    def resident_but(self, left: Collection[str]) -> Iterator[nn.Module]:
-        """Give everything but some parameters its f32 values for a `with` block."""
-        with self._loaded(
-            {name: name for name in _parameter_names(self.causal_lm) if name not in left}, self.causal_lm
-        ):
-            yield self.causal_lm
-
-    def value(self, name: str) -> torch.Tensor:
-        """Return a copy of a parameter's f32 values."""
-        if self.stored is None:
-            return _parameter(self.causal_lm, name).detach().to(torch.float32).clone()
-        return read_tensor(self.stored[name], torch.float32).clone()
 
     @contextmanager
     def _loaded(self, names: Mapping[str, str], module: nn.Module) -> Iterator[None]:

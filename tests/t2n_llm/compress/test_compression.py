@@ -28,7 +28,8 @@ from quant.stream import PackedBlocks
 from t2n_llm.compress.apply import compress
 from t2n_llm.compress.plan import CompressionPlan, plan_compression
 from t2n_llm.compress.request import CompressionOptions
-from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.against_source import compare_with_source
+from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.export.pipeline import ExportResult, export_llm
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.graph.document import build_graph
@@ -181,6 +182,12 @@ def test_wrong_options_are_refused_before_any_work(options: dict[str, Any], mess
         CompressionOptions(**options)
 
 
+@pytest.mark.parametrize("option", ["budget", "calibration_seed"])
+def test_a_removed_option_names_what_took_its_place(option: str) -> None:
+    with pytest.raises(OptionError, match=f"{option} was removed: .*tuned|{option} was removed: .*fixed seed"):
+        ExportOptions.of(compress="q4_0:tuned", **{option: 1})
+
+
 def test_recipes_that_quantise_nothing_say_which_element_type() -> None:
     assert CompressionOptions("f32").dtype() == "f32"
     assert CompressionOptions("q4_0").dtype() is None
@@ -239,9 +246,14 @@ def test_the_manifest_records_every_tensor_and_the_recipe_lies_beside(compressed
     assert parse_recipe(recipe, "r", ALGORITHMS) == named_recipe("q4_0+embeddings", ALGORITHMS)
 
 
-def test_a_compressed_folder_is_validated_again(compressed: ExportResult, tiny_llama: Path) -> None:
-    report = validate_folder(compressed.output_dir, str(tiny_llama), options=ValidateOptions.of(decode_steps=STEPS))
+def test_a_compressed_folder_is_validated_again(compressed: ExportResult, tiny_llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(compressed.output_dir, tmp_path / "export")
+    manifest = json.loads((folder / "export.json").read_text())
+    manifest["options"]["compression"] |= {"budget": "30min", "calibration_seed": 3}  # as earlier releases recorded
+    (folder / "export.json").write_text(json.dumps(manifest))
+    report = validate_folder(folder, str(tiny_llama), options=ValidateOptions.of(decode_steps=STEPS))
     assert report.passed and report.original is not None
+    assert not compare_with_source(folder, str(tiny_llama)).findings
 
 
 def test_the_command_line_engine_agrees_too(compressed: ExportResult, tiny_llama: Path) -> None:

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from generic_export.weights.values import read_tensor
-from t2n_llm.compress import kept
+from t2n_llm.compress import journal
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.calibrate import calibrate
 from t2n_llm.compress.calibration import TextCalibration
-from t2n_llm.compress.effort import Effort
 from t2n_llm.compress.journal import JOURNAL_NAME, CalibrationJournal
 from t2n_llm.compress.progress import LayerProgress
 from t2n_llm.compress.result import CalibrationResult
@@ -29,7 +28,7 @@ IDS = text_ids("calib.txt", sequences=9, length=32)
 
 @pytest.fixture(autouse=True)
 def _every_layer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_INTERVAL", 0.0)
+    monkeypatch.setattr(journal, "_INTERVAL", 0.0)
 
 
 class _StoppedError(Exception):
@@ -53,9 +52,9 @@ def _calibrated(
 ) -> CalibrationResult:
     work.mkdir(exist_ok=True)
     chosen = lambda name: CALIBRATED[algorithm] if is_linear(name) or "experts" in name else None  # noqa: E731
-    journal = CalibrationJournal(work, identity)
+    kept = CalibrationJournal(work, identity)
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-    return calibrate(folder, chosen, IDS % vocabulary, work_dir=work, journal=journal, progress=progress)
+    return calibrate(folder, chosen, IDS % vocabulary, work_dir=work, journal=kept, progress=progress)
 
 
 def _same(one: CalibrationResult, other: CalibrationResult) -> bool:
@@ -69,7 +68,7 @@ def _same(one: CalibrationResult, other: CalibrationResult) -> bool:
         and entry.tokens == other.statistics[name].tokens
         for name, entry in one.statistics.items()
     )
-    told = (one.errors, one.left, one.unfolded, one.notes) == (other.errors, other.left, other.unfolded, other.notes)
+    told = (one.errors, one.left, one.unfolded) == (other.errors, other.left, other.unfolded)
     return tensors and seen and told and one.statistics.keys() == other.statistics.keys()
 
 
@@ -120,7 +119,7 @@ def test_what_cannot_be_gone_on_with_is_begun_anew(damage: str, short_model: Pat
 
 
 def test_quick_layers_are_not_kept(short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_INTERVAL", 1e6)
+    monkeypatch.setattr(journal, "_INTERVAL", 1e6)
     _calibrated(short_model, tmp_path, "imatrix")
     assert not (tmp_path / JOURNAL_NAME).exists()
 
@@ -133,7 +132,7 @@ def test_another_text_is_another_calibration(short_model: Path, tmp_path: Path) 
     for name in ("calib.txt", "calib.txt", "other.txt"):
         told: list[LayerProgress] = []
         calibration = TextCalibration(open_source(str(short_model)), str(tmp_path / name))
-        calibration.quantized(chosen, tmp_path, told.append, Effort(seconds=0))
+        calibration.quantized(chosen, tmp_path, told.append)
         first.setdefault(name, 0)
         first[name] = len(told)
     assert first == {"calib.txt": 0, "other.txt": 2}  # the second time, both layers were done

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig
 
 from generic_export.weights.values import read_tensor
 from quant.gptq import GptqQuantizer
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.calibrate import calibrate
+from t2n_llm.compress.calibration import TextCalibration, _texts_of_layers
 from t2n_llm.compress.observe import Run
 from t2n_llm.compress.reconstruct import Original, distance, reconstruct, replace_weight, split
 from t2n_llm.compress.result import CalibrationResult
-from tests.families import save_tiny_model
+from t2n_llm.source.hub import open_source
+from tests.families import FAMILIES, save_tiny_model
+from tests.recurrent_families import RECURRENT_FAMILIES
 from tests.t2n_llm.compress.test_calibrate import _mixtral, is_linear
+from tests.trained_model import REAL_MODEL
 
 TOKENS = torch.randint(3, 160, (12, 32), generator=torch.Generator().manual_seed(0))
 
@@ -100,10 +106,34 @@ def calibrated(folder: Path, work: Path, ids: torch.Tensor, algorithm: str) -> C
     return calibrate(folder, lambda name: CALIBRATED[algorithm] if linear(name) else None, ids, work_dir=work)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "mixtral", "mamba"])
 def test_layers_of_every_kind_are_walked_and_give_the_same_values_again(family: str, tmp_path: Path) -> None:
-    folder = _mixtral(tmp_path) if family == "mixtral" else save_tiny_model(family, tmp_path / "model")
+    if family == "mixtral":
+        folder = _mixtral(tmp_path)
+    else:
+        folder = save_tiny_model(family, tmp_path / "model", configs=FAMILIES | RECURRENT_FAMILIES)
     first, second = (calibrated(folder, tmp_path / name, TOKENS, "tuned") for name in ("first", "second"))
-    assert any("down_proj" in name for name in first.packed) and first.errors == second.errors
+    assert any("down_proj" in name or "out_proj" in name for name in first.packed) and first.errors == second.errors
     assert all(torch.equal(read_tensor(first.packed[name]), read_tensor(second.packed[name])) for name in first.packed)
     assert {error.algorithm for error in first.errors.values()} == {"tuned"}
+
+
+def _texts(algorithm: str, **sizes: Any) -> int:
+    return _texts_of_layers({"a": CALIBRATED[algorithm]}, AutoConfig.for_model("llama", **sizes))
+
+
+def test_layers_that_reconstruct_read_as_many_texts_as_memory_allows() -> None:
+    assert _texts("gptq", hidden_size=256, intermediate_size=1024) == 32
+    assert _texts("tuned", hidden_size=256, intermediate_size=1024) == 96
+    assert _texts("tuned", hidden_size=4096, intermediate_size=14336) == 39
+    assert _texts("tuned", hidden_size=16384, intermediate_size=53248) == 32
+
+
+@pytest.mark.nightly
+def test_more_texts_are_read_where_layers_reconstruct(tmp_path: Path) -> None:
+    calibration = TextCalibration(open_source(str(REAL_MODEL)), str(REAL_MODEL / "calib.txt"))
+    name, read = "model.layers.0.self_attn.q_proj.weight", {}
+    for algorithm in ("tuned", "gptq"):
+        made = calibration.quantized({name: CALIBRATED[algorithm]}, tmp_path, lambda _: None)
+        read[algorithm] = made.errors[name].tokens
+    assert read["gptq"] == 32 * 512 and read["tuned"] > 2 * read["gptq"]  # less the texts that only judge

@@ -14,9 +14,8 @@ from quant.budget import Candidate, TargetSize, kept_plain
 from quant.recipe import TensorName
 from t2n_llm.compress import sensitivity
 from t2n_llm.compress.algorithms import CALIBRATED
-from t2n_llm.compress.harm import Harm, Quantizable
 from t2n_llm.compress.progress import SensitivityProgress
-from t2n_llm.compress.sensitivity import Inputs, Quantization, divergences
+from t2n_llm.compress.sensitivity import Inputs, Quantizable, Quantization, Sensitivities, divergences
 from t2n_llm.export.pipeline import export_llm
 from tests.families import FAMILIES, config, save_tiny_model
 from tests.recurrent_families import RECURRENT_FAMILIES
@@ -136,7 +135,7 @@ def test_what_was_not_measured_counts_in_the_unit_of_what_was() -> None:
         name: Quantizable((TensorName(name, "@linears"),), InMemoryTensor(name, values), "q4_0")
         for name, values in ((name, torch.randn(16, 64, generator=generator)) for name in ("a.q_proj", "b.q_proj"))
     }
-    both = Harm({}, {}, {"a.q_proj": 0.25, "b.q_proj": 0.5}).of(tensors)
-    one = Harm({}, {}, {"a.q_proj": 0.25}).of(tensors)
+    both = Sensitivities({}, {}, {"a.q_proj": 0.25, "b.q_proj": 0.5}).of(tensors)
+    one = Sensitivities({}, {}, {"a.q_proj": 0.25}).of(tensors)
     assert both == {"a.q_proj": 0.25, "b.q_proj": 0.5}
     assert one["a.q_proj"] == 0.25 and one["b.q_proj"] == pytest.approx(0.25, rel=0.3)

@@ -248,6 +248,8 @@ OPTIONS: dict[str, tuple[Sequence[str], tuple[str, ...]]] = {
     "decode steps": (["--decode-steps", "0"], ("--decode-steps",)),
     "logits": (["--num-logits-to-keep", "-1"], ("--num-logits-to-keep",)),
     "unknown option": (["--frobnicate"], ("--frobnicate",)),
+    "removed option": (["--budget", "30min"], ("--budget was removed", "tuned has no learning stage")),
+    "removed seed": (["--calibration-seed=3"], ("--calibration-seed was removed", "a fixed seed")),
     "not a number": (["--decode-steps", "many"], ("--decode-steps",)),
 }
 
