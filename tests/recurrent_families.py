@@ -116,9 +116,8 @@ RECURRENT_FAMILIES: dict[str, Callable[[], Any]] = {
     "zamba": _config(
         "zamba",
         _ATTENTION,
-        num_hidden_layers=3,
         num_key_value_heads=4,
-        layers_block_type=["mamba", "hybrid", "hybrid"],
+        layers_block_type=["hybrid", "hybrid"],
         mamba_d_state=8,
         mamba_dt_rank=6,
         n_mamba_heads=2,

@@ -37,7 +37,13 @@ _SLIDING = {
     "llama4_text": "chunks instead of windows: a key is seen up to the end of its chunk",
     "gemma3n_text": "layers that share the keys and values of an earlier one",
 }
-_CHANGES = {"gemma3n_text": {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}}
+_CHANGES = {
+    "gemma3n_text": {
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "activation_sparsity_pattern": [0.95, 0.0, 0.0],
+    }
+}
 _EVEN: dict[str, Any] = {"dtype": "f32", "decode_steps": 3 * WINDOW, "require_tokenizer": False, "window_cache": True}
 
 
