@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from generic_export.errors import OptionError
+from t2n_llm.zoo.cell import run_cell
 from t2n_llm.zoo.configs import default_config
 from t2n_llm.zoo.expectations import Expected, surprises
 from t2n_llm.zoo.full_size import PEAK_BYTES, allowed_seconds, judged, layers_of
 from t2n_llm.zoo.history import Run, read_results
 from t2n_llm.zoo.overrides import FULL_SIZE_OVERRIDES
+from t2n_llm.zoo.page import page
 from t2n_llm.zoo.run import RunOptions
-from t2n_llm.zoo.tables import FULL_SIZE_TABLE, full_size_markdown, markdown, replace_table
+from t2n_llm.zoo.tables import FULL_SIZE_TABLE, full_size_markdown, markdown, replace_table, summary
 from t2n_llm.zoo.tasks import architectures
-from t2n_llm.zoo.verdict import FAILED, FULL_SIZE, OVER, RIGHT, CellVerdict
-from tests.t2n_llm.command_line import call
+from t2n_llm.zoo.verdict import FAILED, FULL_SIZE, OVER, RIGHT, Cell, CellVerdict
+from tests.t2n_llm.command_line import call, refused
 
 WITHIN = CellVerdict(
     "llama", FULL_SIZE, RIGHT, "done", "LlamaForCausalLM", layers=32, processor_seconds=15.0, peak_rss_bytes=800_000_000
@@ -50,6 +53,8 @@ def test_the_table_has_marks_of_its_own() -> None:
     tiny = replace(WITHIN, dtype="f32", layers=0)
     run = Run("night", (tiny, WITHIN, judged(SLOW), REFUSED))
     table = full_size_markdown(run, {REFUSED.key: Expected(FAILED, "capture", "a fact")})
+    assert summary(run)[1].startswith("full-size: 1 within the bar of 3")
+    assert FULL_SIZE in page([run], {})
     assert "1 of 3 default configs are within the bar, 1 are over it, 1 fail." in table
     assert "| `llama` | 32 | 15.0 s | 26.0 s | 0.80 GB | ✓ |" in table
     assert "| `mamba` | full-size | capture | a fact |" in table
@@ -73,11 +78,24 @@ def test_default_configs_are_those_of_causal_decoders() -> None:
     assert set(FULL_SIZE_OVERRIDES) <= set(architectures())
 
 
-def test_real_checkpoints_have_no_such_column() -> None:
+def test_real_checkpoints_have_no_such_column(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no column of default configs"):
         RunOptions(models=("folder",), dtypes=(FULL_SIZE,))
+    models = tmp_path / "models.txt"
+    models.write_text("folder\n")
+    refused(call("zoo", "run", "--full-size", "--models", models), "no column of default configs")
 
 
+def test_a_cell_measures_a_default_config(tmp_path: Path) -> None:
+    with mock.patch.dict(FULL_SIZE_OVERRIDES, {"opt": {"num_hidden_layers": 1}}):
+        verdict = run_cell(Cell("opt", FULL_SIZE), tmp_path, lambda _: None)
+    assert (verdict.outcome, verdict.stage, verdict.class_name) == (RIGHT, "done", "OPTForCausalLM")
+    assert (verdict.key, verdict.layers) == ("opt:full-size", 1)
+    assert verdict.processor_seconds > 0.1 and verdict.peak_rss_bytes > 200e6
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.nightly
 def test_a_run_measures_a_default_config(tmp_path: Path) -> None:
     outcome = call(
         *("zoo", "run", "--full-size", "--only", "opt", "--jobs", 1, "--results", tmp_path / "out.jsonl"),

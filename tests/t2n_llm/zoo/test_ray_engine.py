@@ -46,6 +46,7 @@ def test_a_two_worker_cluster_gives_the_same_lines(cluster: Any) -> None:
     assert lines(run_on_ray(cells, 2, FAKE)) == lines(run_local(cells, 2, FAKE))
 
 
+@pytest.mark.nightly
 def test_a_real_cell_on_the_cluster(cluster: Any) -> None:
     (verdict,) = run_on_ray([Cell("opt", decode_steps=4)], 1, HostOptions())
     assert verdict.outcome == "right", verdict
