@@ -6,7 +6,8 @@ usage: scripts/kill_resume.py [--rounds N] [--megabytes M] [--seed S] [--work DI
 Makes a random Llama of about M megabytes (default 400) and exports it once in each form for reference. Then, N times
 (default 20): an export is started and killed with SIGKILL at a random moment of its writing; nothing may be there under the final
 name, and nothing but hidden partials beside it; every third time the resumed export is killed as well; then one with
-`resume` runs to its end, and its archive must equal the reference byte for byte. Exit code 1 if anything differs.
+`resume` runs to its end (a .tgz starts again), and its archive must equal the reference byte for byte. Exit code 1 if
+anything differs.
 Everything is made in DIR (default: the temporary folder) and deleted. POSIX only: every export is a fork of this process.
 Run it with the project's environment: .venv/bin/python scripts/kill_resume.py
 """

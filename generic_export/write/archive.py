@@ -38,7 +38,6 @@ from generic_export.write.sinks import (
     EntryPlace,
     TarSink,
     TgzSink,
-    resumable_state,
 )
 
 __all__ = [
@@ -98,7 +97,7 @@ class WriteProgress:
 
 @dataclass(frozen=True)
 class Resume:
-    """How an export that was cut short may be continued.
+    """How an export that was cut short may be continued. A .tgz is one compressed stream and always starts again.
 
     Args:
         identity: text that is equal for two exports exactly when they would write the same archive.
@@ -125,8 +124,8 @@ class ArchiveWriter:
     """Writes one archive beside its final place, and puts it there when it is whole.
 
     Use it as a context manager and call `commit()` last; leaving the block in any other way removes what was
-    written, except that an interrupt (Ctrl-C) keeps it where `resume.wanted` says so. A process that is killed leaves a
-    hidden partial and its journal; the next writer of the same target deletes or continues them.
+    written, except that an interrupt (Ctrl-C) keeps a folder or a tar where `resume.wanted` says so. A process that is killed
+    leaves a hidden partial and its journal; the next writer of the same target deletes or continues them.
 
     Args:
         path, compression_level: as `archive_format_of`; the outcome is in `.path` and `.format`.
@@ -156,7 +155,7 @@ class ArchiveWriter:
         self._level = compression_level or DEFAULT_TGZ_LEVEL
         self._overwrite = overwrite
         self._needed_bytes = needed_bytes
-        self._resume = resume
+        self._resume = self._resumable(resume)
         self._target = self.path.absolute()
         self._names: dict[str, bool] = {}
         self._damage: str | None = None
@@ -173,8 +172,7 @@ class ArchiveWriter:
                 self._journal = self._open_journal()
                 if self._needed_bytes is not None:
                     check_free_space(self.path, self._needed_bytes - occupied_bytes(self._journal.partial))
-                if not self._journal.entries:
-                    self._sink = self._new_sink(self._journal, {})
+                self._sink = self._new_sink(self._journal)
         except BaseException:
             self._discard()
             raise
@@ -204,7 +202,7 @@ class ArchiveWriter:
             ArchiveError: the name is not acceptable, or the chunks do not amount to `size`.
             DiskFullError: the disk is full.
         """
-        sink = self._open_sink({name: size})
+        _, sink = self._opened()
         add_name(self._names, name)
         self._damage = f"entry {name} was not completed"
         self._staging = self._staging or Staging()
@@ -225,19 +223,20 @@ class ArchiveWriter:
         sizes = {entry.name: entry.size for entry in entries}
         tally = _Tally(sizes, progress)
         with self._advising():
-            sink = self._open_sink(sizes)
+            journal, sink = self._opened()
             for entry in entries:
                 add_name(self._names, entry.name)
             self._damage = "not every entry was completed"
             sink.allocate(sizes)
-            work = [(entry, sink.place(entry.name, entry.size)) for entry in entries]
+            records = journal.entries
+            work = [(entry, sink.place(entry.name, entry.size), records.get(entry.name)) for entry in entries]
             tally.tell()
             if sink.parallel:
                 work.sort(key=lambda item: -item[0].size)  # the longest first, so that all threads end together
                 Crew().run([partial(self._complete, *item, tally) for item in work], tally.tell)
             else:
-                for entry, place in work:
-                    self._complete(entry, place, tally, None)
+                for item in work:
+                    self._complete(*item, tally, None)
         tally.tell()
         self._damage = None
 
@@ -249,7 +248,7 @@ class ArchiveWriter:
             DiskFullError: the disk is full.
             OutputExistsError: something has taken the target's name meanwhile, and `overwrite` is off.
         """
-        sink, journal = self._open_sink({}), self._open_writer()
+        journal, sink = self._opened()
         if GRAPH_FILE not in self._names:
             raise ArchiveError(f"{self.path}: an archive without {GRAPH_FILE} cannot be loaded.", "Add it first.")
         with self._advising():
@@ -264,6 +263,14 @@ class ArchiveWriter:
         self._sink = self._journal = None
 
     # --- partials -----------------------------------------------------------------------------
+
+    def _resumable(self, resume: Resume | None) -> Resume | None:
+        """Return the settings that hold for this form: a .tgz is never continued."""
+        if resume is None or self.format is not ArchiveFormat.TGZ:
+            return resume
+        if resume.wanted:
+            resume.on_lost("a .tgz is one compressed stream and cannot be continued: starting from the beginning.")
+        return None
 
     def _open_journal(self) -> Journal:
         """Clear away what dead writers left; continue one of theirs where that is wanted and possible."""
@@ -299,19 +306,14 @@ class ArchiveWriter:
             os.rename(self._target, journal.partial)
         return os.path.lexists(journal.partial)
 
-    def _new_sink(self, journal: Journal, sizes: Mapping[str, int]) -> ArchiveSink:
-        """Open the container: a new one, or the partial of a journal, which will hold entries of these sizes."""
+    def _new_sink(self, journal: Journal) -> ArchiveSink:
+        """Open the container: a new one, or the partial of a journal."""
         path, existing = journal.partial, os.path.lexists(journal.partial)
         if self.format is ArchiveFormat.DIRECTORY:
             return DirectorySink(path, existing=existing)
         if self.format is ArchiveFormat.TAR:
             return TarSink(path, existing=existing)
-        state, kept = resumable_state(path, sizes, journal.entries) if existing else (None, 0)
-        for name in list(journal.entries)[kept:]:
-            del journal.entries[name]
-        if existing and state is None:
-            path.unlink()
-        return TgzSink(path, self._level, state)
+        return TgzSink(path, self._level)
 
     def _keep(self) -> None:
         """Close everything, and leave the partial to an export that continues it."""
@@ -337,22 +339,24 @@ class ArchiveWriter:
 
     # --- entries ------------------------------------------------------------------------------
 
-    def _open_writer(self) -> Journal:
-        if self._journal is None:
+    def _opened(self) -> tuple[Journal, ArchiveSink]:
+        if self._journal is None or self._sink is None:
             raise ArchiveError(f"{self.path}: the archive is not open.", "Write inside `with ArchiveWriter(...)`.")
-        return self._journal
-
-    def _open_sink(self, sizes: Mapping[str, int]) -> ArchiveSink:
-        journal = self._open_writer()
         if self._damage is not None:
             raise ArchiveError(f"{self.path}: cannot go on, {self._damage}.", "Start the archive again.")
-        if self._sink is None:
-            self._sink = self._new_sink(journal, sizes)
-        return self._sink
+        return self._journal, self._sink
 
-    def _complete(self, entry: Entry, place: EntryPlace, tally: _Tally, crew: Crew | None) -> None:
-        """Write one of many entries, unless an earlier writer did; in a thread of the crew, if there is one."""
-        record = self._open_writer().entries.get(entry.name)
+    def _complete(
+        self, entry: Entry, place: EntryPlace, record: EntryRecord | None, tally: _Tally, crew: Crew | None
+    ) -> None:
+        """Write one of many entries, unless an earlier writer did; in a thread of the crew, if there is one.
+
+        Args:
+            entry, place: what to write, and where.
+            record: what an earlier writer noted of it.
+            tally: counts the bytes.
+            crew: the threads; None in the calling thread.
+        """
         tally.begin(entry.name)
         if record is not None and record.bytes == entry.size and place.holds(record.sha256):
             self.digests[entry.name] = EntryDigest(record.bytes, record.sha256)
@@ -393,13 +397,13 @@ class ArchiveWriter:
             raise ArchiveError(
                 f"{self.path}: entry {entry.name} was announced with {entry.size} bytes, got {more}{received}."
             )
-        stream.close(partial(self._finished, entry.name, EntryDigest(entry.size, digest.hexdigest())))
+        stream.close()
+        self._finished(entry.name, EntryDigest(entry.size, digest.hexdigest()))
 
-    def _finished(self, name: str, digest: EntryDigest, state: Mapping[str, int]) -> None:
+    def _finished(self, name: str, digest: EntryDigest) -> None:
         self.digests[name] = digest
         if self._journal is not None and self._resume is not None:
-            record = EntryRecord(digest.bytes, digest.sha256, state, self._resume.note(name))
-            self._journal.record(name, record)
+            self._journal.record(name, EntryRecord(digest.bytes, digest.sha256, self._resume.note(name)))
 
     # --- errors -------------------------------------------------------------------------------
 

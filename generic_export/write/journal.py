@@ -13,7 +13,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +145,11 @@ class EntryRecord:
     Args:
         bytes: its length.
         sha256: of its bytes, in hexadecimal.
-        state: what the container needs to go on after this entry, where that is more than the entry's place.
         note: what else the export wants to know of the entry when it goes on: plain data, or None.
     """
 
     bytes: int
     sha256: str
-    state: Mapping[str, int] = field(default_factory=dict)
     note: Any = None
 
 
@@ -228,8 +226,7 @@ def _read(path: Path) -> tuple[str | None, dict[str, EntryRecord], int]:
             if not length:
                 identity = str(record["identity"]) if record["format"] == _FORMAT and record["identity"] else None
             else:
-                state = {str(key): int(value) for key, value in record["state"].items()}
-                entry = EntryRecord(int(record["bytes"]), str(record["sha256"]), state, record["note"])
+                entry = EntryRecord(int(record["bytes"]), str(record["sha256"]), record["note"])
                 entries[str(record["name"])] = entry
             length += len(line)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from generic_export.files import sync, sync_folder
 from generic_export.write.direct_file import OutputFile, Region, Staging
-from generic_export.write.gzip_stream import GzipSpan, GzipState, GzipStream, verify_spans
-from generic_export.write.journal import EntryRecord
+from generic_export.write.gzip_stream import GzipStream
 
 _READ_BYTES = 4 * 1024 * 1024
 _ALLOCATED_BYTES = 1024 * 1024  # files above it are allocated at once, so that they lie in one piece
@@ -28,8 +26,8 @@ class EntryStream(Protocol):
     def write(self, data: memoryview) -> None:
         """Add bytes; they are copied."""
 
-    def close(self, finished: Callable[[Mapping[str, int]], None]) -> None:
-        """End the entry; `finished` is called with the container's state once the bytes are with the system."""
+    def close(self) -> None:
+        """End the entry. In a folder and in a tar, its bytes are with the system then."""
 
     def abandon(self) -> None:
         """Leave the entry as it is: the archive will not be finished."""
@@ -137,12 +135,11 @@ class _RegionStream:
     def write(self, data: memoryview) -> None:
         self._region.write(data)
 
-    def close(self, finished: Callable[[Mapping[str, int]], None]) -> None:
+    def close(self) -> None:
         try:
             self._region.close()
         finally:
             self.abandon()
-        finished({})
 
     def abandon(self) -> None:
         if self._own_file is not None:
@@ -223,30 +220,27 @@ class _TarPlace:
 
 
 class TgzSink:
-    """A gzipped tar. Entries come one after the other; each starts a deflate block of its own.
+    """A gzipped tar. Its entries come one after the other; a partial one is never continued.
 
     Args:
-        path: the file.
+        path: a new file.
         level: of compression, 1 to 9.
-        state: go on after an entry that an earlier writer finished; the entries before it are placed, not written.
     """
 
     parallel = False
 
-    def __init__(self, path: Path, level: int, state: GzipState | None = None) -> None:
-        self._file = OutputFile(path, existing=state is not None)
-        self._stream = GzipStream(self._file, level, state)
-        self._length = state.length if state else 0  # uncompressed bytes that are in the file already
-        self._position = 0
+    def __init__(self, path: Path, level: int) -> None:
+        self._file = OutputFile(path)
+        self._stream = GzipStream(self._file, level)
+        self._position = 0  # in the tar, uncompressed
 
     def allocate(self, sizes: Mapping[str, int]) -> None:
         del sizes  # how far they shrink is not known
 
     def place(self, name: str, size: int) -> EntryPlace:
         header = tar_header(name, size)
-        begin = self._position
         self._position += len(header) + _padded(size, tarfile.BLOCKSIZE)
-        return _TgzPlace(self._stream, header, size, self._position <= self._length and begin < self._length)
+        return _TgzPlace(self._stream, header, size)
 
     def finish(self) -> None:
         end = self._position + 2 * tarfile.BLOCKSIZE
@@ -261,11 +255,10 @@ class TgzSink:
 
 
 class _TgzPlace:
-    def __init__(self, stream: GzipStream, header: bytes, size: int, written: bool) -> None:
+    def __init__(self, stream: GzipStream, header: bytes, size: int) -> None:
         self._stream = stream
         self._header = header
         self._size = size
-        self._written = written
 
     def open(self, staging: Staging) -> EntryStream:
         del staging
@@ -273,8 +266,8 @@ class _TgzPlace:
         return _TgzStream(self._stream, -self._size % tarfile.BLOCKSIZE)
 
     def holds(self, sha256: str) -> bool:
-        del sha256  # `resumable_state` has compared it
-        return self._written
+        del sha256
+        return False  # the file is new
 
 
 class _TgzStream:
@@ -285,42 +278,11 @@ class _TgzStream:
     def write(self, data: memoryview) -> None:
         self._stream.write(data)
 
-    def close(self, finished: Callable[[Mapping[str, int]], None]) -> None:
+    def close(self) -> None:
         self._stream.write(memoryview(bytes(self._padding)))
-        self._stream.cut(lambda state: finished(asdict(state)))
 
     def abandon(self) -> None:
         pass
-
-
-_STATE_KEYS = {item.name for item in fields(GzipState)}
-
-
-def resumable_state(
-    path: Path, sizes: Mapping[str, int], records: Mapping[str, EntryRecord]
-) -> tuple[GzipState | None, int]:
-    """Check what a partial .tgz holds.
-
-    Args:
-        path: the file.
-        sizes: the archive to be written: name -> length, in order.
-        records: what its journal says is finished.
-
-    Returns:
-        Where to go on (None: from the start), and how many entries that keeps.
-    """
-    spans: list[GzipSpan] = []
-    for name, size in sizes.items():
-        record = records.get(name)
-        if record is None or record.bytes != size or record.state.keys() != _STATE_KEYS:
-            break
-        padding = -size % tarfile.BLOCKSIZE
-        spans.append(GzipSpan(tar_header(name, size), size, padding, record.sha256, GzipState(**record.state)))
-    try:
-        state = verify_spans(path, spans)
-    except OSError:
-        return None, 0
-    return state, [span.after for span in spans].index(state) + 1 if state else 0
 
 
 # --- the disk ---------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def telling_leftovers(target: Path) -> Iterator[None]:
         found = leftovers(target)
         if found and getattr(error, "kept", None) is None:
             told = (
-                f"This run left nothing; an earlier one left {found[0]}: --resume goes on with it, and "
+                f"This run left nothing; an earlier one left {found[0]}. --resume continues it (a tgz starts again); "
                 f"`rm -r {shlex.join(map(str, found))}` removes it."
             )
             if isinstance(error, Interrupted):

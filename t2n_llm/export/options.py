@@ -48,7 +48,7 @@ class ExportOptions:
     )
     checking: CheckingOptions = options(CheckingOptions)
     archive: str = option("tar", "tar, tgz or dir.", choices=("dir", "tar", "tgz"), noun="archive form")
-    resume: bool = option(False, "Continue an export that was killed or interrupted.", Panel.OUTPUT)
+    resume: bool = option(False, "Continue an interrupted export; a tgz starts again.", Panel.OUTPUT)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", OTHER_NAMES.get(self.task, self.task))

@@ -114,6 +114,11 @@ class ExportFolder:
         """Of the archives; None for folders."""
         return ARCHIVES[self.options.archive][1]
 
+    @property
+    def continues_archives(self) -> bool:
+        """Whether archives of a killed export are continued; a .tgz, one compressed stream, always starts again."""
+        return self.options.resume and self.options.archive != "tgz"
+
     @contextmanager
     def staging(
         self, plans: Mapping[str, ArchivePlan], bundle_bytes: int = 0, files: Sequence[HeldFile] = ()
@@ -130,7 +135,7 @@ class ExportFolder:
         """
         if not self.options.resume:
             remove_calibrations(self.target)
-        with staging_folder(self.target, resume=self.options.resume) as staging:
+        with staging_folder(self.target, resume=self.continues_archives) as staging:
             # How far a .tgz shrinks is not known before it is written.
             weights = 0 if self.options.archive == "tgz" else sum(plan.tar_bytes for plan in plans.values())
             beside = bundle_bytes + sum(file.identity.bytes for file in self.companions().values())
@@ -150,7 +155,7 @@ class ExportFolder:
         role: str = MODEL_ROLE,
         errors: MutableMapping[str, QuantizationError] | None = None,
     ) -> WrittenArchive:
-        """Stream the weights into an archive, going on where a killed export of the same identity stopped.
+        """Stream the weights into an archive, going on where a killed export of the same identity stopped; see `Resume`.
 
         Args:
             staging: where the archive comes to lie.

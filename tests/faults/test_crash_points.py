@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -77,6 +78,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(save_tiny_model("llama", folder, configs={"llama": small}))
 
 
+@pytest.fixture(scope="module")
+def earlier(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export that is in the place of the next one."""
+    target = tmp_path_factory.mktemp("earlier") / "x"
+    made.export(target, "tar", force=False, resume=False, marker="old")
+    return target
+
+
+def put(earlier: Path, target: Path) -> None:
+    """Put a copy of an earlier export under a name, in the place of what is there."""
+    export_folder._remove(target)
+    shutil.copytree(earlier, target)
+
+
 def ended(fault: Callable[[], None], work: Callable[[], None]) -> int:
     """Do the work in a fork that a fault was made for; return its exit code: 2 for an error of ours, 1 for any other."""
     child = os.fork()
@@ -132,10 +147,10 @@ def marker_of(target: Path) -> str | None:
         ),
     ],
 )
-def test_every_crash_point(archive: str, force: bool, resume: bool, made: Made, tmp_path: Path) -> None:
+def test_every_crash_point(archive: str, force: bool, resume: bool, made: Made, earlier: Path, tmp_path: Path) -> None:
     target = tmp_path / "exports" / "x"
     if force:
-        made.export(target, "tar", force=False, resume=False, marker="old")
+        put(earlier, target)
     seen = set()
 
     def export() -> None:
@@ -150,7 +165,10 @@ def test_every_crash_point(archive: str, force: bool, resume: bool, made: Made, 
         made.export(target, archive, force=True, resume=resume, marker="next")
         assert os.listdir(target.parent) == ["x"], step  # what was left behind is not in the way of the next, and goes
         assert marker_of(target) == "next"
-        _reset(made, target, force)
+        if force:
+            put(earlier, target)
+        else:
+            export_folder._remove(target)
     assert seen == ({"old", "new"} if force else {None, "new"})
     assert marker_of(target) == "new" and os.listdir(target.parent) == ["x"]
 
@@ -158,10 +176,10 @@ def test_every_crash_point(archive: str, force: bool, resume: bool, made: Made, 
 @pytest.mark.parametrize(
     ("number", "lasting"), [pytest.param(errno.EROFS, False, marks=pytest.mark.nightly), (errno.ENOSPC, True)]
 )
-def test_every_step_that_fails(number: int, lasting: bool, made: Made, tmp_path: Path) -> None:
+def test_every_step_that_fails(number: int, lasting: bool, made: Made, earlier: Path, tmp_path: Path) -> None:
     """Whatever the system refuses: an error of ours and the earlier export, or a whole new one."""
     target = tmp_path / "exports" / "x"
-    made.export(target, "tar", force=False, resume=False, marker="old")
+    put(earlier, target)
     codes = []
     for step in range(45):
         codes.append(
@@ -179,17 +197,13 @@ def test_every_step_that_fails(number: int, lasting: bool, made: Made, tmp_path:
     assert codes.count(2) > 5 and codes[-1] == 0  # the last step was behind the end
 
 
-def _reset(made: Made, target: Path, force: bool) -> None:
-    export_folder._remove(target)
-    if force:
-        made.export(target, "tar", force=False, resume=False, marker="old")
-
-
-def test_where_the_system_cannot_exchange(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_cannot_exchange(
+    made: Made, earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The name is free for a moment; who comes next finds the earlier export back in its place."""
     monkeypatch.setattr(export_folder, "exchange", lambda *_: False)
     target = tmp_path / "exports" / "x"
-    made.export(target, "tar", force=False, resume=False, marker="old")
+    put(earlier, target)
     recovered = 0
     for step in crashes(lambda: made.export(target, "tar", force=True, resume=False, marker="new")):
         if marker_of(target) is None:
@@ -199,7 +213,7 @@ def test_where_the_system_cannot_exchange(made: Made, tmp_path: Path, monkeypatc
         elif marker_of(target) == "new":
             made.export(target, "tar", force=True, resume=False, marker="next")
             assert os.listdir(target.parent) == ["x"]
-            _reset(made, target, True)
+            put(earlier, target)
     assert recovered
     assert os.listdir(target.parent) == ["x"]
 

@@ -3,12 +3,14 @@
 import errno
 import gzip
 import hashlib
+import multiprocessing
 import os
 import signal
 import stat
 import subprocess
 import sys
 import tarfile
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,6 @@ from generic_export.write.archive import ArchiveFormat, ArchiveWriter, archive_f
 from generic_export.write.sinks import tar_header
 from tests.systems import needs_links, needs_posix
 
-ROOT = Path(__file__).parents[3]
 LEVELS = [None, 0, 5]
 
 
@@ -376,41 +377,44 @@ def test_an_error_of_the_writer_thread_reaches_the_caller(tmp_path, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
-_ENDLESS = """
-import signal, sys
-from generic_export.write.archive import ArchiveWriter
-signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs inherit it ignored
-with ArchiveWriter(sys.argv[1], eval(sys.argv[2]), overwrite=True) as writer:
-    writer.add_bytes("graph.nnef", b"new")
+def write_without_end(path: Path, level: int | None, began: Event) -> None:
     def chunks():
         yield bytes(1 << 20)
-        print("writing", flush=True)
+        began.set()
         while True:
             yield bytes(1 << 10)
-    writer.add_stream("w.dat", 1 << 32, chunks())
-"""
+
+    with ArchiveWriter(path, level, overwrite=True) as writer:
+        writer.add_bytes("graph.nnef", b"new")
+        writer.add_stream("w.dat", 1 << 32, chunks())
 
 
+@needs_posix
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_writer_never_shows_half_an_archive(tmp_path, level, number):
     target, _ = archive_format_of(tmp_path / "m", level)
     if number is signal.SIGINT:
         write(tmp_path / "m", level, {"graph.nnef": b"old"})
-    command = [sys.executable, "-c", _ENDLESS, str(tmp_path / "m"), repr(level)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    fork = multiprocessing.get_context("fork")
+    began = fork.Event()
+    child = fork.Process(target=write_without_end, args=(tmp_path / "m", level, began))
+    child.start()
     try:
-        assert child.stdout.readline() == b"writing\n"
-        child.send_signal(number)
-        child.communicate(timeout=30)
+        assert began.wait(30)
+        os.kill(child.pid, number)
+        child.join(30)
+        assert child.exitcode == (-signal.SIGKILL if number is signal.SIGKILL else 1)
     finally:
         child.kill()
     if number is signal.SIGKILL:
         assert not target.exists()
-        assert all(file.name.startswith(".m") for file in tmp_path.iterdir())
+        left = list(tmp_path.iterdir())
+        assert left and all(file.name.startswith(".m") for file in left)
+        assert read(write(tmp_path / "m", level, {"graph.nnef": b"next"})) == {"graph.nnef": b"next"}
     else:
         assert read(target) == {"graph.nnef": b"old"}
-        assert list(tmp_path.iterdir()) == [target]
+    assert list(tmp_path.iterdir()) == [target]
 
 
 # --- the engine -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from generic_export.write import direct_file, gzip_stream
 from generic_export.write.direct_file import OutputFile, Region, Staging
-from generic_export.write.gzip_stream import GzipState, GzipStream
+from generic_export.write.gzip_stream import GzipStream
 
 SIZE = 200_000
 
@@ -85,40 +85,26 @@ def test_what_lies_between_regions_is_zero(tmp_path):
 # --- gzip -------------------------------------------------------------------------------------
 
 
-def compress(path, pieces, threads: int, monkeypatch) -> tuple[bytes, list[GzipState]]:
+def compress(path, pieces, threads: int, monkeypatch) -> bytes:
     monkeypatch.setattr(gzip_stream, "THREADS", threads)
-    file, states = OutputFile(path), []
+    file = OutputFile(path)
     stream = GzipStream(file, 2)
     for piece in pieces:
         for start in range(0, len(piece), 333_333):
             stream.write(memoryview(piece)[start : start + 333_333])
-        stream.cut(states.append)
     stream.finish()
     file.close()
-    return path.read_bytes(), states
+    return path.read_bytes()
 
 
 def test_one_member_the_same_whatever_the_threads(tmp_path, monkeypatch):
     pieces = [os.urandom(1_500_000), b"", b"abc" * 700_000, b"x"]
-    (data, states), *others = [compress(tmp_path / f"{n}", pieces, n, monkeypatch) for n in (1, 2, 5)]
-    assert all(other == (data, states) for other in others)
+    data, *others = [compress(tmp_path / f"{n}", pieces, n, monkeypatch) for n in (1, 2, 5)]
+    assert all(other == data for other in others)
     inflater = zlib.decompressobj(31)
     assert inflater.decompress(data) == b"".join(pieces) == gzip.decompress(data)
     assert inflater.eof and not inflater.unused_data
-    assert [state.length for state in states] == [1_500_000, 1_500_000, 3_600_000, 3_600_001]
-
-
-def test_a_stream_goes_on_after_a_cut(tmp_path, monkeypatch):
-    pieces = [os.urandom(1_200_000), bytes(2_000_000)]
-    whole, states = compress(tmp_path / "whole", pieces, 2, monkeypatch)
-    (tmp_path / "part").write_bytes(whole[: states[0].end + 17])
-    file = OutputFile(tmp_path / "part", existing=True)
-    stream = GzipStream(file, 2, states[0])
-    stream.write(memoryview(pieces[1]))
-    stream.finish()
-    file.close()
-    assert (tmp_path / "part").read_bytes() == whole
 
 
 def test_an_empty_stream_is_a_gzip_file(tmp_path, monkeypatch):
-    assert gzip.decompress(compress(tmp_path / "e", [], 1, monkeypatch)[0]) == b""
+    assert gzip.decompress(compress(tmp_path / "e", [], 1, monkeypatch)) == b""

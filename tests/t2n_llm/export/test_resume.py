@@ -17,7 +17,7 @@ from t2n_llm.export.verify import verify_export
 from t2n_llm.reporter import LogReporter
 from tests.t2n_llm.command_line import RunningCommand, fill, refused, small_disk
 
-OPTIONS = {"check": False, "require_tokenizer": False, "archive": "tgz"}
+OPTIONS = {"check": False, "require_tokenizer": False, "archive": "tar"}
 
 
 class Said(LogReporter):
@@ -47,7 +47,7 @@ def interrupted(model: Path, target: Path, **options: object) -> None:
 
 
 def archive_bytes(folder: Path) -> bytes:
-    return (folder / "model.nnef.tgz").read_bytes()
+    return (folder / "model.nnef.tar").read_bytes()
 
 
 def test_an_interrupted_export_is_continued(model: Path, parent: Path) -> None:
@@ -90,6 +90,18 @@ def test_a_fresh_export_removes_what_was_left(model: Path, parent: Path) -> None
     assert os.listdir(parent) == ["x"]
 
 
+def test_an_interrupted_tgz_leaves_nothing_and_starts_again(tiny_llama: Path, parent: Path) -> None:
+    options = OPTIONS | {"archive": "tgz", "resume": True}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        export_llm(str(tiny_llama), parent / "x", reporter=Said(stop_after=4), **options)  # type: ignore[arg-type]
+    assert not hasattr(caught.value, "kept")
+    assert list(parent.iterdir()) == []
+    said = Said()
+    export_llm(str(tiny_llama), parent / "x", reporter=said, **options)  # type: ignore[arg-type]
+    assert "a .tgz is one compressed stream and cannot be continued" in said.warnings[0]
+    assert verify_export(parent / "x").passed and os.listdir(parent) == ["x"]
+
+
 def test_two_exports_at_once(large_model: Path, parent: Path) -> None:
     """The second neither touches nor waits for the first; who is ready first gets the name."""
     arguments = ("export", large_model, "-o", parent / "x", "--no-tokenizer", "--no-check", "--archive", "dir")
@@ -101,7 +113,8 @@ def test_two_exports_at_once(large_model: Path, parent: Path) -> None:
     assert verify_export(parent / "x").passed
 
 
-def test_a_full_disk_leaves_nothing_even_with_resume(tiny_llama: Path, parent: Path) -> None:
+@pytest.mark.parametrize("archive", ["dir", "tgz"])
+def test_a_full_disk_leaves_nothing_even_with_resume(archive: str, tiny_llama: Path, parent: Path) -> None:
     class Fill(Said):
         def progress(self, progress: WriteProgress) -> None:
             if progress.done_entries > 2:
@@ -111,17 +124,17 @@ def test_a_full_disk_leaves_nothing_even_with_resume(tiny_llama: Path, parent: P
         if disk is None:
             pytest.skip("needs the right to mount a tmpfs")
         with pytest.raises(DiskFullError):
-            export_llm(str(tiny_llama), disk / "x", resume=True, reporter=Fill(), **OPTIONS)  # type: ignore[arg-type]
+            export_llm(str(tiny_llama), disk / "x", resume=True, reporter=Fill(), **OPTIONS | {"archive": archive})  # type: ignore[arg-type]
         assert os.listdir(disk) == ["ballast"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_says_that_it_kept_the_partial(number: int, large_model: Path, parent: Path) -> None:
     running = RunningCommand(
-        *("export", large_model, "-o", parent / "x", "--no-tokenizer", "--no-check", "--archive", "tgz", "--resume")
+        *("export", large_model, "-o", parent / "x", "--no-tokenizer", "--no-check", "--archive", "dir", "--resume")
     )
     running.wait_for_stage("Writing")
-    running.wait_until(lambda: any(parent.glob(".x.partial-*/.model.nnef.tgz.partial-*.journal")))
+    running.wait_until(lambda: any(parent.glob(".x.partial-*/.model.nnef.partial-*.journal")))
     running.press_ctrl_c() if number == signal.SIGINT else running.terminate()
     outcome = running.end()
     refused(outcome, "interrupted")
