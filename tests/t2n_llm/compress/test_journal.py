@@ -73,14 +73,13 @@ def _same(one: CalibrationResult, other: CalibrationResult) -> bool:
 
 
 @pytest.mark.parametrize("algorithm", ["awq", "tuned"])
-def test_it_makes_what_it_would_have_made(algorithm: str, first_layers: Callable[[int], Path], tmp_path: Path) -> None:
-    folder = first_layers(3)
-    whole = _calibrated(folder, tmp_path / "whole", algorithm)
+def test_it_makes_what_it_would_have_made(algorithm: str, short_model: Path, tmp_path: Path) -> None:
+    whole = _calibrated(short_model, tmp_path / "whole", algorithm)
     with pytest.raises(_StoppedError):
-        _calibrated(folder, tmp_path / "work", algorithm, progress=_stopping(2))
+        _calibrated(short_model, tmp_path / "work", algorithm, progress=_stopping(1))
     told: list[LayerProgress] = []
-    again = _calibrated(folder, tmp_path / "work", algorithm, progress=told.append)
-    assert [(each.layer, each.begun) for each in told] == [(3, 2)]
+    again = _calibrated(short_model, tmp_path / "work", algorithm, progress=told.append)
+    assert [(each.layer, each.begun) for each in told] == [(2, 1)]
     assert _same(whole, again)
 
 
@@ -157,8 +156,10 @@ class _Told(LogReporter):
 def _export(source: Path, output: Path, reporter: LogReporter, resume: bool) -> Path:
     text = output.parent / "calib.txt"
     text.write_text((REAL_MODEL / "calib.txt").read_text()[:6000])
+    recipe = output.parent / "recipe.yaml"
+    recipe.write_text("algorithm: gptq\ntensors:\n  q_proj: q4_0\n  up_proj: q4_0\n")
     result = export_llm(
-        str(source), output, compress="q4_0:gptq", calibration=str(text), check=False, archive="dir",
+        str(source), output, recipe=recipe, calibration=str(text), check=False, archive="dir",
         reporter=reporter, resume=resume,
     )  # fmt: skip
     return result.archive
@@ -171,7 +172,7 @@ def test_an_export_goes_on_behind_its_last_layer(short_model: Path, tmp_path: Pa
     told = _Told()
     archive = _export(short_model, tmp_path / "out", told, resume=True)
     assert told.calibrated() == ["Calibrated layer 2 of 2"]
-    assert {path.name for path in tmp_path.iterdir()} == {"out", "calib.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "calib.txt", "recipe.yaml"}
     whole = _export(short_model, tmp_path / "whole", _Told(), resume=False)
     assert {path.name: path.read_bytes() for path in archive.iterdir()} == {
         path.name: path.read_bytes() for path in whole.iterdir()
@@ -181,12 +182,12 @@ def test_an_export_goes_on_behind_its_last_layer(short_model: Path, tmp_path: Pa
 def test_an_export_that_does_not_calibrate_removes_what_one_left(short_model: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _export(short_model, tmp_path / "out", _Told("Calibrated layer 1"), resume=True)
-    assert len(list(tmp_path.iterdir())) == 3  # the text, a folder and whose it is
+    assert len(list(tmp_path.iterdir())) == 4  # the text, the recipe, a folder and whose it is
     export_llm(str(short_model), tmp_path / "out", check=False, archive="dir")
-    assert {path.name for path in tmp_path.iterdir()} == {"out", "calib.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "calib.txt", "recipe.yaml"}
 
 
 def test_without_that_nothing_is_left(short_model: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _export(short_model, tmp_path / "out", _Told("Calibrated layer 1"), resume=False)
-    assert {path.name for path in tmp_path.iterdir()} == {"calib.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"calib.txt", "recipe.yaml"}

@@ -30,9 +30,10 @@ def reports(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     for name, options in choices.items():
         folder = tmp_path_factory.mktemp("mixed") / name
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sensitivity, "TEXTS", 12)
+            patch.setattr(sensitivity, "TEXTS", 8)
+            patch.setattr(sensitivity, "LENGTH", 64)
             export_llm(str(short_model), folder, check=False, num_logits_to_keep=0, **options)
-        made[name] = quantize_report(folder, str(short_model), tokens=400, window=101)
+        made[name] = quantize_report(folder, str(short_model), tokens=200, window=101)
     return made
 
 

@@ -134,9 +134,10 @@ def test_other_formats_are_dequantised_to_f16(name: str, tmp_path: Path) -> None
             assert torch.equal(values, dequantised[key].half()), key
 
 
-def test_a_recipe_quantises_them_again_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("low_memory", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_recipe_quantises_them_again_and_says_so(low_memory: bool, tmp_path: Path) -> None:
     model, _ = quantized_model(tmp_path / "model", "fp8")
-    result = exported(model, tmp_path, compress="q4_0", low_memory=True)
+    result = exported(model, tmp_path, compress="q4_0", low_memory=low_memory)
     assert result.validation is not None and result.validation.passed
     assert any(
         note.startswith(f"{LINEARS} tensors") and "error of its own" in note for note in result.manifest["notes"]
