@@ -17,6 +17,7 @@ from typing import IO, Any, NoReturn
 
 from tests.shared_folders import content
 from tests.t2n_llm.fork_server import PipedCommand
+from tests.t2n_llm.hub_variables import hub_variables
 
 _PATIENCE_SECONDS = 60.0
 
@@ -35,12 +36,18 @@ class Outcome:
         return line.strip()
 
 
-def call(*arguments: object) -> Outcome:
-    """Run the command in this process."""
+def call(*arguments: object, variables: Mapping[str, str] | None = None) -> Outcome:
+    """Run the command in this process.
+
+    Args:
+        arguments: of the command line.
+        variables: of huggingface-hub, which it reads again; None leaves it as it is.
+    """
     from t2n_llm.cli.app import main
 
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    hub = contextlib.nullcontext() if variables is None else hub_variables(variables)
+    with hub, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main([str(argument) for argument in arguments])
             code = 0

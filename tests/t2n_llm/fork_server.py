@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
-import importlib
 import json
 import os
 import signal
@@ -22,12 +21,10 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, Any
 
 import psutil
@@ -41,6 +38,7 @@ _PRELOADED = (
     "t2n_llm.cli.app",
     "t2n_llm.export.pipeline",
     "t2n_llm.tasks.text_generation",
+    "tests.t2n_llm.hub_variables",
 )
 _MESSAGE_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
@@ -224,8 +222,10 @@ def _become(request: dict, standard: list[int]) -> None:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
-        _read_hub_variables()
         from t2n_llm.cli.app import main
+        from tests.t2n_llm.hub_variables import read_hub_variables
+
+        read_hub_variables()
 
         main(request["arguments"])
     except SystemExit as end:
@@ -241,14 +241,6 @@ def _become(request: dict, standard: list[int]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _read_hub_variables() -> None:
-    """Reload the environment variables of huggingface-hub, as on import, and shorten the wait between retries."""
-    importlib.reload(sys.modules["huggingface_hub.constants"])
-    impatient = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: time.sleep(seconds / 100)})
-    for name in ("file_download", "utils._http"):
-        vars(sys.modules[f"huggingface_hub.{name}"])["time"] = impatient
 
 
 def _take_standard_files(descriptors: list[int]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from generic_export.errors import EngineMissingError, ReferenceDiedError
 from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli
-from t2n_llm.check.reference import run_reference, run_reference_apart
+from t2n_llm.check.reference import run_reference_apart
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.export.revalidate import validate_folder
@@ -32,8 +32,8 @@ def cli() -> TractCli:
 
 
 @pytest.fixture(scope="module", params=["f32", "f16"])
-def exported(request: pytest.FixtureRequest, shared_export: SharedExport) -> Path:
-    return shared_export(REAL_MODEL, dtype=request.param, decode_steps=24)
+def exported(request: pytest.FixtureRequest, short_model: Path, shared_export: SharedExport) -> Path:
+    return shared_export(short_model, dtype=request.param, decode_steps=24)
 
 
 def test_every_bundle_is_there_and_holds_no_f16(exported: Path) -> None:
@@ -53,8 +53,8 @@ def test_the_command_agrees_with_the_bundle(cli: TractCli, exported: Path, bundl
         CommandOptions(allow_float_casts=half, atol=2e-2 if half else 1e-4, rtol=2e-2 if half else 1e-4),
     )
     assert check.passed, check.output
-    # prefill and decode_step compare the caches of the 6 layers too
-    assert check.checked_outputs >= (13 if bundle in ("prefill", "decode_step") else 1)
+    # prefill and decode_step compare the caches of the two layers too
+    assert check.checked_outputs >= (5 if bundle in ("prefill", "decode_step") else 1)
 
 
 def test_the_command_decodes_token_by_token_with_the_caches_as_its_state(cli: TractCli, exported: Path) -> None:
@@ -103,24 +103,15 @@ def test_a_wrong_answer_is_noticed(cli: TractCli, exported: Path, tmp_path: Path
     assert not check.passed
 
 
-def test_validation_with_the_command_is_the_wheels(cli: TractCli, exported: Path) -> None:
-    with_cli = validate_folder(exported, str(REAL_MODEL), options=ValidateOptions.of(decode_steps=20, engine="cli"))
-    with_wheel = validate_folder(exported, str(REAL_MODEL), options=ValidateOptions.of(decode_steps=20))
+def test_validation_with_the_command_is_the_wheels(cli: TractCli, exported: Path, short_model: Path) -> None:
+    with_cli = validate_folder(exported, str(short_model), options=ValidateOptions.of(decode_steps=20, engine="cli"))
+    with_wheel = validate_folder(exported, str(short_model), options=ValidateOptions.of(decode_steps=20))
     assert with_cli.passed
     assert with_wheel.passed
     assert (with_cli.engine, with_wheel.engine) == ("cli", "wheel")
     for ours, theirs in zip(with_cli.checks, with_wheel.checks, strict=True):
         assert len(ours.steps) == len(theirs.steps)
         assert abs(ours.max_abs_error - theirs.max_abs_error) < 1e-2
-
-
-def test_the_reference_is_the_same_in_a_process_of_its_own() -> None:
-    from t2n_llm.check.reference import CheckPlan
-
-    plan = CheckPlan((1, 20, 30, 40, 50), (2, 5), 3, 4)
-    here, apart = run_reference(REAL_MODEL, plan), run_reference_apart(REAL_MODEL, plan)
-    assert here.greedy_ids == apart.greedy_ids
-    np.testing.assert_allclose(here.text_logits, apart.text_logits, atol=1e-4)
 
 
 def test_a_reference_process_that_is_killed_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,11 +322,6 @@ def test_validate_within_limits_of_ones_own(tiny_export: Path, tiny_llama: Path)
     assert strict_json(narrow.out)["passed"] is False
 
 
-def test_validate_apart(tiny_export: Path, tiny_llama: Path) -> None:
-    outcome = call("validate", tiny_export, "--reference", tiny_llama, "--decode-steps", 4, "--low-memory")
-    assert outcome.code == 0, outcome
-
-
 def test_validate_with_the_command(tiny_export: Path, tiny_llama: Path) -> None:
     tract = find_tract_cli()
     if tract is None:

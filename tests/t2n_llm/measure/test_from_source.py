@@ -22,6 +22,7 @@ from transformers import (
 
 from generic_export.errors import OptionError
 from t2n_llm import export_llm
+from t2n_llm.export.output import ExportResult
 from t2n_llm.measure.from_source import SourceModel, Wishes
 from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.zoo.configs import tiny_config
@@ -60,22 +61,38 @@ def _saved(folder: Path, model: Any, processor: Any) -> None:
     save_word_tokenizer(folder, model.config.get_text_config(decoder=True).vocab_size)
 
 
+def _exported(source: Path, target: Path, task: str, frontend: bool = True) -> ExportResult:
+    """Export without a check: the tests compare whole texts."""
+    return export_llm(str(source), target, task=task, dtype="f32", frontend=frontend, check=False)
+
+
 def _own(folder: Path, said: torch.Tensor) -> str:
     return str(AutoTokenizer.from_pretrained(folder).decode(said[0, 1:], skip_special_tokens=True))
 
 
-@pytest.mark.parametrize("frontend", [True, False])
-def test_a_picture_is_resized_as_its_front_end_says(frontend: bool, picture: Path, tmp_path: Path) -> None:
-    source, built = tmp_path / "model", shallow_model("vision-encoder-decoder", task="image-to-text")
+@pytest.fixture(scope="module")
+def describer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of pictures of one size."""
+    source, built = (
+        tmp_path_factory.mktemp("describer") / "model",
+        shallow_model("vision-encoder-decoder", task="image-to-text"),
+    )
     side = built.config.encoder.image_size
     _saved(source, built, ViTImageProcessorPil(size={"height": side, "width": side}))
-    exported = export_llm(str(source), tmp_path / "out", task="image-to-text", dtype="f32", frontend=frontend)
+    return source
+
+
+@pytest.mark.parametrize("frontend", [True, False])
+def test_a_picture_is_resized_as_its_front_end_says(
+    frontend: bool, describer: Path, picture: Path, tmp_path: Path
+) -> None:
+    exported = _exported(describer, tmp_path / "out", "image-to-text", frontend)
     assert ("frontend" in exported.archives) is frontend
-    model = AutoModelForImageTextToText.from_pretrained(source).eval()
-    pixels = AutoImageProcessor.from_pretrained(source)(Image.open(picture), return_tensors="pt").pixel_values
+    model = AutoModelForImageTextToText.from_pretrained(describer).eval()
+    pixels = AutoImageProcessor.from_pretrained(describer)(Image.open(picture), return_tensors="pt").pixel_values
     said = model.generate(pixel_values=pixels, max_new_tokens=_TOKENS, do_sample=False)
     made = SourceModel.open(exported.output_dir).text_of(Wishes(max_new_tokens=_TOKENS), image=picture)
-    assert "".join(made) == _own(source, said) != ""
+    assert "".join(made) == _own(describer, said) != ""
 
 
 def test_rows_that_are_padding_are_not_read(picture: Path, tmp_path: Path) -> None:
@@ -86,7 +103,7 @@ def test_rows_that_are_padding_are_not_read(picture: Path, tmp_path: Path) -> No
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config).eval()
     _saved(source, model, Pix2StructImageProcessorPil(patch_size={"height": 4, "width": 4}, max_patches=20))
-    exported = export_llm(str(source), tmp_path / "out", task="image-to-text", dtype="f32")
+    exported = _exported(source, tmp_path / "out", "image-to-text")
     given = AutoImageProcessor.from_pretrained(source)(Image.open(picture), return_tensors="pt")
     assert int(given["attention_mask"].sum()) < 20
     said = model.generate(**given, max_new_tokens=_TOKENS, do_sample=False)
@@ -94,17 +111,22 @@ def test_rows_that_are_padding_are_not_read(picture: Path, tmp_path: Path) -> No
     assert "".join(made) == _own(source, said) != ""
 
 
-@pytest.mark.parametrize("frontend", [True, False])
-def test_sound_of_any_length(frontend: bool, recording: Path, tmp_path: Path) -> None:
-    source = tmp_path / "model"
+@pytest.fixture(scope="module")
+def listener(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of sound of any length."""
+    source = tmp_path_factory.mktemp("listener") / "model"
     built = shallow_model("moonshine", task="automatic-speech-recognition")
     _saved(source, built, Wav2Vec2FeatureExtractor(do_normalize=False))
-    task = "automatic-speech-recognition"
-    exported = export_llm(str(source), tmp_path / "out", task=task, dtype="f32", frontend=frontend)
+    return source
+
+
+@pytest.mark.parametrize("frontend", [True, False])
+def test_sound_of_any_length(frontend: bool, listener: Path, recording: Path, tmp_path: Path) -> None:
+    exported = _exported(listener, tmp_path / "out", "automatic-speech-recognition", frontend)
     waveform = torch.from_numpy(read_waveform(recording, 16_000))[None]
-    model = AutoModelForSpeechSeq2Seq.from_pretrained(source).eval()
+    model = AutoModelForSpeechSeq2Seq.from_pretrained(listener).eval()
     said = model.generate(input_values=waveform, max_new_tokens=_TOKENS, do_sample=False)
     opened = SourceModel.open(exported.output_dir)
-    assert "".join(opened.text_of(Wishes(max_new_tokens=_TOKENS), audio=recording)) == _own(source, said) != ""
+    assert "".join(opened.text_of(Wishes(max_new_tokens=_TOKENS), audio=recording)) == _own(listener, said) != ""
     with pytest.raises(OptionError, match="knows no language 'en'"):
         list(opened.text_of(Wishes(language="en"), audio=recording))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from t2n_llm.export.folder import read_manifest, write_manifest
-from tests.t2n_llm.command_line import Outcome, refused, run, strict_json, unchanged
+from tests.t2n_llm.command_line import Outcome, call, refused, strict_json, unchanged
 from tests.t2n_llm.share.hub_server import READER, WRITER, HubServer, Repository, running_hub
 
 NAME = "owner/model"
@@ -30,7 +30,7 @@ def export(tiny_export: Path, tmp_path: Path) -> Path:
 def said(hub: HubServer, commands: Sequence[Sequence[object]], home: Path, token: str = WRITER) -> list[Outcome]:
     """Run commands with this hub, in the plain protocol, with nothing cached."""
     variables = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home), "HF_TOKEN": token}
-    return [run(*command, variables=variables) for command in commands]
+    return [call(*command, variables=variables) for command in commands]
 
 
 def test_an_export_travels_to_the_hub_and_back(hub: HubServer, export: Path, tmp_path: Path) -> None:
@@ -154,7 +154,17 @@ def test_what_cannot_be_fetched(hub: HubServer, export: Path, tmp_path: Path) ->
 
 
 def test_export_and_push_at_once(hub: HubServer, tiny_llama: Path, tmp_path: Path) -> None:
-    words: list[object] = ["export", tiny_llama, "-o", tmp_path / "out", "--no-tokenizer", "--decode-steps", "2"]
+    words: list[object] = [
+        "export",
+        tiny_llama,
+        "-o",
+        tmp_path / "out",
+        "--no-tokenizer",
+        "--decode-steps",
+        "2",
+        "--dtype",
+        "f32",
+    ]
     none, unchecked, public, denied, done = said(
         hub,
         [

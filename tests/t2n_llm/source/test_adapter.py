@@ -30,7 +30,7 @@ from t2n_llm.source.adapter_merge import LoraModule, LowRankUpdate, MergedTensor
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.weights.placement import Placement, plan_residency
 from tests.families import FAMILIES, save_tiny_model
-from tests.t2n_llm.command_line import call, refused, run, strict_json
+from tests.t2n_llm.command_line import call, refused, strict_json
 from tests.t2n_llm.source.test_hub import COMMIT
 from tests.t2n_llm.weights.test_names import archived
 
@@ -451,10 +451,11 @@ def test_adapter_only_option(trained: Callable[..., tuple[Path, Path]], parent: 
 
 
 def test_an_adapter_that_does_not_fit_leaves_nothing_behind(
-    trained: Callable[..., tuple[Path, Path]], tiny_llama: Path, parent: Path
+    trained: Callable[..., tuple[Path, Path]], base: Callable[[str], Path], parent: Path
 ) -> None:
     _, adapter_folder = trained("conv1d")
-    outcome = call("export", tiny_llama, "-o", parent / "x", "--no-tokenizer", "--adapter", adapter_folder)
+    words = ("export", base("qwen3"), "-o", parent / "x", "--no-tokenizer", "--dtype", "f32")
+    outcome = call(*words, "--adapter", adapter_folder)
     refused(outcome, "transformer.h.0")
     assert list(parent.iterdir()) == []
 
@@ -467,13 +468,14 @@ def test_an_adapter_of_the_hub(trained: Callable[..., tuple[Path, Path]], parent
     (repository / "refs" / "main").write_text(COMMIT)
     shutil.copytree(adapter_folder, repository / "snapshots" / COMMIT)
     options = ("--decode-steps", 2, "--json")
+    words = ("export", model_folder, "--no-tokenizer", "--dtype", "f32")
     variables = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
     commands: list[list[object]] = [
-        ["export", model_folder, "-o", parent / "x", "--no-tokenizer", "--adapter", "org/tuned", *options],
+        [*words, "-o", parent / "x", "--adapter", "org/tuned", *options],
         ["validate", parent / "x", "--reference", model_folder, *options],
-        ["export", model_folder, "-o", parent / "y", "--no-tokenizer", "--adapter", "org/absent"],
+        [*words, "-o", parent / "y", "--adapter", "org/absent"],
     ]
-    exported, checked, absent = (run(*command, variables=variables) for command in commands)
+    exported, checked, absent = (call(*command, variables=variables) for command in commands)
     assert exported.code == 0, exported
     recorded = strict_json(exported.out)["adapter"]
     assert (recorded["name"], recorded["revision"]) == ("org/tuned", COMMIT)

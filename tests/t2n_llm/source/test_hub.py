@@ -14,7 +14,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from t2n_llm.source.hub import open_source
-from tests.t2n_llm.command_line import call, refused, run, run_new, small_disk, unchanged
+from tests.families import config, save_tiny_model
+from tests.t2n_llm.command_line import call, refused, run_new, small_disk, unchanged
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_test"
@@ -39,19 +40,20 @@ def export(source: str, parent: Path, *options: object) -> list[object]:
 
 
 def test_offline(cache: Path, parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without -o, the folder is named after the model, in the current folder. One command is a new process."""
+    """Without -o, the folder is named after the model, in the current folder."""
     monkeypatch.chdir(parent)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
-    absent = run_new(*export("org/absent", parent, "--force"))
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
     commands: list[list[object]] = [
         ["export", "org/tiny", "--no-tokenizer", "--no-check", "--json"],
         export("org/tiny", parent, "--revision", COMMIT),
         export("org/tiny", parent, "--force", "--revision", "dev"),
         export("org/broken", parent, "--force"),
         export("org/tiny", parent, "--force", "--revision", "f" * 40),
+        export("org/absent", parent, "--force"),
     ]
-    by_branch, by_commit, revision, dangling, commit = (run(*command) for command in commands)
+    by_branch, by_commit, revision, dangling, commit, absent = (
+        call(*command, variables=offline) for command in commands
+    )
     assert (by_branch.code, by_commit.code) == (0, 0), (by_branch, by_commit)
     assert sorted(path.name for path in parent.iterdir()) == ["tiny", "x"]
     assert json.loads(by_branch.out)["output_dir"] == "tiny"
@@ -69,10 +71,18 @@ def test_offline(cache: Path, parent: Path, monkeypatch: pytest.MonkeyPatch) -> 
     refused(commit, "org/tiny", "f" * 40)
 
 
+@pytest.mark.nightly
+def test_a_new_process_reads_the_variables(parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tests have them read again in this process."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    refused(run_new(*export("org/absent", parent)), "org/absent", "cache", "HF_HUB_OFFLINE")
+
+
 def test_unreachable_hub(cache: Path, parent: Path) -> None:
     endpoint = "http://127.0.0.1:9"
     variables = {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache)}
-    absent, cached = (run(*export(name, parent), variables=variables) for name in ("org/absent", "org/tiny"))
+    absent, cached = (call(*export(name, parent), variables=variables) for name in ("org/absent", "org/tiny"))
     refused(absent, "org/absent", endpoint, "refused")
     assert cached.code == 0, cached
 
@@ -81,7 +91,7 @@ def test_unreachable_hub(cache: Path, parent: Path) -> None:
 
 
 class Hub(ThreadingHTTPServer):
-    """As much of the hub's protocol as a download needs: repository, tree and files."""
+    """As much of the hub's protocol as a download needs: repository, tree and files; `org/tiny` is private."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), _HubHandler)
@@ -102,9 +112,9 @@ class _HubHandler(BaseHTTPRequestHandler):
         owner_and_name = "/".join(repository.split("/")[:2])
         if owner_and_name == "org/gated":
             self._answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
-        elif owner_and_name == "org/private" and self.headers["Authorization"] != f"Bearer {TOKEN}":
+        elif owner_and_name == "org/tiny" and self.headers["Authorization"] != f"Bearer {TOKEN}":
             self._answer(401, b"{}", {"X-Error-Code": "RepoNotFound"})
-        elif owner_and_name not in ("org/private", "org/short"):
+        elif owner_and_name not in ("org/tiny", "org/short"):
             self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif rest and rest not in ("main", COMMIT):
             self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
@@ -160,17 +170,17 @@ def test_what_the_hub_refuses_and_what_it_gives(hub: Hub, parent: Path, tmp_path
     commands = [
         export("org/absent", parent),
         export("org/gated", parent),
-        export("org/private", parent, "--token", "hf_wrong"),
-        export("org/private", parent, "--token", TOKEN, "--revision", "dev"),
-        export("org/private", parent, "--token", TOKEN, "--json"),
+        export("org/tiny", parent, "--token", "hf_wrong"),
+        export("org/tiny", parent, "--token", TOKEN, "--revision", "dev"),
+        export("org/tiny", parent, "--token", TOKEN, "--json"),
     ]
-    absent, gated, private, revision, given = (run(*command, variables=variables) for command in commands)
+    absent, gated, private, revision, given = (call(*command, variables=variables) for command in commands)
     refused(absent, "org/absent", "no such model")
     refused(gated, "org/gated", "granted")
     assert "--token" in gated.line("hint")
-    refused(private, "org/private", "private")
+    refused(private, "org/tiny", "private")
     assert "--token" in private.line("hint")
-    refused(revision, "org/private", "'dev'")
+    refused(revision, "org/tiny", "'dev'")
     assert (given.code, given.err) == (0, ""), given
     assert json.loads(given.out)["source"]["revision"] == COMMIT
     assert set(hub.asked) == {"config.json", "generation_config.json", "model.safetensors"}
@@ -190,7 +200,7 @@ def test_a_repository_without_safetensors_gives_its_pytorch_file(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         variables = {"HF_ENDPOINT": server.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub")}
-        given = run(*export("org/private", parent, "--token", TOKEN), variables=variables)
+        given = call(*export("org/tiny", parent, "--token", TOKEN), variables=variables)
     finally:
         server.shutdown()
         server.server_close()
@@ -204,9 +214,9 @@ def test_a_download_that_breaks_off_or_does_not_fit(hub: Hub, parent: Path, tmp_
         if disk is None:
             pytest.skip("needs the right to mount a tmpfs")
         variables = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_TOKEN": TOKEN}
-        broken, full = (run(*export(f"org/{name}", parent), variables=variables) for name in ("short", "private"))
+        broken, full = (call(*export(f"org/{name}", parent), variables=variables) for name in ("short", "tiny"))
     refused(broken, "org/short", hub.endpoint)
-    refused(full, "org/private", "full", str(tmp_path / "hub"))
+    refused(full, "org/tiny", "full", str(tmp_path / "hub"))
 
 
 # --- names ------------------------------------------------------------------------------------
@@ -234,9 +244,9 @@ def test_a_file_is_not_a_folder(tiny_llama: Path, parent: Path) -> None:
     refused(call("export", tiny_llama / "model.safetensors", "-o", parent / "x"), "model.safetensors", "file")
 
 
-def test_a_folder_with_odd_characters_is_named_as_it_is(tiny_llama: Path, tmp_path: Path, parent: Path) -> None:
+def test_a_folder_with_odd_characters_is_named_as_it_is(tmp_path: Path, parent: Path) -> None:
     odd = tmp_path / "[bold]a[/nothing] b\\"
-    shutil.copytree(tiny_llama, odd)
+    save_tiny_model("llama", odd, configs={"llama": config("llama", num_hidden_layers=1)})
     refused(call("export", odd, "-o", parent / "x"), str(odd))
     assert call("export", odd, "-o", parent / "[/x]", "--no-tokenizer", "--no-check").code == 0
 
@@ -262,16 +272,16 @@ def homemade(model: Path) -> Path:
         "class HomemadeForCausalLM(LlamaForCausalLM):\n"
         "    config_class = HomemadeConfig\n"
     )
-    config = json.loads((model / "config.json").read_text()) | {
+    content = json.loads((model / "config.json").read_text()) | {
         "model_type": "homemade",
         "auto_map": {"AutoConfig": "homemade.HomemadeConfig", "AutoModelForCausalLM": "homemade.HomemadeForCausalLM"},
     }
-    (model / "config.json").write_text(json.dumps(config))
+    (model / "config.json").write_text(json.dumps(content))
     return model
 
 
 def test_code_is_run_only_when_asked_for(homemade: Path, parent: Path) -> None:
-    refusal, trusted = (run(*export(str(homemade), parent), *words) for words in ((), ("--trust-remote-code",)))
+    refusal, trusted = (call(*export(str(homemade), parent), *words) for words in ((), ("--trust-remote-code",)))
     refused(refusal, str(homemade), "Python code")
     assert "--trust-remote-code" in refusal.line("hint")
     assert trusted.code == 0, trusted
