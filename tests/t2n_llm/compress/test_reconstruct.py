@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,8 @@ def test_layers_that_reconstruct_read_as_many_texts_as_memory_allows() -> None:
 
 
 @pytest.mark.nightly
-def test_more_texts_are_read_where_layers_reconstruct(tmp_path: Path) -> None:
-    calibration = TextCalibration(open_source(str(REAL_MODEL)), str(REAL_MODEL / "calib.txt"))
+def test_more_texts_are_read_where_layers_reconstruct(first_layers: Callable[[int], Path], tmp_path: Path) -> None:
+    calibration = TextCalibration(open_source(str(first_layers(1))), str(REAL_MODEL / "calib.txt"))
     name, read = "model.layers.0.self_attn.q_proj.weight", {}
     for algorithm in ("tuned", "gptq"):
         made = calibration.quantized({name: CALIBRATED[algorithm]}, tmp_path, lambda _: None)
