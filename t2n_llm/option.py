@@ -19,11 +19,15 @@ from generic_export.errors import OptionError
 
 _OPTION, _GROUP = "option", "group"
 
-REMOVED: Mapping[str, str] = {
-    "budget": "tuned has no learning stage any more; it ends when its layers are quantised.",
-    "calibration_seed": "calibrations draw with a fixed seed; the same text gives the same archive.",
+REMOVED: Mapping[str, tuple[str, str]] = {
+    "budget": ("tuned has no learning stage any more; it ends when its layers are quantised.", "Leave it out."),
+    "calibration_seed": ("calibrations draw with a fixed seed; the same text gives the same archive.", "Leave it out."),
+    "speculate": (
+        "tokens are guessed from the prompt, without a draft model.",
+        "Run t2n-llm generate EXPORT --prompt-lookup.",
+    ),
 }
-"""Options of earlier releases, by keyword, and what took their place."""
+"""Options of earlier releases, by keyword, and commands: what took their place, and what to do."""
 
 GroupT = TypeVar("GroupT")
 
@@ -132,7 +136,7 @@ def made(group: type[GroupT], given: Mapping[str, Any]) -> GroupT:
 
 
 def removal(keyword: str, written: str) -> OptionError | None:
-    """Return the error for an option of an earlier release; None for any other name.
+    """Return the error for an option or a command of an earlier release; None for any other name.
 
     Args:
         keyword: its name in Python.
@@ -140,7 +144,8 @@ def removal(keyword: str, written: str) -> OptionError | None:
     """
     if keyword not in REMOVED:
         return None
-    return OptionError(f"{written} was removed: {REMOVED[keyword]}", f"Leave {written} out.")
+    replacement, hint = REMOVED[keyword]
+    return OptionError(f"{written} was removed: {replacement}", hint)
 
 
 def _filled(group: type[GroupT], given: Mapping[str, Any]) -> GroupT:

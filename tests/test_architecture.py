@@ -96,7 +96,7 @@ ORDER = {
         cli
         zoo
         explain serve
-        chat speculate
+        chat
         measure share
         export
         tasks

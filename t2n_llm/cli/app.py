@@ -25,8 +25,8 @@ from t2n_llm.cli.remodel import remodel
 from t2n_llm.cli.serve import serve
 from t2n_llm.cli.session import EXIT_BAD_INPUT, EXIT_BUG, EXIT_DISAGREES, Session
 from t2n_llm.cli.share import pull, push
-from t2n_llm.cli.speculate import speculate
 from t2n_llm.cli.zoo import zoo
+from t2n_llm.option import removal
 
 if TYPE_CHECKING:
     from t2n_llm.check.agreement import ValidationReport
@@ -118,7 +118,6 @@ for _command in (
     generate,
     chat,
     serve,
-    speculate,
     inspect,
     profile,
     bench,
@@ -129,6 +128,21 @@ for _command in (
 ):
     app.command()(_command)
 app.command(name="quantize-report")(quantize_report)
+
+
+@app.command(
+    "speculate",
+    hidden=True,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def _removed(context: typer.Context) -> NoReturn:
+    """Refuse a command of an earlier release, whatever its arguments."""
+    error = removal(str(context.info_name), context.command_path)
+    assert error is not None
+    raise error
+
+
 app.add_typer(zoo, name="zoo")
 
 

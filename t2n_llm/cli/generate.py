@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _SOURCES = Panel.ENCODER_DECODER.value
 _MOST_NEW_TOKENS = 128  # of a text that is made of a source
+_GUESSED_TOKENS = 2  # more were not faster (docs/llm.md)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class _Asked:
     Attributes:
         prompt, audio, image: what the text is made of.
         language, translate, timestamps, beams: about encoder-decoders only.
+        guessed_tokens: of prompt lookup, at once; None without it.
         max_new_tokens, chat, prefill_chunk, device: see the options.
     """
 
@@ -48,6 +50,7 @@ class _Asked:
     translate: bool
     timestamps: bool
     beams: int | None
+    guessed_tokens: int | None
     max_new_tokens: int | None
     chat: bool
     prefill_chunk: int | None
@@ -87,6 +90,15 @@ def generate(
             rich_help_panel=_SOURCES,
         ),
     ] = None,
+    prompt_lookup: Annotated[
+        bool, typer.Option("--prompt-lookup", help="Guess tokens from the prompt; faster where the text repeats it.")
+    ] = False,
+    prompt_lookup_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="K", help=f"Tokens guessed at once; {_GUESSED_TOKENS} by default.", show_default=False
+        ),
+    ] = None,
     max_new_tokens: Annotated[int | None, most_new_tokens(128)] = None,
     chat: ChatTemplateOption = True,
     prefill_chunk: PrefillChunkOption = None,
@@ -98,8 +110,12 @@ def generate(
         raise typer.BadParameter(
             "there is nothing to start from; give a text, --audio or --image.", param_hint="prompt"
         )
+    if prompt_lookup_tokens is not None and not prompt_lookup:
+        raise typer.BadParameter("it has no meaning without --prompt-lookup.", param_hint="--prompt-lookup-tokens")
+    guessed = (prompt_lookup_tokens or _GUESSED_TOKENS) if prompt_lookup else None
     asked = _Asked(
-        prompt, audio, image, language, translate, timestamps, beams, max_new_tokens, chat, prefill_chunk, device
+        *(prompt, audio, image, language, translate, timestamps, beams, guessed),
+        *(max_new_tokens, chat, prefill_chunk, device),
     )
     with open_sink(as_json) as sink, ExitStack() as stack:
         quiet_libraries(sink)
@@ -119,6 +135,8 @@ def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack
     from t2n_llm.tasks.names import CTC, WITH_SOURCES, recorded_task
 
     task = recorded_task(read_manifest(export_folder(archive)))
+    if asked.guessed_tokens is not None and task in (*WITH_SOURCES, CTC):
+        raise OptionError(f"{archive} was exported for {task}.", "Leave --prompt-lookup out.")
     if task in WITH_SOURCES:
         return _of_source(archive, sampling, asked, sink)
     if asked.beams is not None or asked.language is not None or asked.translate or asked.timestamps:
@@ -130,16 +148,25 @@ def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack
 
 def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> StreamedAnswer:
     from t2n_llm.measure.generate import ExportedModel
+    from t2n_llm.measure.prompt_lookup import lookup_answer, opened_rewindable, require_logits
 
     model = ExportedModel.open(archive, device=asked.device, prefill_chunk=asked.prefill_chunk)
     if asked.prompt is None or asked.audio is not None or asked.image is not None:
         raise OptionError(f"{archive} holds a language model.", "Give it a prompt, and nothing else.")
     ids = model.encode(asked.prompt, chat=asked.chat)
-    model.limit(len(ids), asked.max_new_tokens)  # refused before the engine starts
+    # refused before the engine starts
+    model.limit(len(ids), asked.max_new_tokens)
+    if asked.guessed_tokens is not None:
+        require_logits(model, asked.guessed_tokens)
     choice = sampling.choice(model.settings)
     tell_not_followed(sink, model.settings, sampled=choice.samples, beams=False)
-    held = stack.enter_context(model.opened())
-    return model.answer(held, ids, choice, max_new_tokens=asked.max_new_tokens)
+    if asked.guessed_tokens is None:
+        held = stack.enter_context(model.opened())
+        return model.answer(held, ids, choice, max_new_tokens=asked.max_new_tokens)
+    rewindable = stack.enter_context(opened_rewindable(model))
+    return lookup_answer(
+        model, rewindable, ids, choice, max_new_tokens=asked.max_new_tokens, guessed_tokens=asked.guessed_tokens
+    )
 
 
 def _of_source(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> Iterable[str]:
@@ -177,5 +204,9 @@ def tell_not_followed(sink: Sink, settings: Mapping[str, Any], *, sampled: bool,
 def _account(made: Iterable[str]) -> dict[str, Any]:
     """Return what an answer of a language model took."""
     from t2n_llm.measure.answering import StreamedAnswer
+    from t2n_llm.measure.prompt_lookup import LookupAnswer
 
-    return made.account.asdict() if isinstance(made, StreamedAnswer) else {}
+    if not isinstance(made, StreamedAnswer):
+        return {}
+    guesses = made.counts.asdict() if isinstance(made, LookupAnswer) else {}
+    return {**made.account.asdict(), **guesses}

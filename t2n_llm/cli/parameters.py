@@ -74,28 +74,15 @@ QuietOption = Annotated[
     ),
 ]
 
-QuietTextOption = Annotated[
-    bool,
-    typer.Option(
-        "--quiet",
-        "-q",
-        callback=_speaks_little,
-        help="Print the text alone, without figures.",
-        rich_help_panel=Panel.OUTPUT.value,
-    ),
-]
 
-
-def most_new_tokens(otherwise: int, *other_names: str) -> Any:
+def most_new_tokens(otherwise: int) -> Any:
     """Return the option of how long an answer may be.
 
     Args:
         otherwise: tokens, where neither the user nor the model's settings say.
-        other_names: of the option.
     """
     return typer.Option(
         "--max-new-tokens",
-        *other_names,
         "-n",
         min=1,
         metavar="N",

@@ -92,7 +92,7 @@ class GraphOptions:
     )
     num_logits_to_keep: int = option(
         1,
-        "Positions whose logits are given, from the end. 0: all, as speculative decoding wants.",
+        "Last positions whose logits are given; 0: all, for --prompt-lookup.",
         Panel.GRAPH,
         minimum=0,
         advice="Use 1 (last token), 0 (all), or more.",

@@ -130,17 +130,18 @@ class HeldTokens:
             if start and stopped is not None and stopped():
                 return None
             piece = ids[start : start + chunk_after(len(self._tokens), self._chunks)]
-            logits = self._run(piece)
+            logits = self.read_at_once(piece)[-1]
             start += len(piece)
         return logits
 
-    def _run(self, piece: Sequence[int]) -> np.ndarray:
+    def read_at_once(self, ids: Sequence[int]) -> np.ndarray:
+        """Read tokens in one run of the engine, as `read`; return the logits that the archive keeps [positions, vocab]."""
         session = self._session or self._open()
         # Until the engine has answered nobody knows what its state holds.
         self._session, tokens, self._tokens = None, self._tokens, []
-        logits: np.ndarray = session.run([np.array([list(piece)], np.int64)])[0][0, -1]
-        self._session, self._tokens = session, [*tokens, *piece]
-        return logits
+        rows: np.ndarray = session.run([np.array([list(ids)], np.int64)])[0][0]
+        self._session, self._tokens = session, [*tokens, *ids]
+        return rows
 
 
 class StreamedAnswer:
@@ -203,11 +204,7 @@ class StreamedAnswer:
 
     def _tokens(self) -> Iterator[int]:
         self._times = [time.perf_counter()]
-        logits = self._held.read(self._ids, self._stopped)
-        self._times.append(time.perf_counter())
-        given = len(self._held.tokens)
-        while logits is not None:
-            token = self._choice.next_token(logits, Said(self._held.tokens, given), self._random)
+        for token in self._chosen():
             self._times[2:] = [time.perf_counter()]
             if token in self._choice.ends:
                 self._ending = AnswerEnding.END_TOKEN
@@ -219,6 +216,15 @@ class StreamedAnswer:
                 return
             if self._stopped():
                 return
+
+    def _chosen(self) -> Iterator[int]:
+        """Yield tokens without an end, or none where reading was stopped; note when the first one can be chosen."""
+        logits = self._held.read(self._ids, self._stopped)
+        self._times.append(time.perf_counter())
+        given = len(self._held.tokens)
+        while logits is not None:
+            token = self._choice.next_token(logits, Said(self._held.tokens, given), self._random)
+            yield token
             logits = self._held.read([token])
 
 

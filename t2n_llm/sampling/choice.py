@@ -90,33 +90,14 @@ class TokenChoice:
             said: the tokens before it.
             random: one draw is taken of it where tokens are sampled.
         """
-        if not self.samples:
-            return int(self.scores(logits, said).argmax())
-        return drawn(self.distribution(logits, said), random)
-
-    def distribution(self, logits: np.ndarray, said: Said) -> np.ndarray:
-        """Return how likely each token [vocab] is to come next, float64; where tokens are not sampled, one of them is certain."""
         scores = self.scores(logits, said)
         if not self.samples or np.isneginf(scores.max()):
-            return certain(int(scores.argmax()), len(scores))
-        likely = np.zeros_like(scores)
-        kept = scores > -np.inf
-        likely[kept] = probabilities(scores[kept])
-        return likely
-
-
-def certain(token: int, size: int) -> np.ndarray:
-    """Return the distribution over so many tokens in which one is certain."""
-    likely = np.zeros(size)
-    likely[token] = 1.0
-    return likely
-
-
-def drawn(likely: np.ndarray, random: np.random.Generator) -> int:
-    """Return a token drawn from a distribution [vocab]; one draw is taken."""
-    possible = np.flatnonzero(likely)
-    reached = np.cumsum(likely[possible])
-    return int(possible[np.searchsorted(reached[:-1], random.random() * reached[-1], side="right")])
+            return int(scores.argmax())
+        tokens = np.flatnonzero(scores > -np.inf)
+        likely = probabilities(scores[tokens])
+        tokens, likely = tokens[likely > 0], likely[likely > 0]
+        reached = np.cumsum(likely)
+        return int(tokens[np.searchsorted(reached[:-1], random.random() * reached[-1], side="right")])
 
 
 def _warpers(said: Mapping[str, Any]) -> tuple[Warper, ...]:
@@ -136,4 +117,4 @@ def _texts(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
-__all__ = ["TokenChoice", "certain", "drawn"]
+__all__ = ["TokenChoice"]
