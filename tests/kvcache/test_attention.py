@@ -173,6 +173,26 @@ def test_a_model_that_does_not_call_ours_runs_with_its_own() -> None:
         assert choice.first_that_runs(build) == "eager"
 
 
+def test_a_model_that_adds_its_masks_runs_with_its_own() -> None:
+    """BigBird-Pegasus' encoder: a mask of ours is yes or no, and numbers are added to scores."""
+    from transformers.masking_utils import bidirectional_mask_function
+
+    tried: list[str] = []
+    with kvcache.explicit_attention() as choice:
+
+        def build(name: str) -> str:
+            tried.append(name)
+            if name == ATTENTION_NAME:
+                options = {"allow_is_causal_skip": False, "mask_function": bidirectional_mask_function}
+                mask = choice.mask(3, 3, **options)
+                assert mask is not None
+                _ = torch.zeros(1, 1, 3, 3) + mask
+            return name
+
+        assert choice.first_that_runs(build) == "eager"
+    assert tried == [ATTENTION_NAME, "eager"]
+
+
 def test_values_may_be_wider_than_keys() -> None:
     torch.manual_seed(0)
     query, key, _ = tensors(3, 6)

@@ -155,7 +155,8 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     if hasattr(model.model, "rope_deltas"):
         model.model.rope_deltas = None  # of the prompt before
     ids, pixels = torch.tensor([prompt.ids]), torch.from_numpy(prompt.pixels)
-    is_image = ids == family.image_token_id(model.config)
+    image = family.image_token_id(model.config)
+    is_image = ids == image
     given = {"input_ids": ids, **family.reference_inputs(model.config, is_image, pixels)}
     if prompt.frames:
         given[FRAME_MASK] = torch.from_numpy(_frame_mask(prompt))
@@ -164,10 +165,16 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     for _ in range(_STEPS + 1):
         logits = model(**given, **options).logits[0, -1]
         rows.append(logits.float().numpy())
-        tokens.append(int(logits.argmax()))
+        tokens.append(_next_token(logits, image))
         given = {"input_ids": torch.tensor([tokens[-1:]])}
     kept = {slot: tensor.float().numpy() for slot, tensor in states_of(cache).items()}
     return Answer(tuple(rows), tuple(tokens[:-1]), largest_values(kept))
+
+
+def _next_token(logits: torch.Tensor, image: int) -> int:
+    """Return the likeliest token, the placeholder of images left out: the archives have no embedding of it."""
+    ranked = logits.topk(2).indices.tolist()
+    return int(next(token for token in ranked if token != image))
 
 
 class Pipeline:

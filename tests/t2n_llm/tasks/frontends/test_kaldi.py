@@ -24,10 +24,10 @@ _FEATURES = "input_features"
     [
         (ASTFeatureExtractor(max_length=200), "input_values"),
         (ASTFeatureExtractor(max_length=64, num_mel_bins=40, do_normalize=False), "input_values"),
-        (Speech2TextFeatureExtractor(), _FEATURES),
+        pytest.param(Speech2TextFeatureExtractor(), _FEATURES, marks=pytest.mark.nightly),  # below, of 30 seconds
         (Speech2TextFeatureExtractor(num_mel_bins=40, normalize_vars=False), _FEATURES),
         (Speech2TextFeatureExtractor(do_ceptral_normalize=False), _FEATURES),
-        (SeamlessM4TFeatureExtractor(), _FEATURES),
+        pytest.param(SeamlessM4TFeatureExtractor(), _FEATURES, marks=pytest.mark.nightly),  # below
     ],
 )
 def test_recordings_of_several_lengths(extractor: Any, name: str, tmp_path: Path) -> None:

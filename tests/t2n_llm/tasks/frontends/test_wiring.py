@@ -61,7 +61,7 @@ def _dtypes(archive: Path) -> set[str]:
     return {share["dtype"] for share in record["dtypes"]}
 
 
-@pytest.mark.parametrize("archive", ["tgz", "dir"])
+@pytest.mark.parametrize("archive", ["tgz", pytest.param("dir", marks=pytest.mark.nightly)])
 def test_q4_0_weights_leave_it_plain(archive: str, source: Path, tmp_path: Path) -> None:
     options = ExportOptions.of(task=FEATURE_EXTRACTION, require_tokenizer=False, compress="q4_0", archive=archive)
     result = export_llm(str(source), tmp_path / "out", options=options)

@@ -12,11 +12,12 @@ from t2n_llm.check.options import CheckingOptions
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.tasks.heads.chunks import longest_chunk
 from t2n_llm.tasks.names import AUDIO_FRAME_CLASSIFICATION
-from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
+from t2n_llm.zoo.tiny_model import save_tiny_model
+from tests.shallow_models import shallow_model
 
 
 def test_recordings_up_to_a_chunk(tmp_path: Path) -> None:
-    model = build_tiny_model("nemotron3_diarization", 0, AUDIO_FRAME_CLASSIFICATION)
+    model = shallow_model("nemotron3_diarization", AUDIO_FRAME_CLASSIFICATION)
     longest = longest_chunk(model.config)
     assert longest == model.config.chunk_length * model.config.audio_config.subsampling_factor
     save_tiny_model(model, tmp_path / "model", AUDIO_FRAME_CLASSIFICATION)

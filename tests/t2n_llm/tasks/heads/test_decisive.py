@@ -12,7 +12,7 @@ from t2n_llm.tasks.names import UNIVERSAL_SEGMENTATION
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 
 
-@pytest.mark.parametrize("shares", [(0.0, 1.0), (0.0, 0.0)])
+@pytest.mark.parametrize("shares", [(0.0, 1.0), pytest.param((0.0, 0.0), marks=pytest.mark.nightly)])
 def test_layers_mask_as_the_checkpoint_says(shares: tuple[float, float], tmp_path: Path) -> None:
     model = build_tiny_model("eomt", 0, UNIVERSAL_SEGMENTATION)
     model.attn_mask_probs.copy_(torch.tensor(shares))

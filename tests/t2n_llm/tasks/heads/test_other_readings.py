@@ -38,6 +38,9 @@ def exported(model: Any, task: str, folder: Path, **options: Any) -> ExportResul
     )
 
 
+_FORECASTS = {"past_values": ["B", 256]}, {"mean_predictions": ["B", 128], "full_predictions": ["B", 128, 10]}
+
+
 @pytest.mark.parametrize(
     ("task", "architecture", "inputs", "outputs"),
     [
@@ -62,15 +65,8 @@ def exported(model: Any, task: str, folder: Path, **options: Any) -> ExportResul
             {"logits_per_image": ["B", "N"], "text_embeds": ["N", 64], "image_embeds": ["B", 64]},
         ),
         (names.TIME_SERIES, "patchtst", {"past_values": ["B", 32, 1]}, {"prediction_logits": ["B", 1]}),
-        *(
-            (
-                names.TIME_SERIES,
-                forecaster,
-                {"past_values": ["B", 256]},
-                {"mean_predictions": ["B", 128], "full_predictions": ["B", 128, 10]},
-            )
-            for forecaster in ("timesfm", "timesfm2_5")
-        ),
+        (names.TIME_SERIES, "timesfm", *_FORECASTS),
+        pytest.param(names.TIME_SERIES, "timesfm2_5", *_FORECASTS, marks=pytest.mark.nightly),  # the same reading
     ],
 )
 def test_archives_agree_at_other_sizes(
@@ -242,7 +238,7 @@ def _counting(forward: Any) -> Any:
     return counted
 
 
-@pytest.mark.parametrize("family", ["mpt", "minimax", "bigbird_pegasus"])
+@pytest.mark.parametrize("family", ["mpt", "minimax", pytest.param("bigbird_pegasus", marks=pytest.mark.nightly)])
 def test_what_spells_its_attention_out_sees_no_padding(family: str, tmp_path: Path) -> None:
     """The mask of padding must reach attention that is spelled in a way of its own."""
     save_tiny_model(shallow_model(family, "question-answering"), tmp_path / "model", "question-answering")

@@ -22,7 +22,7 @@ from tests.shallow_models import shallow_model
 _TASK = "zero-shot-image-classification"
 
 
-@pytest.fixture(scope="module", params=["clip", "siglip"])
+@pytest.fixture(scope="module", params=["clip", pytest.param("siglip", marks=pytest.mark.nightly)])
 def family(request: pytest.FixtureRequest) -> str:
     """A model type."""
     return str(request.param)
