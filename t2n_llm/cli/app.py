@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.main import get_command
 
 from generic_export.interrupts import Interrupted, interruptible
 from t2n_llm.cli.bench import bench, profile
@@ -71,10 +74,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with interruptible():
         try:
-            code = app(words, prog_name=COMMAND, standalone_mode=False, obj=session)
+            code = _command_line()(words, prog_name=COMMAND, standalone_mode=False, obj=session)
         except (Exception, Interrupted) as error:
             code = _report(error, session)
     sys.exit(code or 0)
+
+
+@cache
+def _command_line() -> Callable[..., Any]:
+    """Return the parser of all commands: typer would build it again for each call in one process, in 0.1 s."""
+    return get_command(app)
 
 
 def write_utf8() -> None:

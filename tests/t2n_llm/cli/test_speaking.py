@@ -21,7 +21,7 @@ _GENERATING = ("generate", "chat", "serve")  # they tell what they make as it co
 
 
 def commands() -> dict[str, set[str]]:
-    """Return every command with the names of its options."""
+    """Return every command with the names of its options; commands of earlier releases are hidden."""
     found: dict[str, set[str]] = {}
 
     def walk(prefix: str, command: object) -> None:
@@ -30,7 +30,8 @@ def commands() -> dict[str, set[str]]:
             found[prefix] = {name for option in command.params for name in getattr(option, "opts", ())}  # type: ignore[attr-defined]
             return
         for name, child in below.items():
-            walk(f"{prefix} {name}".strip(), child)
+            if not child.hidden:
+                walk(f"{prefix} {name}".strip(), child)
 
     walk("", typer.main.get_command(app))
     return found
