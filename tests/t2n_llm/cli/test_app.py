@@ -17,7 +17,7 @@ from generic_export.inference_target.tract.releases.install import find_tract_cl
 from generic_export.nnef.dat import HEADER_BYTES
 from tests.families import save_tiny_model
 from tests.shared_folders import content
-from tests.t2n_llm.command_line import RunningCommand, call, refused, run, run_python, strict_json, unchanged
+from tests.t2n_llm.command_line import RunningCommand, call, refused, run_python, strict_json, unchanged
 from tests.trained_model import REAL_MODEL
 
 STAGES = ("Reading", "Capturing", "Writing", "Running PyTorch", "Checking in tract: greedy", "Recording")
@@ -98,7 +98,7 @@ def test_wrong_command_line(arguments: list[str], word: str) -> None:
 
 
 def test_export_for_people(tiny_llama: Path, parent: Path) -> None:
-    outcome = run(*fresh(tiny_llama, parent / "x"))
+    outcome = call(*fresh(tiny_llama, parent / "x"))
     assert outcome.code == 0, outcome
     for stage in STAGES:
         assert stage in outcome.err

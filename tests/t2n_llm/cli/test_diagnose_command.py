@@ -105,7 +105,7 @@ def diagnosis_of(*words: object) -> Diagnosis:
     ("line", "stage", "text", "words"),
     [
         (_BRANCH, Stage.CAPTURE, "if hidden.sum", ["--only", "model.layers.0"]),
-        (_UNSUPPORTED, Stage.TRANSLATE, "special.hermite_polynomial_h", []),
+        (_UNSUPPORTED, Stage.TRANSLATE, "special.hermite_polynomial_h", ["--only", "model.layers.0"]),
         (_FROZEN, Stage.CAPTURE, "shape[1]", ["--only", "model.layers.0.mlp"]),
     ],
     ids=["branch", "unsupported", "frozen"],
@@ -134,17 +134,17 @@ def test_a_wrong_translation_in_the_twin_of_an_8b_model_is_blamed(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("config", "layers", "parameters"),
+    ("config", "layers", "parameters", "words"),
     [
-        pytest.param(None, 2, "0.1 M parameters", id="2 layers"),
-        pytest.param(LLAMA_8B, 32, "8030.3 M parameters", id="8B", marks=pytest.mark.nightly),
+        pytest.param(None, 2, "0.1 M parameters", ["--only", "model.layers.0"], id="2 layers"),
+        pytest.param(LLAMA_8B, 32, "8030.3 M parameters", [], id="8B", marks=pytest.mark.nightly),
     ],
 )
 def test_a_skeleton_without_weights_names_the_guilty_module_and_line(
-    config: dict[str, Any] | None, layers: int, parameters: str, tmp_path: Path
+    config: dict[str, Any] | None, layers: int, parameters: str, words: list[str], tmp_path: Path
 ) -> None:
     folder = odd_llama(tmp_path / "odd", _UNSUPPORTED, config)
-    diagnosis = diagnosis_of(folder, "--trust-remote-code")
+    diagnosis = diagnosis_of(folder, "--trust-remote-code", *words)
     (culprit,) = diagnosis.culprits()
     assert (culprit.piece.class_name, len(culprit.piece.paths)) == ("OddMLP", layers)
     assert culprit.source == line_of(folder, "special.hermite_polynomial_h")
@@ -270,7 +270,7 @@ def test_a_failed_export_ends_with_a_command_that_finds_the_cause(tmp_path: Path
     hint = outcome.line("hint")
     command = shlex.split(hint[hint.index("t2n-llm diagnose") :])
     assert command == ["t2n-llm", "diagnose", str(folder), "--tiny", "--trust-remote-code"]
-    told = call(*command[1:])
+    told = call(*command[1:], "--only", "model.layers.0")
     assert told.code == 1
     assert (
         "OddMLP (model.layers.0.mlp and 1 more) fails to capture" in told.out

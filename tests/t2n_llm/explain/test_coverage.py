@@ -55,7 +55,9 @@ REPEATED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", REPEATED)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.nightly if name in ("qwen2", "gpt2") else ()) for name in REPEATED]
+)
 def test_a_layer_of_each_kind_counts_for_all_of_them(family: str, tmp_path: Path) -> None:
     folder = write_config(tmp_path / family, config(family, num_hidden_layers=3, **REPEATED[family])())
     short, whole = cover_model(str(folder)), cover_model(str(folder), every_layer=True)

@@ -17,9 +17,12 @@ from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.text import graph_text
+from generic_export.read.contents import read_contents
 from t2n_llm import export_llm
 from t2n_llm.check.runner import STATEFUL_TRANSFORM, WheelRunner
 from t2n_llm.export.located import locate_archive
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.zoo.configs import tiny_config
@@ -156,23 +159,21 @@ def test_one_commented_block_per_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "pattern"),
+    ("switch", "pattern"),
     [
-        (GraphOptions(f32_linear_accumulation=True, **HALF), r'expr="abk,nk->abn", acc="f32"'),
-        (GraphOptions(f32_attention=True, **HALF), r'tract_transformers_sdpa\(.*, datum_type="f32"'),
-        (GraphOptions(f32_norm=True, **HALF), r"input_layernorm_rms_norm = tract_core_rms_norm\(.*# f32"),
+        ("f32_linear_accumulation", r'expr="abk,nk->abn", acc="f32"'),
+        ("f32_attention", r'tract_transformers_sdpa\(.*, datum_type="f32"'),
+        ("f32_norm", r"input_layernorm_rms_norm = tract_core_rms_norm\(.*# f32"),
     ],
 )
-def test_numerics_switches_show(options: GraphOptions, pattern: str) -> None:
-    assert re.search(pattern, text_of(options))
-    assert not re.search(pattern, text_of(GraphOptions(**HALF)))
-
-
-@pytest.mark.parametrize("switch", ["f32_linear_accumulation", "f32_attention", "f32_norm"])
-def test_numerics_switches_run(switch: str, short_model: Path, tmp_path: Path) -> None:
+def test_numerics_switches_show_and_run(
+    switch: str, pattern: str, exported_in_half: Path, short_model: Path, tmp_path: Path
+) -> None:
     result = export_llm(str(short_model), tmp_path / "export", dtype="f16", decode_steps=8, **HALF, **{switch: True})
     assert result.validation is not None
     assert result.validation.passed
+    assert re.search(pattern, read_contents(result.archive).graph_text)
+    assert not re.search(pattern, read_contents(exported_in_half).graph_text)
 
 
 @pytest.mark.parametrize("keep", [0, 3])
@@ -205,11 +206,10 @@ def test_batch_symbol(compress: str | None, short_model: Path, tmp_path: Path) -
             np.testing.assert_allclose(together, np.concatenate(singles[:batch]), atol=1e-4)
 
 
-def test_f16_agrees_on_every_greedy_token_of_64(tmp_path: Path) -> None:
-    result = export_llm(str(REAL_MODEL), tmp_path / "export", dtype="f16", decode_steps=64)
-    assert result.validation is not None
+def test_f16_agrees_on_every_greedy_token_of_64(real_export: Path) -> None:
+    report = validate_folder(real_export, str(REAL_MODEL), options=ValidateOptions.of(decode_steps=64))
     for name in ("decode", "greedy"):
-        check = next(check for check in result.validation.checks if check.name == name)
+        check = next(check for check in report.checks if check.name == name)
         assert (check.same_top1, len(check.steps)) == (64, 64)
 
 
@@ -255,8 +255,12 @@ def test_an_8b_skeleton_never_holds_a_weight() -> None:
     assert growth_mib < 400
 
 
+@pytest.mark.nightly
 def test_blocks_of_real_size_bound_no_length() -> None:
-    """DeepSeek-V4 sums up 128 tokens: an example of fewer than two such blocks would leave it with one."""
+    """DeepSeek-V4 sums up 128 tokens: an example of fewer than two such blocks would leave it with one.
+
+    Small blocks are in test_attention_families.py.
+    """
     config = tiny_config("deepseek_v4")
     config.compress_rates["heavily_compressed_attention"] = 128
     config.num_hidden_layers, config.layer_types, config.mlp_layer_types = 1, ["heavily_compressed_attention"], ["moe"]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ ALTERNATING_UPDATES = Kind(
     readers=("*.per_layer_input_gate.weight",),
     power=14,
 )  # fmt: skip
+_EVERY_KIND = (*KINDS.values(), ALTERNATING_UPDATES)
 
 
 def _config(kind: Kind) -> Callable[[], Any]:
@@ -155,11 +157,35 @@ def _exported(source: Path, target: Path, **choices: Any) -> tuple[ExportResult,
         return result, runner.run_turns(_TURNS, stateful=False)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_an_inflated_model_says_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
+# Whose mechanisms two others have together.
+_IN_OTHERS = ("RMS norm", "parallel blocks, layer norms with biases")
+
+
+@pytest.fixture(scope="module")
+def plain_export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], tuple[ExportResult, list[np.ndarray]]]:
+    """Returns the export of a kind as it is, and what it says."""
+
+    @cache
+    def made(number: int) -> tuple[ExportResult, list[np.ndarray]]:
+        folder = tmp_path_factory.mktemp("plain")
+        return _exported(_saved(_EVERY_KIND[number], folder / "model"), folder / "export")
+
+    return lambda kind: made(_EVERY_KIND.index(kind))
+
+
+def _saved(kind: Kind, folder: Path) -> Path:
+    return save_tiny_model("it", folder, configs={"it": _config(kind)})
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in _IN_OTHERS else ()) for name in KINDS]
+)
+def test_an_inflated_model_says_the_same_bit_for_bit(
+    name: str, plain_export: Callable[[Kind], tuple[ExportResult, list[np.ndarray]]], tmp_path: Path
+) -> None:
     kind = KINDS[name]
-    source = save_tiny_model("it", tmp_path / "model", configs={"it": _config(kind)})
-    plain, expected = _exported(source, tmp_path / "plain")
+    plain, expected = plain_export(kind)
+    source = _saved(kind, tmp_path / "model")
     _inflate(source, kind)
     inflated, found = _exported(source, tmp_path / "inflated")
     assert not plain.manifest["ranges"]["model"]["rescaled"]
@@ -175,9 +201,11 @@ def test_an_inflated_model_says_the_same_bit_for_bit(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "residual"), [(ALTERNATING_UPDATES, "auto"), (KINDS["mixture with a router"], "always")]
 )
-def test_a_stream_in_f32_is_no_worse_than_one_that_fits(kind: Kind, residual: str, tmp_path: Path) -> None:
-    source = save_tiny_model("it", tmp_path / "model", configs={"it": _config(kind)})
-    plain, _ = _exported(source, tmp_path / "plain")
+def test_a_stream_in_f32_is_no_worse_than_one_that_fits(
+    kind: Kind, residual: str, plain_export: Callable[[Kind], tuple[ExportResult, list[np.ndarray]]], tmp_path: Path
+) -> None:
+    plain, _ = plain_export(kind)
+    source = _saved(kind, tmp_path / "model")
     _inflate(source, kind)
     inflated, _ = _exported(source, tmp_path / "inflated", f32_residual=residual)
     kept = [group for group in inflated.manifest["ranges"]["model"]["rescaled"] if group["in_f32"]]
@@ -193,7 +221,7 @@ def _error(result: ExportResult) -> float:
 def test_what_cannot_be_kept_smaller_names_the_module_that_overflows(tmp_path: Path) -> None:
     """Values are the interface, whose type is f16: nothing to be done, and said before a weight is written."""
     kind = KINDS["post-norms"]
-    source = save_tiny_model("it", tmp_path / "model", configs={"it": _config(kind)})
+    source = _saved(kind, tmp_path / "model")
     _inflate(source, Kind(kind.config, kind.entries, power=15))  # readers are not divided: values overflow
     with pytest.raises(NumericRangeError, match=r"values of model\.layers\.\d\.\S+ reach \S+, f16 ends at 65504"):
         _exported(source, tmp_path / "exported")
@@ -210,20 +238,25 @@ def test_without_a_check_it_is_said_that_nobody_looked(
     assert result.manifest["ranges"] == {}
 
 
+_MOST_POWER = 16
+
+
 def _with_large_keys(folder: Path, power: int) -> Path:
-    """Write a model whose keys are multiplied by 2^power, and what attention multiplies scores with divided."""
-    config: dict[str, Any] = {"model_type": "granite", "attention_multiplier": 0.25}
-    source = save_tiny_model("it", folder, configs={"it": _config(Kind(config, ()))})
+    """Write a model whose keys are multiplied by 2^power; what queries are multiplied with makes up for it.
+
+    All of them have one config: they are captured once.
+    """
+    multiplier = 0.25 * 2.0**-_MOST_POWER
+    config: dict[str, Any] = {"model_type": "granite", "attention_multiplier": multiplier}
+    source = _saved(Kind(config, ()), folder / "model")
     _inflate(source, Kind(config, ("*.k_proj.*",), power=power))
-    saved = json.loads((source / "config.json").read_text())
-    saved["attention_multiplier"] *= 2.0**-power
-    (source / "config.json").write_text(json.dumps(saved))
+    _inflate(source, Kind(config, ("*.q_proj.*",), power=_MOST_POWER - power))
     return source
 
 
 def test_keys_beyond_f16_have_a_cache_in_f32(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain, _ = _exported(_with_large_keys(tmp_path / "fits", 0), tmp_path / "plain", activations="f32")
-    source = _with_large_keys(tmp_path / "model", 16)
+    source = _with_large_keys(tmp_path / "beyond", _MOST_POWER)
     with pytest.raises(
         CacheRangeError, match=r"cache_key of layer \d reaches \S+ on the check's text.*--cache-dtype f32"
     ):
@@ -240,7 +273,7 @@ def test_keys_beyond_f16_have_a_cache_in_f32(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_keys_that_f16_holds_without_room_have_a_cache_in_f32(tmp_path: Path) -> None:
-    source = _with_large_keys(tmp_path / "model", 13)
+    source = _with_large_keys(tmp_path, 13)
     chosen, _ = _exported(source, tmp_path / "chosen", activations="f32")
     asked, _ = _exported(source, tmp_path / "asked", activations="f32", cache_dtype="f16")
     assert {state["dtype"] for state in chosen.manifest["graph"]["states"]} == {"f32"}

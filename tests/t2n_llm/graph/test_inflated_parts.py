@@ -85,7 +85,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     return _exported(_saved(_T5, AutoModelForSeq2SeqLM, (), folder / "plain"), folder / "same", TEXT_TO_TEXT)
 
 
-@pytest.mark.parametrize("options", [{}, {"stateful": True, "compress": "q4_0"}, {"batch": True}], ids=str)
+@pytest.mark.parametrize("options", [{"stateful": True, "compress": "q4_0"}, {"batch": True}], ids=str)
 def test_encoder_and_decoder_are_made_to_fit(options: dict[str, Any], plain: ExportResult, tmp_path: Path) -> None:
     source = _saved(_T5, AutoModelForSeq2SeqLM, _T5_ENTRIES, tmp_path / "large")
     result = _exported(source, tmp_path / "exported", TEXT_TO_TEXT, **options)
@@ -104,9 +104,8 @@ def test_a_decoder_is_made_to_fit_behind_its_embeddings(tmp_path: Path) -> None:
     assert _error(result) <= 0.02
 
 
-@pytest.mark.parametrize("pattern", ["*.EncDecAttention.k.weight", "*.EncDecAttention.v.weight"])
-def test_what_one_archive_hands_another_must_fit(pattern: str, tmp_path: Path) -> None:
-    source = _saved(_T5, AutoModelForSeq2SeqLM, (pattern,), tmp_path / "large")
+def test_what_one_archive_hands_another_must_fit(tmp_path: Path) -> None:
+    source = _saved(_T5, AutoModelForSeq2SeqLM, ("*.EncDecAttention.k.weight",), tmp_path / "large")
     with pytest.raises(
         NumericRangeError, match=r"EncDecAttention\S* reach \S+, f16 ends at 65504.* an output of the graph"
     ):

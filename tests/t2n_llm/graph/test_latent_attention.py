@@ -17,7 +17,7 @@ from t2n_llm.zoo.tiny_model import save_tiny_model
 from tests.t2n_llm.zoo.attention_families import family_model
 
 FAMILY = "minicpm3"
-SIZES = {"qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 64, "head_dim": 8, "num_hidden_layers": 2}
+SIZES = {"qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 64, "head_dim": 8, "num_hidden_layers": 1}
 RANK, ROPE = 64, 8
 
 
@@ -54,11 +54,9 @@ def test_the_cache_holds_latents(mla: str, latent_model: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     "options",
     [
-        {"attention": "sdpa"},
+        {"attention": "sdpa", "batch": True},
         {"stateful": True},
         {"kv_cache": "int8"},
-        {"batch": True},
-        {"dtype": "f16"},
         {"dtype": "f16", "activations": "f16"},
     ],
     ids=lambda options: " ".join(f"{name}={value}" for name, value in options.items()),
@@ -72,21 +70,22 @@ def test_a_prompt_read_by_one_form_is_continued_by_the_other(latent_model: Path,
         mla: export_llm(
             str(latent_model), tmp_path / mla, mla=mla, dtype="f32", check=False, archive="dir", require_tokenizer=False
         )
-        for mla in ("absorbed", "expanded")
+        for mla in ("auto", "expanded")
     }
     prompt, further = np.arange(3, 12)[None], np.array([[20]])
-    states = [StateTensor.from_record(record).at_start(1) for record in forms["absorbed"].manifest["graph"]["states"]]
+    states = [StateTensor.from_record(record).at_start(1) for record in forms["auto"].manifest["graph"]["states"]]
     logits = {}
-    for reader, other in (("absorbed", "expanded"), ("expanded", "absorbed")):
+    for reader, other in (("auto", "expanded"), ("expanded", "auto")):
         with TractWheel(timeout_seconds=60).load(forms[reader].archive) as engine:
             _, *after = engine.run([prompt, *states])
         with TractWheel(timeout_seconds=60).load(forms[other].archive) as engine:
             logits[other] = engine.run([further, *after])[0]
-    np.testing.assert_allclose(logits["absorbed"], logits["expanded"], atol=1e-4)
-    assert np.abs(logits["absorbed"]).max() > 0.1
+    np.testing.assert_allclose(logits["auto"], logits["expanded"], atol=1e-4)
+    assert np.abs(logits["auto"]).max() > 0.1
 
 
 def test_both_parts_of_the_projection_are_blocks(latent_model: Path, tmp_path: Path) -> None:
+    """Weights and caches in f16, beside blocks."""
     result = exported(latent_model, tmp_path / "export", dtype="f16", compress="q4_0")
     records = {record["label"]: record for record in result.manifest["compression"]["tensors"]}
     projection = "model.layers.0.self_attn.kv_b_proj"
@@ -97,6 +96,8 @@ def test_both_parts_of_the_projection_are_blocks(latent_model: Path, tmp_path: P
     assert f"{projection}.weight" not in records
 
 
-def test_forms_that_do_not_exist() -> None:
+def test_names_of_forms() -> None:
+    forms = {mla: GraphOptions(mla=mla).absorbs_latents for mla in ("auto", "absorbed", "expanded")}
+    assert forms == {"auto": True, "absorbed": True, "expanded": False}
     with pytest.raises(OptionError, match="latent attention 'folded' is unknown"):
         GraphOptions(mla="folded")

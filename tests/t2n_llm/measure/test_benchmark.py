@@ -122,8 +122,10 @@ def test_a_batch_symbol_is_bound(batch_export: Path) -> None:
 
 
 @NEEDS_CLI
-def test_llm_bench_of_the_command_gives_the_same_report(real_export: Path) -> None:
-    outcome = call("bench", real_export, "--engine", "cli", "--repeat", 2, "--warmup", 0, "--json")
+def test_llm_bench_of_the_command_gives_the_same_report(short_model: Path, shared_export: SharedExport) -> None:
+    outcome = call(
+        "bench", shared_export(short_model, check=False), "--engine", "cli", "--repeat", 2, "--warmup", 0, "--json"
+    )
     assert outcome.code == 0, outcome.err
     report = strict_json(outcome.out)
     assert report["engine"] == "cli"
@@ -243,13 +245,23 @@ def test_names_that_are_no_pictures_are_refused(real_export: Path, tmp_path: Pat
 
 
 @pytest.fixture(scope="module", params=["wheel", pytest.param("cli", marks=NEEDS_CLI)])
-def profile_report(request: pytest.FixtureRequest, real_export: Path) -> Any:
-    """The profile of the trained model; each of its two phases takes five seconds, which is tract's choice."""
-    outcome = call("profile", real_export, "--prefill", 32, "--past", 64, "--engine", request.param, "--json")
+def profile_report(request: pytest.FixtureRequest, real_export: Path, real_batch_export: Path) -> Any:
+    """The profile of the trained model, with the command that of its two layers and a batch symbol, which is bound.
+
+    Each of its two phases takes five seconds, which is tract's choice.
+    """
+    export = real_export if request.param == "wheel" else real_batch_export
+    outcome = call("profile", export, "--prefill", 32, "--past", 64, "--engine", request.param, "--json")
     assert outcome.code == 0, outcome.err
     report = strict_json(outcome.out)
     assert report["engine"] == request.param
     return report
+
+
+@pytest.fixture(scope="module")
+def real_batch_export(short_model: Path, shared_export: SharedExport) -> Path:
+    """Two layers of the trained model with the batch as a symbol."""
+    return shared_export(short_model, batch=True, check=False)
 
 
 def test_time_is_told_by_operator_and_by_module(profile_report: Any) -> None:
@@ -258,8 +270,9 @@ def test_time_is_told_by_operator_and_by_module(profile_report: Any) -> None:
     assert (prefill["new_tokens"], prefill["past_tokens"], prefill["caches_as_inputs"]) == (32, 0, False)
     assert (decode["new_tokens"], decode["past_tokens"], decode["caches_as_inputs"]) == (1, 64, engine == "cli")
     assert prefill["seconds"] > decode["seconds"] > 0
+    layers = 6 if engine == "wheel" else 2
     own = {group["name"]: group["nodes"] for group in prefill["operators"]}
-    assert own["DynamicKeyValueCache"] == 12
+    assert own["DynamicKeyValueCache"] == 2 * layers
     assert "DynamicKeyValueCache" not in {group["name"] for group in decode["operators"]}
     for phase in (prefill, decode):
         for groups in (phase["operators"], phase["modules"]):
@@ -268,8 +281,8 @@ def test_time_is_told_by_operator_and_by_module(profile_report: Any) -> None:
             assert sum(group["seconds"] for group in groups) <= phase["seconds"] * 1.05
         operators = {group["name"]: group for group in phase["operators"]}
         modules = {group["name"]: group for group in phase["modules"]}
-        assert operators["ScaledMaskedSoftmax"]["nodes"] == 6
-        assert operators["OptMatMul"]["nodes"] == 43 + 2 * 6
+        assert operators["ScaledMaskedSoftmax"]["nodes"] == layers
+        assert operators["OptMatMul"]["nodes"] == 1 + 7 * layers + 2 * layers
         assert modules["model.layers.*.mlp.down_proj"]["kind"] == "Linear"
         assert modules["model.layers.*.self_attn"]["seconds"] >= operators["ScaledMaskedSoftmax"]["seconds"] * 0.99
         assert modules.get("(not from one module)", {"share": 0})["share"] < 0.1
@@ -292,13 +305,23 @@ def test_a_step_is_timed_with_the_engines_state_and_says_what_it_reads(profile_r
     assert linear["flops"] == pytest.approx(linear["bytes"], rel=0.05)  # f16: two bytes a weight, and two operations
 
 
-def test_the_attention_of_the_operator_is_what_the_rest_leaves(half_export: Path) -> None:
-    outcome = call("profile", half_export, "--prefill", 8, "--past", 64, "--json")
+def test_the_attention_of_the_operator_is_what_the_rest_leaves(short_model: Path, shared_export: SharedExport) -> None:
+    """With the batch as a symbol, which is bound, and layers in fragments, whose nodes belong to the modules."""
+    options = {"activations": "f16", "attention": "sdpa", "batch": True, "fragments": True}
+    outcome = call(
+        "profile", shared_export(short_model, check=False, **options), "--prefill", 8, "--past", 64, "--json"
+    )
     assert outcome.code == 0, outcome.err
-    _, decode = strict_json(outcome.out)["phases"]
+    prefill, decode = strict_json(outcome.out)["phases"]
+    assert (prefill["past_tokens"], decode["past_tokens"]) == (0, 64)
     names = {group["name"] for group in decode["operators"]}
     assert "(attention, caches kept by the engine)" in names
     assert "FlashSDPA" not in names
+    for phase in (prefill, decode):
+        modules = {group["name"]: group for group in phase["modules"]}
+        assert modules["model.layers.*.mlp.up_proj"]["kind"] == "Linear"
+        assert modules["model.layers.*.mlp.up_proj"]["bytes"] > 0
+        assert not [name for name in modules if "llama_decoder_layer" in name]
 
 
 def test_a_mixture_reads_the_experts_that_its_tokens_choose() -> None:
@@ -315,20 +338,6 @@ def test_a_mixture_reads_the_experts_that_its_tokens_choose() -> None:
     assert bytes_read(graph, stored, {"S": 512}) == {"y": 65536}
 
 
-def test_without_a_past_the_engine_keeps_the_caches(real_export: Path) -> None:
-    outcome = call("profile", real_export, "--prefill", 8, "--past", 0, "--rows", 99)
-    assert outcome.code == 0, outcome.err
-    assert "Caches came in as inputs" not in outcome.out
-    assert outcome.out.count("DynamicKeyValueCache") == 2
-
-
-@pytest.mark.parametrize("engine", ["wheel", pytest.param("cli", marks=NEEDS_CLI)])
-def test_a_batch_symbol_is_bound_for_a_profile(batch_export: Path, engine: str) -> None:
-    outcome = call("profile", batch_export, "--prefill", 4, "--engine", engine, "--json")
-    assert outcome.code == 0, outcome.err
-    assert [phase["past_tokens"] for phase in strict_json(outcome.out)["phases"]] == [0, 4]
-
-
 def test_an_archive_of_tracts_own_has_operators_but_no_modules(half_export: Path, tmp_path: Path) -> None:
     written = tmp_path / "stateful.nnef.tgz"
     run_python(
@@ -341,6 +350,7 @@ def test_an_archive_of_tracts_own_has_operators_but_no_modules(half_export: Path
         outcome = call("profile", written, "--prefill", 4, "--past", past, "--rows", rows)
         assert outcome.code == 0, outcome.err
         assert "OptMatMul" in outcome.out and "module" not in outcome.out
+        assert "Caches came in as inputs" not in outcome.out
         assert ("... " in outcome.out) is (rows == 2)  # the rows that are left out are summed up
     assert "(attention, caches kept by the engine)" in outcome.out
     with pytest.raises(OptionError, match="keeps its caches itself"):

@@ -132,7 +132,9 @@ def test_tied_weights_under_the_other_name(model: Path, tmp_path: Path) -> None:
     assert export(model, tmp_path / "b").read_bytes() == first.read_bytes()
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "qwen2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("gpt_neox", "qwen2"))]
+)
 def test_a_checkpoint_of_the_base_model(family: str, tmp_path: Path) -> None:
     """Saved from AutoModel: names without the prefix. The head must then be tied, for it is not there."""
     from transformers import AutoModelForCausalLM
@@ -217,9 +219,8 @@ def test_a_tensor_of_another_layer_is_not_offered(model: Path, tmp_path: Path) -
 
 
 def test_another_number_of_layers(model: Path, tmp_path: Path) -> None:
-    config = json.loads((model / "config.json").read_text()) | {"num_hidden_layers": 3}
-    (model / "config.json").write_text(json.dumps(config))
-    with pytest.raises(MissingTensorError, match=r"model\.layers\.2\."):
+    rewrite(model, {name: value for name, value in stored(model).items() if ".layers.1." not in name})
+    with pytest.raises(MissingTensorError, match=r"model\.layers\.1\."):
         export(model, tmp_path / "x")
 
 
@@ -317,7 +318,8 @@ def test_without_keep_f32_the_check_finds_the_cut_value(outlier: Path, parent: P
 def test_keep_f32_takes_patterns(activations: str, tiny_llama: Path, tmp_path: Path) -> None:
     patterns: Sequence[str] = ["*.up_proj.weight", "model.norm.weight"]
     options = {"keep_f32": patterns, "activations": activations}
-    found = archived(export(tiny_llama, tmp_path / "x", check=True, decode_steps=4, **options))
+    checked = activations == "f16"  # where products of both widths meet
+    found = archived(export(tiny_llama, tmp_path / "x", check=checked, decode_steps=4, **options))
     kept = {name for name in stored(tiny_llama) if found[name].dtype is torch.float32}
     vectors = {name for name, value in stored(tiny_llama).items() if value.ndim == 1}
     matrices = {f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(2)}
