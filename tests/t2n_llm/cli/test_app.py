@@ -53,20 +53,20 @@ print("\\n", usage.ru_utime + usage.ru_stime)
 
 
 def _seconds(script: str, *arguments: str) -> tuple[float, list[str]]:
-    """Return the processor time of a command that prints its help, the better of two, and which heavy packages it imported."""
-    lines = [run_python(script, *arguments).rstrip().rpartition("\n") for _ in range(2)]
-    assert all("Usage:" in text for text, _, _ in lines)
-    told = [last.split() for _, _, last in lines]
-    return min(float(seconds) for seconds, *_ in told), told[0][1:]
+    """Return the processor time of a command that prints its help, and which heavy packages it imported."""
+    text, _, last = run_python(script, *arguments).rstrip().rpartition("\n")
+    assert "Usage:" in text
+    seconds, *imported = last.split()
+    return float(seconds), imported
 
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["export", "--help"]], ids=" ".join)
 def test_help_is_quick_and_imports_no_torch(arguments: list[str]) -> None:
-    seconds, imported = _seconds(_HELP, *arguments)
-    assert not imported
-    tries = [seconds / _seconds(_SMALLEST_HELP)[0]]
-    while tries[-1] >= 3 and len(tries) < 3:  # other work on the machine slows one of the two
-        tries.append(_seconds(_HELP, *arguments)[0] / _seconds(_SMALLEST_HELP)[0])
+    tries = []
+    while not tries or (tries[-1] >= 3 and len(tries) < 5):  # other work on the machine slows one of the two
+        seconds, imported = _seconds(_HELP, *arguments)
+        assert not imported
+        tries.append(seconds / _seconds(_SMALLEST_HELP)[0])
     assert tries[-1] < 3, tries  # half of it is typer's and rich's own start
 
 

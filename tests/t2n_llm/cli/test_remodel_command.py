@@ -11,7 +11,7 @@ import pytest
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.remodel import load_plan, plan_of_archive
 from tests.shared_folders import content
-from tests.t2n_llm.command_line import call, refused, run_new, strict_json
+from tests.t2n_llm.command_line import call, refused, run, strict_json
 
 FACTORY = """
 import torch
@@ -97,7 +97,7 @@ def test_from_a_template_to_archives(models: Path) -> None:
 
 
 def test_a_module_of_the_current_folder_in_a_process_of_its_own(models: Path) -> None:
-    done = run_new("remodel", "my_models:several", "--dump-config", "-", "--json")
+    done = run("remodel", "my_models:several", "--dump-config", "-", "--json")
     assert done.code == 0, done.err
     assert strict_json(done.out) == {
         "left": {"inputs": {"x": {"shape": [1, 5]}, "n": {"shape": []}}, "outputs_keep": ["output_0", "output_1"]},

@@ -78,7 +78,7 @@ def test_the_snippet_with_a_tokenizer_says_what_pytorch_says(real_export: Path) 
     assert executed(real_export) == tokenizer.decode(greedy(REAL_MODEL, ids, 20), skip_special_tokens=True).strip()
 
 
-@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("batch", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_the_snippet_feeds_states_of_fixed_size_back(batch: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     from transformers import AutoModelForCausalLM

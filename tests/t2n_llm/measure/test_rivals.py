@@ -102,6 +102,16 @@ def agrees(found: list[tuple[int, float]], expected: torch.Tensor, tolerance: fl
     assert best - float(expected[found[0][0]]) < 2 * allowed
 
 
+def goes_on_until_fresh(running: Running) -> None:
+    """Assert that a state with room for 256 tokens goes on from turn to turn, and that a fresh one is empty."""
+    assert len(running.time_turns([IDS[:20], IDS[20:21]], fresh=True)) == 2
+    assert all(seconds > 0 for seconds in running.time_turns([IDS[21:22]] * 3, fresh=False))
+    for _ in range(3):  # 300 tokens
+        running.time_turns([IDS[:100]], fresh=True)
+    assert running.load_seconds > 0
+    assert 10e6 < running.peak_rss_bytes() < 4e9
+
+
 # --- the same logits --------------------------------------------------------------------------
 
 
@@ -121,6 +131,7 @@ def test_torch_says_what_pytorch_says(tmp_path: Path) -> None:
         assert isinstance(running, RunningChild)
         agrees(running.top_logits(TURNS, 8), pytorch_logits(checkpoint), 1e-4)
         assert running.version.startswith("torch ")
+        goes_on_until_fresh(running)
 
 
 @NEEDS_ONNXRUNTIME
@@ -185,19 +196,14 @@ def test_llama_cpp_computes_logits_at_every_step(tmp_path: Path) -> None:
     assert medians[1] > 4 * medians[0], medians
 
 
-@pytest.mark.parametrize("name", [pytest.param("llama.cpp", marks=NEEDS_LLAMA_CPP), "torch", "tract"])
+@pytest.mark.parametrize("name", [pytest.param("llama.cpp", marks=NEEDS_LLAMA_CPP), "tract"])
 def test_a_state_goes_on_until_a_fresh_one_is_asked_for(
     name: str, tiny_llama: Path, tiny_export: Path, tmp_path: Path
 ) -> None:
     model = shared(tiny_llama, tiny_export)
     tract = ArchiveContender(model.archive, "tract", 120.0)
-    with closing(started(tract if name == "tract" else rival_named(name, model), tmp_path, positions=128)) as running:
-        assert len(running.time_turns([IDS[:20], IDS[20:21]], fresh=True)) == 2
-        assert all(seconds > 0 for seconds in running.time_turns([IDS[21:22]] * 3, fresh=False))
-        for _ in range(3):  # 300 tokens, of which 128 fit: each begins with an empty cache
-            running.time_turns([IDS[:100]], fresh=True)
-        assert running.load_seconds > 0
-        assert 10e6 < running.peak_rss_bytes() < 4e9
+    with closing(started(tract if name == "tract" else rival_named(name, model), tmp_path)) as running:
+        goes_on_until_fresh(running)
 
 
 # --- what is refused, and how processes end ----------------------------------------------------

@@ -42,7 +42,10 @@ def test_parameters_and_logits_are_those_of_the_original(family: str, tmp_path: 
     assert read is not None and torch.equal(logits(read), logits(model))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# The weights and PyTorch's logits of each are compared above, Mixtral in the engine below.
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.nightly if name != "qwen2moe" else ()) for name in FAMILIES]
+)
 def test_the_engine_says_what_the_original_says(family: str, tmp_path: Path) -> None:
     model = random_model(FAMILIES[family])
     write_moe_gguf(tmp_path / "moe.gguf", FAMILIES[family], model)
