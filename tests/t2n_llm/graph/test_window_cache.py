@@ -39,9 +39,8 @@ _SLIDING = {
 }
 _CHANGES = {
     "gemma3n_text": {
-        "num_hidden_layers": 3,
-        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-        "activation_sparsity_pattern": [0.95, 0.0, 0.0],
+        "layer_types": ["sliding_attention", "sliding_attention"],
+        "activation_sparsity_pattern": [0.0, 0.0],
     }
 }
 _EVEN: dict[str, Any] = {"dtype": "f32", "decode_steps": 3 * WINDOW, "require_tokenizer": False, "window_cache": True}
