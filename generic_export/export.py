@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,22 @@ from torch import nn
 
 from generic_export.assertions import Assertion, enforced, held, parse_extensions
 from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
+from generic_export.compared_sizes import Elsewhere, compare_elsewhere, elsewhere, sizes_beside, sizes_of
 from generic_export.documents import module_classes, producer_properties, translate_graph, with_tensors
-from generic_export.errors import CaptureError, DimensionError, GraphError, OptionError, SpecializedAxisError, T2NError
+from generic_export.errors import (
+    CaptureError,
+    DimensionError,
+    EngineLoadError,
+    GraphError,
+    MismatchError,
+    OptionError,
+    SpecializedAxisError,
+    T2NError,
+)
 from generic_export.half_weights import half_parameters, half_sources, rounded_to_half, stored_in_half
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
+from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.inference_target.tract.evidence.debug_bundle import bundled_failure, write_failing_case
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
@@ -31,6 +45,7 @@ from generic_export.tested_versions import TORCH, TRACT, doubts
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.multiples import declared_too
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
+from generic_export.torch_graph.nested import FlatCall
 from generic_export.translate.translate import TranslationOptions
 from generic_export.write.document import write_document
 from generic_export.write.journal import delete
@@ -124,7 +139,10 @@ def export_model_to_nnef(
             input_names = _completed(input_names, answered.call.names)
             output_names = _completed(output_names, answered.output_names)
 
-        def translated(target: InferenceTarget) -> tuple[Prepared, NnefGraph]:
+        bundle = None if debug_bundle_path is None else Path(debug_bundle_path)
+        how = _Writing(target_path, level, overwrite, half, fragments, bundle)
+
+        def attempt(target: InferenceTarget) -> None:
             prepared = prepare(
                 model,
                 arguments,
@@ -135,41 +153,96 @@ def export_model_to_nnef(
                 allow_same_io_names=allow_same_io_names,
                 auto_harden_jit=auto_harden_jit,
             )
-            return prepared, _document(
-                prepared, class_name(model), model, target, assertions, nnef_variable_naming_scheme
-            )
+            document = _document(prepared, target, assertions, nnef_variable_naming_scheme)
+            _write(prepared, document, target, how)
 
-        prepared, document, inference_target = _as_declared(translated, inference_target, class_name(model))
-        _tell_conditions(class_name(model), prepared.graph, refused=inference_target.refuses_sizes)
-        document = store_in_half(document, half_parameters(model)) if half else document
-        with ExitStack() as stack:
-            checked = inference_target.check_io
-            if half and checked:  # what is compared, here and in a search for a fault, has the archive's numbers
-                stack.enter_context(rounded_to_half(model, stored_in_half(document)))
-            example = _example_run(model, arguments, keywords, prepared.graph) if checked else None
-            document, stored = with_tensors(document, prepared.sources)
-            stored = half_sources(document, stored) if half else stored
-            forms = compose(document, module_classes(model)) if fragments else Composition(document, document)
-            archive = stack.enter_context(_proven(target_path)) if checked else target_path
-            write_document(archive, forms.composed, stored, compression_level=level, overwrite=overwrite or checked)
-            logger.info("wrote %s", archive)
-            write = None
-            if example is not None and debug_bundle_path is not None and isinstance(inference_target, TractNNEF):
-                bundle = Path(debug_bundle_path)
-                write = partial(write_failing_case, bundle, archive, example, prepared, forms.flat, inference_target)
-            bundle_path = None if debug_bundle_path is None else Path(debug_bundle_path)
-            stack.enter_context(bundled_failure(write))
-            asked = ExampleCall(arguments, keywords, example)
-            inference_target.post_export(model, forms.composed, asked, archive, bundle_path)
-        if example is not None:
-            logger.info("checked %s in the engine", target_path)
+        _as_declared(attempt, inference_target, class_name(model))
     return target_path
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """How an archive is written.
+
+    Attributes:
+        path: where.
+        level: how much a `.tgz` is compressed; None for no archive.
+        overwrite: replace what is there.
+        half: store parameters in half precision.
+        fragments: write a fragment for each class of modules.
+        bundle: the debug bundle of a check that fails; None for none.
+    """
+
+    path: Path
+    level: int | None
+    overwrite: bool
+    half: bool
+    fragments: bool
+    bundle: Path | None
+
+
+def _write(prepared: Prepared, document: NnefGraph, target: InferenceTarget, how: _Writing) -> None:
+    """Write the archive, and let the target prove it under another name before it takes its own.
+
+    Raises:
+        T2NError: as `export_model_to_nnef`; an `EngineLoadError` knows what PyTorch assumed of sizes.
+    """
+    model, checked = prepared.model, target.check_io
+    _tell_conditions(class_name(model), prepared.graph, refused=target.refuses_sizes)
+    document = store_in_half(document, half_parameters(model)) if how.half else document
+    with ExitStack() as stack:
+        if how.half and checked:  # what is compared, here and in a search for a fault, has the archive's numbers
+            stack.enter_context(rounded_to_half(model, stored_in_half(document)))
+        begun = time.perf_counter()
+        example = _example_run(model, prepared.args, prepared.kwargs, prepared.graph) if checked else None
+        spent = time.perf_counter() - begun
+        document, stored = with_tensors(document, prepared.sources)
+        stored = half_sources(document, stored) if how.half else stored
+        forms = compose(document, module_classes(model)) if how.fragments else Composition(document, document)
+        archive = stack.enter_context(_proven(how.path)) if checked else how.path
+        overwrite = how.overwrite or checked
+        write_document(archive, forms.composed, stored, compression_level=how.level, overwrite=overwrite)
+        logger.info("wrote %s", archive)
+
+        def failing(prepared: Prepared, run: ExampleRun | None) -> AbstractContextManager[None]:
+            if run is None or how.bundle is None or not isinstance(target, TractNNEF):
+                return bundled_failure(None)
+            return bundled_failure(partial(write_failing_case, how.bundle, archive, run, prepared, forms.flat, target))
+
+        begun = time.perf_counter()
+        try:
+            with failing(prepared, example):
+                asked = ExampleCall(prepared.args, prepared.kwargs, example)
+                target.post_export(model, forms.composed, asked, archive, how.bundle)
+        except EngineLoadError as error:
+            error.declarations = prepared.graph.declarations
+            raise
+        except MismatchError as error:
+            if _skips_padding(model):
+                raise MismatchError(error.message, f"{_PADDING_SKIPPED} {error.hint or ''}".strip()) from error
+            raise
+        spent += time.perf_counter() - begun
+        if example is not None and isinstance(target, EngineTarget):
+            _compare_elsewhere(prepared, target, archive, spent, failing)
+    if example is not None:
+        logger.info("checked %s in the engine", how.path)
+
+
+_PADDING_SKIPPED = (
+    "In eval mode nn.TransformerEncoder skips the positions that src_key_padding_mask leaves out, and returns 0 there; the archive "
+    "computes them. Call torch.backends.mha.set_fastpath_enabled(False), or make the encoder with enable_nested_tensor=False, "
+    "and PyTorch computes what the archive does. Or do not read those positions."
+)
+
+
+def _skips_padding(model: nn.Module) -> bool:
+    """Say whether a module has PyTorch's fast path for padded batches, which captures do not take."""
+    encoders = (module for module in model.modules() if isinstance(module, nn.TransformerEncoder))
+    return torch.backends.mha.get_fastpath_enabled() and any(encoder.enable_nested_tensor for encoder in encoders)
 
 
 def _document(
     prepared: Prepared,
-    kind: str,
-    model: nn.Module,
     target: InferenceTarget,
     assertions: Sequence[Assertion],
     naming_scheme: VariableNamingScheme | str,
@@ -179,7 +252,7 @@ def _document(
     Raises:
         T2NError: as `translate_graph`; it knows what PyTorch assumed of sizes.
     """
-    graph = prepared.graph
+    graph, kind = prepared.graph, class_name(prepared.model)
     logger.info("captured %s: %d operators", kind, len(graph.ops))
     relations = held(assertions, prepared)
     if target.refuses_sizes:
@@ -187,7 +260,7 @@ def _document(
     properties = tuple(producer_properties(source_model=kind).items())
     options = TranslationOptions(naming_scheme=naming_scheme, assertions=relations, properties=properties)
     try:
-        document = translate_graph(graph, target, options, model)
+        document = translate_graph(graph, target, options, prepared.model)
     except T2NError as error:
         error.declarations = graph.declarations
         raise
@@ -195,32 +268,29 @@ def _document(
     return document
 
 
-def _as_declared(
-    translated: Callable[[InferenceTarget], tuple[Prepared, NnefGraph]], target: InferenceTarget, kind: str
-) -> tuple[Prepared, NnefGraph, InferenceTarget]:
-    """Return what is made for a target; where that is refused, for sizes as the module would have them declared.
+def _as_declared(attempt: Callable[[InferenceTarget], None], target: InferenceTarget, kind: str) -> None:
+    """Export for a target; where that is refused, for sizes as the module would have them declared.
 
     Raises:
         T2NError: the first refusal.
     """
     try:
-        return *translated(target), target
-    except (CaptureError, DimensionError, GraphError) as error:
+        attempt(target)
+        return
+    except (CaptureError, DimensionError, GraphError, EngineLoadError) as error:
         refusal = error
     # Where a trace was tried after torch.export, its own refusal is the cause of this one.
     sizes = refusal.declarations or getattr(refusal.__cause__, "declarations", ())
     if not sizes or not target.refuses_sizes:
         raise refusal
-    other = target.with_dynamic_axes(declared_too(target.dynamic_axes, sizes))
     try:
-        found = (*translated(other), other)
+        attempt(target.with_dynamic_axes(declared_too(target.dynamic_axes, sizes)))
     except T2NError:
         raise refusal from refusal.__cause__
     warnings.warn(
         f"{kind}: sizes are taken for {', '.join(map(str, sizes))}, and tract refuses others. Without that: {refusal.message}",
         stacklevel=3,
     )
-    return found
 
 
 def _tell_conditions(kind: str, graph: TorchModuleIRGraph, *, refused: bool) -> None:
@@ -269,6 +339,39 @@ def _example_run(
             f"{type(model).__name__} returned {len(answered.outputs)} tensors, its graph {len(graph.outputs)}."
         )
     return ExampleRun.from_tensors(answered.call.tensors, answered.outputs, graph.output_names)
+
+
+def _compare_elsewhere(
+    prepared: Prepared,
+    target: EngineTarget,
+    archive: Path,
+    seconds: float,
+    failing: Callable[[Prepared, ExampleRun], AbstractContextManager[None]],
+) -> None:
+    """Compare the archive at the sizes that `check_io_sizes` says, or at some where it may differ, for so many seconds.
+
+    Raises:
+        MismatchError: the archive answers otherwise than the module.
+    """
+    tensors = FlatCall.of(prepared.model, prepared.args, prepared.kwargs).tensors
+    example, given = sizes_of(prepared.graph, tensors), target.check_io_sizes
+    if not example or not target.refuses_sizes:  # a stream comes in pieces of one size
+        return
+    if (
+        given is None and prepared.detour
+    ):  # it holds for values that are like the example's, and is compared where it is made
+        return
+    if given is None:
+        wanted = sizes_beside(prepared.graph, tensors, target.dynamic_axes)
+    else:
+        wanted, seconds = [{**example, **sizes} for sizes in given], math.inf
+    if wanted:
+        places = elsewhere(prepared.model, prepared.args, prepared.kwargs, prepared.graph, wanted)
+
+        def kept(place: Elsewhere) -> AbstractContextManager[None]:
+            return failing(replace(prepared, args=place.args, kwargs=place.kwargs), place.run)
+
+        compare_elsewhere(target, archive, class_name(prepared.model), places, seconds, kept)
 
 
 def _completed(given: Sequence[str] | None, own: Sequence[str]) -> Sequence[str] | None:

@@ -44,7 +44,7 @@ ORDER = {
         inference_target
         inference_target/tract
         inference_target/tract/evidence
-        capture documents half_weights tested_versions
+        capture compared_sizes documents half_weights tested_versions
         inference_target/tract/engine_target
         inference_target/tract/engines
         inference_target/tract/releases inference_target/tract/check

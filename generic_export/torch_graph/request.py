@@ -127,7 +127,13 @@ def symbol_name(symbol: object) -> str:
 
 def size_near(symbol: AxisSymbol, size: int) -> int:
     """Return a size that an axis may have, near another one."""
-    return symbol.near(size) if isinstance(symbol, DynamicSize) else size
+    if isinstance(symbol, DynamicSize):
+        return symbol.near(size)
+    least, most = (
+        getattr(symbol, bound, None) for bound in ("min", "max")
+    )  # of a Dim; an infinity of PyTorch's is no number
+    above = max(size, least) if isinstance(least, int) else size
+    return min(above, most) if isinstance(most, int) else above
 
 
 def declared_sizes(axes: DynamicAxes) -> dict[str, DynamicSize]:

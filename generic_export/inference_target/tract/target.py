@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import getpass
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -72,6 +73,9 @@ class TractNNEF(EngineTarget):
             with what follows from the inputs.
         specific_tract_binary_path: the `tract` command that checks the archive, of release `version`; None for the wheel.
         check_io_tolerance: how close the engine's outputs must be to PyTorch's: one of tract's levels, its name, or numbers.
+        check_io_sizes: where the archive is compared beside the example's sizes: a size for each symbol (`{"B": 1, "T": 9}`;
+            one that is left out stays the example's), any number of times; () for nowhere. None chooses 1, larger sizes, and
+            some beside each number that the graph cuts or compares a size with, for as long as the example's own check took.
         specific_properties: further key/value pairs for the document.
         dump_identity_properties: also record user and host name; off, since archives are shared.
         force_attention_inner_in_f32: widen query, key and value of attention to f32.
@@ -105,6 +109,7 @@ class TractNNEF(EngineTarget):
     upsample_with_debox: bool = False
     streaming: Streaming | None = None
     attention_as_products: bool = False
+    check_io_sizes: Sequence[Mapping[str, int]] | None = None
 
     if TYPE_CHECKING:
 
@@ -125,6 +130,7 @@ class TractNNEF(EngineTarget):
             upsample_with_debox: bool = False,
             streaming: Streaming | None = None,
             attention_as_products: bool = False,
+            check_io_sizes: Sequence[Mapping[str, int]] | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -143,6 +149,8 @@ class TractNNEF(EngineTarget):
         self._set("dynamic_axes", dynamic_axes_of(self.dynamic_axes))
         self._set("specific_properties", dict(self.specific_properties or {}))
         self._set("check_io_tolerance", tolerance_of(self.check_io_tolerance))
+        self._set("check_io_sizes", None if self.check_io_sizes is None else tuple(map(dict, self.check_io_sizes)))
+        self._check_sizes()
         if self.reify_sdpa_operator:
             self._require("reify_sdpa_operator", _ATTENTION)
             if TractFeature.TRANSFORMERS not in features:
@@ -164,6 +172,18 @@ class TractNNEF(EngineTarget):
                 f"{option} writes {operator}, which tract {self.version} does not have.",
                 f"Leave it out, or export for tract {SINCE[operator]} or later.",
             )
+
+    def _check_sizes(self) -> None:
+        symbols = {symbol_name(symbol) for axes in self.dynamic_axes.values() for symbol in axes.values()}
+        for sizes in self.check_io_sizes or ():
+            for symbol, size in sizes.items():
+                if symbol not in symbols:
+                    raise OptionError(
+                        f"check_io_sizes has {symbol!r}, which no dynamic axis has.",
+                        f"Symbols of dynamic_axes: {', '.join(sorted(symbols)) or 'none'}.",
+                    )
+                if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                    raise OptionError(f"check_io_sizes has {symbol}={size!r}.", "Give a whole number from 1 on.")
 
     def _check_streaming(self) -> None:
         if self.streaming is None:
@@ -303,6 +323,16 @@ class TractNNEF(EngineTarget):
         if self.specific_tract_binary_path:
             return ask_cli(self._cli(), archive, inputs, registries=self.registries)
         return ask_wheel(self._wheel(), archive, inputs, registries=self.registries)
+
+    @contextmanager
+    def opened(self, archive: Path) -> Iterator[Callable[[Sequence[np.ndarray]], list[np.ndarray]]]:
+        """See `EngineTarget.opened`: the wheel loads the archive once."""
+        if self.specific_tract_binary_path:
+            with super().opened(archive) as ask:
+                yield ask
+            return
+        with self._wheel().load(archive, registries=self.registries) as model:
+            yield lambda inputs: model.run(list(inputs))
 
     def _wheel(self) -> TractWheel:
         return TractWheel(packages=wheel_packages(self.release))
