@@ -7,7 +7,7 @@ All of them are in torch 2.10 to 2.15, where they were tried; where releases dif
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from traceback import StackSummary
 from typing import Any
@@ -33,8 +33,10 @@ from torch._guards import detect_fake_mode
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 # Tensors of shapes and dtypes alone: in an exported program, or in a file that is opened without its values.
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
+from torch.fx import Node
 from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -275,10 +277,61 @@ SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def oblivious_to_sizes(oblivious: bool) -> AbstractContextManager[None]:
-    """Let a capture decide no branch by an example's size being 0 or 1, for the length of the block."""
-    patch: AbstractContextManager[None] = fx_config.patch(backed_size_oblivious=oblivious)  # type: ignore[attr-defined]
-    return patch
+_OF_LARGER_SIZES = {
+    sympy.Eq: False, sympy.Ne: True, sympy.Ge: True, sympy.Gt: True, sympy.Le: False, sympy.Lt: False,
+}  # fmt: skip
+"""What comparisons of a size with 0, 1 or 2 are where it is larger."""
+
+_REMAINDERS = (sympy.Mod, torch_sympy.Mod, torch_sympy.PythonMod)
+
+
+@contextmanager
+def oblivious_to_sizes(oblivious: bool) -> Iterator[None]:
+    """Let a capture decide no branch by an example's size being 0 or 1, for the length of the block.
+
+    PyTorch's kernels ask so in order to lay out memory (`reshape` of a batch of 1), and get the answer of any larger size.
+    """
+    guard_bool = SymNode.guard_bool
+
+    def answered(node: SymNode, file: str, line: int) -> bool:
+        expr = node.expr
+        kind = next((kind for kind in _OF_LARGER_SIZES if file and isinstance(expr, kind)), None)
+        if kind is None or expr.rhs not in (0, 1, 2) or expr.has(*_REMAINDERS) or not _is_of_inputs(node):
+            return guard_bool(node, file, line)
+        environment: Any = node.shape_env
+        known = environment._maybe_evaluate_static(expr)
+        return _OF_LARGER_SIZES[kind] if known is None else bool(known)
+
+    layouts = mock.patch.object(SymNode, "guard_bool", answered) if oblivious else nullcontext()
+    with fx_config.patch(backed_size_oblivious=oblivious), layouts:  # type: ignore[attr-defined]
+        yield
+
+
+def _is_of_inputs(node: SymNode) -> bool:
+    """Say whether a number is made of sizes of inputs, and of no tensor's values."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return bool(node.expr.free_symbols) and not free_unbacked_symbols(node.expr)
+
+
+@contextmanager
+def layouts_unknown() -> Iterator[None]:
+    """Take the strides of tensors for different wherever they may be, for the length of the block: what is no view is a copy.
+
+    PyTorch's kernels ask the example whether `x[:, : 2 * (T // 2)]` is contiguous in order to reshape it, which it is at even T.
+    Only where a capture is oblivious to sizes.
+    """
+    guard_bool, oblivious = SymNode.guard_bool, fx_config.backed_size_oblivious  # type: ignore[attr-defined]
+
+    def answered(node: SymNode, file: str, line: int) -> bool:
+        sides = node.expr.args if file and isinstance(node.expr, sympy.Ne) else ()
+        if not oblivious or not all(side.free_symbols for side in sides) or not _is_of_inputs(node):
+            return guard_bool(node, file, line)
+        environment: Any = node.shape_env
+        return bool(environment._maybe_evaluate_static(node.expr) != sympy.false)
+
+    with mock.patch.object(SymNode, "guard_bool", answered):
+        yield
 
 
 def viewed(tensor: torch.Tensor) -> torch.Tensor:
@@ -322,6 +375,42 @@ def without_causal_hint(function: Callable[..., bool]) -> AbstractContextManager
 def without_strides_of_transforms() -> AbstractContextManager[Any]:
     """Let the shapes of Fourier transforms be computed without ordering axes by their strides, which fixes dynamic sizes."""
     return mock.patch("torch._meta_registrations._exec_fft", lambda out, *_, **__: out)
+
+
+@contextmanager
+def slice_ends_decided(note: Callable[[Any], None]) -> Iterator[None]:
+    """Let `x[:, T // 2 - 4 :]` ask whether it counts from the end, and tell `note` the answer, for the length of the block.
+
+    PyTorch does not ask where it reasons about any size, and makes the length a number that is known at run time only.
+    """
+    known = fake_impls._compute_slice_index
+
+    def place(size: Any, index: Any) -> Any:
+        found = known(size, index)
+        if found is not None:
+            return found
+        from_start = index >= 0
+        if from_start:
+            note(from_start.node.expr)
+            return torch.sym_min(index, size)
+        note(sympy.Not(from_start.node.expr))
+        return torch.sym_max(index + size, 0)
+
+    with mock.patch.object(fake_impls, "_compute_slice_index", place):
+        yield
+
+
+def pool_windows_counted(count: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Let `count` say how many windows a pool has along an axis, for the length of the block.
+
+    It is given size, kernel, padding before and after, stride, dilation and whether a last window may be incomplete.
+    """
+    return mock.patch("torch._meta_registrations.pooling_output_shape_pad_lr", count)
+
+
+def is_mapped_over(node: Node) -> bool:
+    """Say whether a node begins or ends a part of a graph that `torch.vmap` maps over an axis, and that is not traced yet."""
+    return getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
 
 
 @contextmanager
@@ -403,34 +492,6 @@ def upper_bounds_seen(note: Callable[[Mapping[str, int]], None]) -> Iterator[Non
 
     with mock.patch.object(ShapeEnv, "_refine_ranges", refined):
         yield
-
-
-@contextmanager
-def refuted_answers_seen(note: Callable[[], None]) -> Iterator[None]:
-    """Call `note` when PyTorch takes a size for unlike another that the smallest size of its range is like, for the block's length.
-
-    `(H - 1)//2 + 1 != 1` where H may be 2: what torch.export then says of H at its end is certain.
-    """
-    relate = ShapeEnv._maybe_guard_rel
-
-    def related(env: ShapeEnv, expr: Any) -> None:
-        if isinstance(expr, sympy.Ne) and _fails_at_its_least(env, expr):
-            note()
-        relate(env, expr)
-
-    with mock.patch.object(ShapeEnv, "_maybe_guard_rel", related):
-        yield
-
-
-def _fails_at_its_least(env: ShapeEnv, expr: sympy.Ne) -> bool:
-    symbols = list(expr.free_symbols)
-    if len(symbols) != 1 or not env.var_to_sources.get(symbols[0]):
-        return False
-    least = env.var_to_range[symbols[0]].lower
-    try:
-        return bool(least.is_Integer and expr.subs(symbols[0], least) == sympy.false)
-    except ZeroDivisionError:
-        return False
 
 
 @contextmanager
@@ -550,23 +611,26 @@ __all__ = [
     "forward_hooks_of",
     "inline_calls",
     "is_compiled",
+    "is_mapped_over",
     "is_over_sizes",
     "is_over_values",
     "kernels_replaced",
+    "layouts_unknown",
     "list_device_constructors",
     "oblivious_to_sizes",
     "parameters_of",
     "parse_schema",
+    "pool_windows_counted",
     "pytree",
     "quantized_decomposed",
     "questions_seen",
-    "refuted_answers_seen",
     "remove_dead_code",
     "scan_operator",
     "schema_of",
     "script_function",
     "shape_guards",
     "size_arithmetic_remembered",
+    "slice_ends_decided",
     "stacks_taken_from",
     "torch_sympy",
     "unsolved_sizes_named",

@@ -15,6 +15,7 @@ from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral
 from generic_export.ops.shape import axis_of, volume
 from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, simplify_dim, smaller_dim
+from generic_export.torch_graph.size_proofs import never_negative
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape, tract_dtype
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex
 from generic_export.translate.registry import translates
@@ -40,6 +41,9 @@ def _bound(position: Dim | None, size: Dim, default: Dim) -> Dim:
     if position.is_nonpositive:  # `x[-y.shape[1]:]`: counted from the end, as a negative number is
         return simplify_dim(sympy.sympify(size) + position)
     return smaller_dim(position, size)
+
+
+_ELEMENTWISE = ("add", "sub", "mul", "div", "neg", "tract_core_cast")
 
 
 def slice_bounds(start: Dim | None, end: Dim | None, size: Dim) -> tuple[Dim, Dim]:
@@ -68,7 +72,7 @@ def slice_tensor(
         if step != 1:
             return _strided(b, self, axis, begin, length, step)
         stop = simplify_dim(sympy.sympify(begin) + sympy.sympify(length))
-    if step != 1 and _was_reshaped(b, self, axis):
+    if step != 1 and (_was_reshaped(b, self, axis) or _is_a_cut(b, self, axis)):
         return _strided(b, self, axis, begin, length, step)
     return b.slice(self, axis, begin, stop, step)
 
@@ -92,12 +96,30 @@ def _was_reshaped(b: NnefBuilder, value: Value, axis: int) -> bool:
     return first <= axis < first + len(attributes["shape"].elements)
 
 
+def _is_a_cut(b: NnefBuilder, value: Value, axis: int) -> bool:
+    """Say whether an axis is what a slice of a dynamic one left: tract swaps the two slices without an end, or finds no size."""
+    size = value.shape[axis]
+    if not isinstance(size, sympy.Expr):
+        return False
+    if size.has(sympy.Min, sympy.Max, torch_sympy.Min, torch_sympy.Max):
+        return True
+    maker = b.maker_of(value)
+    while maker is not None and maker.operator in _ELEMENTWISE and len(values_in(maker.inputs)) > 0:
+        maker = next((found for each in values_in(maker.inputs) if (found := b.maker_of(each)) is not None), None)
+    return maker is not None and maker.operator == "slice"
+
+
 def within(position: Dim, size: Dim) -> Dim:
     """Return a position of a dynamic axis as it is in an axis that ends before it."""
     if isinstance(position, int):
-        # PyTorch reasons as if an axis had at least two elements.
-        return position if position <= 1 else smaller_dim(position, size)
+        return position if position <= 1 and _has_elements(size) else smaller_dim(position, size)
     return position if position.is_nonnegative else simplify_dim(torch_sympy.Max(0, position))
+
+
+def _has_elements(size: Dim) -> bool:
+    """Say whether an axis has an element wherever the inputs have some."""
+    expr = sympy.sympify(size)
+    return never_negative(sympy.expand(expr.subs({symbol: symbol + 1 for symbol in expr.free_symbols})) - 1)
 
 
 @translates(aten.select.int)

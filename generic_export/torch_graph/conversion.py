@@ -55,6 +55,45 @@ def is_annotation(overload: OpOverload) -> bool:
     return schema_of(overload).name.split("::")[-1] in _IGNORED_OVERLOAD_PACKETS
 
 
+class _UnknownSizeError(Exception):
+    """A size is made of values; never seen outside a conversion."""
+
+
+_WITHOUT_VALUES = {
+    "index": "Write torch.where(mask, new, old) for x[mask] = new; return the mask beside x instead of x[mask].",
+    "nonzero": "Keep the mask, and write torch.where(mask, new, old).",
+    "masked_select": "Return values and mask, or write torch.where(mask, values, 0).",
+    "unique": "Leave torch.unique outside the exported module.",
+    "repeat_interleave": "Repeat by a number, or gather with indices that are an input.",
+    "_pack_padded_sequence": "Run the layer on the padded batch (batch_first) and mask what it returns.",
+}
+
+
+def _by_values(node: Node, module: nn.Module) -> NotCapturableError:
+    """Return the error of a result whose size depends on values: it names operator, line and what to write."""
+    maker = next((each for each in _before(node) if _operator_name(each) in _WITHOUT_VALUES), node)
+    name, source = _operator_name(maker), node_source(maker)
+    where = f" at {source}" if source else ""
+    return NotCapturableError(
+        f"{type(module).__name__}{where}: how large the result of {name} is depends on values, and NNEF has no such size.",
+        _WITHOUT_VALUES.get(name, "Change that line so that sizes do not depend on values."),
+    )
+
+
+def _before(node: Node) -> Iterator[Node]:
+    """Yield a node, and what it is made of, nearest first."""
+    seen, queue = {node}, [node]
+    while queue:
+        current = queue.pop(0)
+        yield current
+        queue += [each for each in current.all_input_nodes if each not in seen]
+        seen.update(queue)
+
+
+def _operator_name(node: Node) -> str:
+    return schema_of(node.target).name.split("::")[-1] if isinstance(node.target, OpOverload) else str(node.target)
+
+
 class Conversion:
     """The state of one conversion from an ExportedProgram to the IR; used once."""
 
@@ -152,7 +191,10 @@ class Conversion:
             if node.op == "output":
                 return node
             if node.op == "call_function":
-                self._convert_call(node, graph_module)
+                try:
+                    self._convert_call(node, graph_module)
+                except _UnknownSizeError as unknown:
+                    raise _by_values(node, self.request.module) from unknown
         raise CaptureError("the captured graph has no output.")
 
     def _convert_call(self, node: Node, owner: GraphModule) -> None:
@@ -285,10 +327,7 @@ class Conversion:
         renamed = plain.subs(self.symbols)
         unknown = renamed.free_symbols - self.known
         if unknown:
-            raise NotCapturableError(
-                f"size {renamed} depends on {sorted(map(str, unknown))}, which is not a declared dynamic axis.",
-                "Sizes that depend on the data have no NNEF form; declare the axis dynamic when it is an input's.",
-            )
+            raise _UnknownSizeError(f"{renamed} is none of {sorted(map(str, self.known))}")
         return simplify_dim(renamed)
 
     def _variable(self, name: str, value: torch.Tensor, kind: TensorKind) -> TensorVariable:

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, pytree, schema_of
+from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, is_mapped_over, pytree, schema_of
 from generic_export.torch_graph.conversion import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.in_place import without_writes
 from generic_export.torch_graph.rewrites import REWRITES
@@ -29,7 +29,9 @@ _ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """Return the program without in-place operators: edited in place, or retraced by PyTorch where that is not enough."""
+    """Return the program without in-place operators and `torch.vmap`: edited in place, or retraced by PyTorch."""
+    if any(is_mapped_over(node) for module in _graph_modules(program) for node in module.graph.nodes):
+        program = program.run_decompositions({})
     if _has_writes(program):
         without_writes(program)
     return program.run_decompositions({}) if _has_writes(program) else program

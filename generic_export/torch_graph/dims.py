@@ -16,6 +16,7 @@ from generic_export.compat import torch_sympy
 from generic_export.errors import DimensionError, OptionError
 from generic_export.torch_graph.size_proofs import (
     REMAINDERS,
+    is_zero,
     never_negative,
     without_needless_extrema,
     without_symbolic_divisors,
@@ -117,6 +118,9 @@ def _same_expressions(left: sympy.Expr, right: sympy.Expr) -> bool:
     trials = [dict(zip(symbols, sizes, strict=False)) for sizes in _TRIAL_SIZES if len(symbols) <= len(sizes)]
     if any(difference.subs(sizes) != 0 for sizes in trials):
         return False
+    proved = is_zero(difference)
+    if proved is not None:
+        return proved
     if difference.has(*_EXTREMA):
         for function, sign in _EXTREMA.items():
             difference = difference.replace(function, lambda *terms, s=sign: _as_excess(terms, s))
@@ -240,7 +244,24 @@ def _without_negative_dividends(expr: sympy.Expr) -> sympy.Expr:
     if not expr.has(torch_sympy.FloorDiv):
         return expr
     replaced = expr.replace(torch_sympy.FloorDiv, _of_no_negative)
-    return expr if replaced == expr else sympy.expand(replaced)
+    return _without_subtracted_quotients(expr if replaced == expr else sympy.expand(replaced))
+
+
+def _without_subtracted_quotients(expr: sympy.Expr) -> sympy.Expr:
+    """Return `s - s // 2` as `(s + 1) // 2`: tract puts the sum into the quotient, and truncates what is below 0 then."""
+    for term in expr.args if expr.is_Add else ():
+        factor, quotient = term.as_coeff_Mul()
+        if factor != -1 or not isinstance(quotient, torch_sympy.FloorDiv) or not quotient.args[1].is_Integer:
+            continue
+        base, divisor = quotient.args
+        plain = sympy.Add(
+            *(each for each in expr.args if each.is_Symbol or (each.is_Mul and not each.atoms(sympy.Function)))
+        )
+        dividend = sympy.expand(divisor * plain - base + divisor - 1)
+        if plain.free_symbols & base.free_symbols and _subtracted(dividend) == 0:
+            joined = torch_sympy.FloorDiv(dividend, divisor, evaluate=False)
+            return _without_subtracted_quotients(sympy.expand(expr - term - plain) + joined)
+    return expr
 
 
 def _of_no_negative(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:

@@ -1,8 +1,7 @@
 """What torch.export would say of sizes once all is captured, told when a model first asks: so that it is not captured twice.
 
-A table of 512 positions bounds a length, and a layer that halves its input asks whether one row is left. In: the dynamic axes of a
-capture. Out: `SizesBoundedError`, raised at the first question that bounds one of them; `SizesRefusedError`, at the first one whose
-answer does not hold for all sizes.
+A table of 512 positions bounds a length. In: the dynamic axes of a capture. Out: `SizesBoundedError`, raised at the first question
+that bounds one of them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from generic_export.compat import refuted_answers_seen, upper_bounds_seen
+from generic_export.compat import upper_bounds_seen
 from generic_export.torch_graph.multiples import LEAF_SIZE
 from generic_export.torch_graph.request import AxisSymbol
 
@@ -25,21 +24,6 @@ class SizesBoundedError(Exception):
     def __init__(self, bounds: dict[str, dict[str, int]]) -> None:
         super().__init__(f"bounded: {bounds}")
         self.bounds = bounds
-
-
-class SizesRefusedError(Exception):
-    """PyTorch has answered a question on sizes in a way that it will refuse for them; never seen outside a capture."""
-
-
-@contextmanager
-def told_of_refusals() -> Iterator[None]:
-    """Raise `SizesRefusedError` inside the capture that the block holds, where it is certain to end in a refusal."""
-
-    def note() -> None:
-        raise SizesRefusedError
-
-    with refuted_answers_seen(note):
-        yield
 
 
 @contextmanager
@@ -65,4 +49,4 @@ def told_of_bounds(axes: Sequence[Mapping[int, AxisSymbol]]) -> Iterator[None]:
         yield
 
 
-__all__ = ["SizesBoundedError", "SizesRefusedError", "told_of_bounds", "told_of_refusals"]
+__all__ = ["SizesBoundedError", "told_of_bounds"]

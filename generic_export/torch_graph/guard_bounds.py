@@ -15,11 +15,17 @@ _REFUSED = re.compile(
 )
 _SUGGESTED = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
 _LARGEST_MINIMUM, _LARGEST_TRIED, _LARGEST_SIZE = 64, 4096, 1 << 40
-_AS_FLOAT = "torch.sym_float"  # of a size; to a comparison it is equal
+_FUNCTIONS = {
+    "torch.sym_float": "",
+    "torch.sym_min": "min",
+    "torch.sym_max": "max",
+}  # a size is equal to itself as a float
 _ARITHMETIC = (
-    ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Constant, ast.Name,
+    ast.Expression, ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Constant, ast.Name, ast.Call,
     ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context,
 )  # fmt: skip
+
+_NAMES = ("size", "min", "max")
 
 Bounds = Mapping[str, Mapping[str, int]]
 """Symbol -> `min`, `max` or both."""
@@ -47,7 +53,9 @@ def guard_bounds(message: str) -> dict[str, dict[str, int]]:
     """
     found: dict[str, dict[str, int]] = {}
     for symbol, source, guard in _REFUSED.findall(message):
-        holds = _read(guard.replace(source, "size").replace(_AS_FLOAT, ""))
+        for theirs, ours in _FUNCTIONS.items():
+            guard = guard.replace(theirs, ours)
+        holds = _read(guard.replace(source, "size"))
         if holds is None:
             continue
         bounds = found.setdefault(symbol, {})
@@ -66,13 +74,13 @@ def _read(guard: str) -> Callable[[int], bool] | None:
     except SyntaxError:
         return None
     for node in ast.walk(tree):
-        if not isinstance(node, _ARITHMETIC) or (isinstance(node, ast.Name) and node.id != "size"):
+        if not isinstance(node, _ARITHMETIC) or (isinstance(node, ast.Name) and node.id not in _NAMES):
             return None
     code = compile(tree, "guard", "eval")
 
     def holds(size: int) -> bool:
         try:
-            return bool(eval(code, {"__builtins__": {}}, {"size": size}))
+            return bool(eval(code, {"__builtins__": {}}, {"size": size, "min": min, "max": max}))
         except ZeroDivisionError:
             return False
 
@@ -87,12 +95,20 @@ def _holds_from(holds: Callable[[int], bool]) -> int | None:
 
 def _holds_up_to(holds: Callable[[int], bool]) -> int | None:
     most, beyond = _LARGEST_TRIED, _LARGEST_SIZE
-    if not holds(most) or holds(beyond):
+    if not holds(most):
+        return _holds_up_to_a_small_one(holds)
+    if holds(beyond):
         return None
     while beyond - most > 1:
         between = (most + beyond) // 2
         most, beyond = (between, beyond) if holds(between) else (most, between)
     return most
+
+
+def _holds_up_to_a_small_one(holds: Callable[[int], bool]) -> int | None:
+    """Return the last of the smallest sizes, such as 64 for `size == min(64, size)`, if no larger one does again."""
+    held = [size for size in range(1, _LARGEST_TRIED) if holds(size)]
+    return held[-1] if held and held == list(range(1, held[-1] + 1)) else None
 
 
 __all__ = ["Bounds", "guard_bounds", "joined_bounds", "suggested_bounds"]

@@ -12,7 +12,8 @@ from typing import Any
 import sympy
 from torch.export import ExportedProgram
 
-from generic_export.compat import shape_guards
+from generic_export.compat import over_sizes_of_inputs, shape_guards
+from generic_export.torch_graph.size_guards import answer
 
 # Sizes far from any example: multiples of many numbers, so that divisibility is met by some, and sizes that are not.
 _FAR_SIZES = (144, 160, 210, 240, 250, 256, 336, 360, 441, 512)
@@ -24,6 +25,15 @@ def freezing_guards(program: ExportedProgram) -> list[sympy.Expr]:
     Others ask for divisibility (`s0 == 2*(s0//2)`) and leave the axis dynamic.
     """
     return [guard for guard in _equalities(program) if not _holds_somewhere(guard, program.range_constraints)]
+
+
+def unproved_equalities(program: ExportedProgram) -> list[sympy.Expr]:
+    """Return the equalities of sizes that are not proved for all of them."""
+    ranges = program.range_constraints
+    least = {symbol: int(found.lower) for symbol, found in ranges.items() if found.lower.is_Integer}
+    # Inputs that share a declared size have symbols of their own, and a guard that they are equal.
+    found = (over_sizes_of_inputs(program, guard) for guard in _equalities(program))
+    return [guard for guard in found if guard != sympy.true and answer(guard, least) is not True]
 
 
 def _equalities(program: ExportedProgram) -> list[sympy.Expr]:

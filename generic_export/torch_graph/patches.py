@@ -20,7 +20,9 @@ from generic_export.compat import (
     SYMBOLIC_MATH,
     OpOverload,
     kernels_replaced,
+    layouts_unknown,
     list_device_constructors,
+    pool_windows_counted,
     size_arithmetic_remembered,
     unsolved_sizes_named,
     without_causal_hint,
@@ -60,6 +62,7 @@ def capture_patches() -> Iterator[None]:
             short_stacks(),
             without_strides_of_transforms(),
             unsolved_sizes_named(),
+            pool_windows_counted(_windows),
         ):
             yield
     finally:
@@ -156,6 +159,28 @@ def _chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Any:
     return input.chunk(chunks, dim)
 
 
+def _reshape(input: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
+    """Whether a view or a copy: the values are the same, and which it is may depend on a size."""
+    if not any(isinstance(size, torch.SymInt) for size in input.shape):
+        return input.reshape(*shape, **options)
+    with layouts_unknown():
+        return input.reshape(*shape, **options)
+
+
+def _matmul(input: torch.Tensor, other: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Whether a batch is folded into rows depends on the layout; the product is the same."""
+    with layouts_unknown():
+        return torch.matmul(input, other, **options)
+
+
+def _tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
+    """Sections of a size that changes: PyTorch gives each the size that it has in the example."""
+    size, sections = input.shape[dim], indices_or_sections
+    if not isinstance(sections, int) or not isinstance(size, torch.SymInt) or sections < 1:
+        return input.tensor_split(indices_or_sections, dim)
+    return input.split([(size + sections - 1 - place) // sections for place in range(sections)], dim)
+
+
 def _unchunked_cross_entropy(*args: Any, options: Any = None, **kwargs: Any) -> torch.Tensor:
     """Computed batch by batch it saves memory of gradients, in an operator that does not export; the loss is the same."""
     return torch.nn.functional.linear_cross_entropy(*args, **kwargs)
@@ -165,6 +190,13 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     _get_item: _getitem,
     torch.chunk: _chunk,
     torch.Tensor.chunk: _chunk,
+    torch.reshape: _reshape,
+    torch.Tensor.reshape: _reshape,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    torch.tensor_split: _tensor_split,
+    torch.Tensor.tensor_split: _tensor_split,
     torch.cov: cov,
     torch.Tensor.cov: cov,
     torch.as_tensor: as_size_or_tensor,
@@ -233,6 +265,16 @@ def _layer_shapes(
     states = [hx] if isinstance(hx, torch.Tensor) else hx
     outputs = input.new_empty(*input.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1))
     return outputs, *map(torch.empty_like, states)
+
+
+def _windows(size: Any, kernel: int, before: int, after: int, stride: int, dilation: int, ceil_mode: bool) -> Any:
+    """Return how many windows a pool has; PyTorch asks the example whether the last one begins inside (ATen/native/Pool.h)."""
+    field = dilation * (kernel - 1) + 1
+    if not ceil_mode:
+        return (size + before + after - field) // stride + 1
+    if stride + after > field:  # the last one that begins inside the image
+        return (size + before - 1) // stride + 1
+    return (size + before + after - field + stride - 1) // stride + 1
 
 
 def _pooled(*args: Any, **kwargs: Any) -> torch.Tensor:

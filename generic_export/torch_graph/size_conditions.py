@@ -20,7 +20,15 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Interpreter, Node
 
-from generic_export.compat import OpOverload, pytree, questions_seen, schema_of, shape_guards, torch_sympy
+from generic_export.compat import (
+    OpOverload,
+    pytree,
+    questions_seen,
+    schema_of,
+    shape_guards,
+    slice_ends_decided,
+    torch_sympy,
+)
 from generic_export.errors import DimensionError
 from generic_export.torch_graph.branches import (
     Branch,
@@ -69,6 +77,14 @@ def questions_of_one() -> Iterator[list[Branch]]:
         yield asked
 
 
+@contextmanager
+def slices_decided() -> Iterator[list[Branch]]:
+    """Note from which end slices count whose ends are sizes."""
+    decided: list[Branch] = []
+    with slice_ends_decided(lambda condition: decided.append(Branch(condition, _asking_line()))):
+        yield decided
+
+
 def _fails_at_one(condition: sympy.Basic) -> bool:
     holds = computed(condition)
     try:
@@ -94,6 +110,7 @@ def needed_conditions(
     tensors: Sequence[torch.Tensor],
     asked: Sequence[Branch],
     names: Mapping[sympy.Symbol, sympy.Expr],
+    certain: Sequence[Branch] = (),
 ) -> tuple[SizeCondition, ...]:
     """Return the conditions on sizes that a program needs to say what its module says.
 
@@ -103,10 +120,11 @@ def needed_conditions(
         tensors: the example; where they or the module have no values, what the model's own code asked for is needed.
         asked: what `questions_of_one` noted.
         names: the user's symbols for PyTorch's.
+        certain: conditions that the graph needs whatever it says elsewhere.
     """
     example = symbols_at(program, [tensor.shape for tensor in tensors])
     suspects = _suspects(program, asked)
-    if example is None or not suspects:
+    if example is None or not (suspects or certain):
         return ()
     most = max(_MOST_VALUES, _TIMES * sum(tensor.numel() for tensor in tensors))
     candidates = list(_candidates(program, example))
@@ -121,7 +139,7 @@ def needed_conditions(
     without_values = any(each.is_meta for each in (*tensors, *program.state_dict.values()))
     ranked = sorted(places.items(), key=lambda place: not any(branch.source for branch in place[1]))
     bounds = {bound.condition for bound in _bounds(program)}
-    needed: dict[sympy.Basic, Branch] = {}
+    needed = {branch.condition: branch for branch in certain if branch.condition.free_symbols <= example.keys()}
     for place, branches in ranked[:_MOST_RUNS]:
         sizes = {by_name[name]: number for name, number in place}
         same = None if without_values else _says_the_same(program, module, tensors, sizes)
@@ -363,4 +381,4 @@ def _relation(condition: Any, example: Sizes, names: Mapping[sympy.Symbol, sympy
     return f"{dim_text(difference)} >= 0"
 
 
-__all__ = ["agrees", "minima", "needed_conditions", "questions_of_one"]
+__all__ = ["agrees", "minima", "needed_conditions", "questions_of_one", "slices_decided"]

@@ -15,9 +15,8 @@ from typing import Any
 import sympy
 
 from generic_export.compat import comparisons_answered, torch_sympy
-from generic_export.torch_graph.size_proofs import REMAINDERS, computed, never_negative, period_of
+from generic_export.torch_graph.size_proofs import REMAINDERS, computed, never_negative, without_needless_extrema
 
-_LONGEST_PERIOD = 256
 _MOST_EXTREMA = 4
 _FEW = (0, 1, 2, 3, 5, 6, 7, 8, 14, 30, 64, 321, 4999)
 _MOST_OPERATIONS = 40
@@ -39,9 +38,18 @@ def answer(comparison: sympy.Basic, least: Mapping[sympy.Symbol, int]) -> bool |
         comparison: of two expressions over integers.
         least: the smallest value of each symbol in it.
     """
+    if isinstance(comparison, (sympy.And, sympy.Or)):
+        return _joined(comparison, least)
     if not isinstance(comparison, sympy.core.relational.Relational) or not comparison.free_symbols <= least.keys():
         return None
     return _answer(comparison, tuple((symbol, least[symbol]) for symbol in sorted(comparison.free_symbols, key=str)))
+
+
+def _joined(condition: sympy.Basic, least: Mapping[sympy.Symbol, int]) -> bool | None:
+    """Say whether all of several comparisons hold, or one of them does."""
+    decides = isinstance(condition, sympy.Or)
+    found = [answer(each, least) for each in condition.args]
+    return decides if decides in found else None if None in found else not decides
 
 
 @lru_cache(maxsize=8192)
@@ -54,7 +62,7 @@ def _answer(comparison: sympy.Basic, bounds: tuple[tuple[sympy.Symbol, int], ...
         return None
     above = {symbol: sympy.Dummy(symbol.name, integer=True, nonnegative=True) for symbol in comparison.free_symbols}
     shifted = {symbol: free + least[symbol] for symbol, free in above.items()}
-    difference = (comparison.lhs - comparison.rhs).subs(shifted)
+    difference = without_needless_extrema((comparison.lhs - comparison.rhs).subs(shifted))
     return _settled(type(comparison), difference) if _may_be_settled(type(comparison), difference) else None
 
 
@@ -100,6 +108,8 @@ def _at_least(expr: sympy.Expr, least: int) -> bool:
 def _proved(expr: sympy.Expr, depth: int) -> bool:
     """Say whether an expression is never negative: of the smaller of two, either may be what it is compared with."""
     expr = sympy.expand(expr)
+    if never_negative(expr):
+        return True
     for term in sympy.Add.make_args(expr):
         factor, rest = term.as_coeff_Mul()
         if isinstance(rest, (*_SMALLER, *_LARGER)) and depth:
@@ -109,8 +119,7 @@ def _proved(expr: sympy.Expr, depth: int) -> bool:
             return (all if every else any)(_proved(branch, depth - 1) for branch in branches)
     if expr.is_nonnegative is not None:
         return bool(expr.is_nonnegative)
-    period = period_of(expr)
-    return period is not None and period <= _LONGEST_PERIOD and never_negative(expr)
+    return False
 
 
 def _without_symbolic_remainders(expr: sympy.Expr) -> sympy.Expr:

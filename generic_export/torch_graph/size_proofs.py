@@ -104,20 +104,17 @@ def is_multiple(expr: sympy.Expr, divisor: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def never_negative(expr: sympy.Expr) -> bool:
-    """Say whether an expression over one size is at least 0 whatever that size is; False when that cannot be proved."""
+    """Say whether an expression is at least 0 whatever its sizes are; False when that cannot be proved."""
     if expr.is_nonnegative is not None:
         return bool(expr.is_nonnegative)
-    period = period_of(expr)
-    if period is None or period > _MAX_TRIALS:
-        return False
-    (symbol,) = expr.free_symbols
-    exact = all(number.is_Integer for number in expr.atoms(sympy.Number))
-    at = computed(expr) if exact else lambda sizes: expr.subs(sizes)
-    values = [at({symbol: size}) for size in range(2 * period)]
-    growth = values[period] - values[0]
-    return growth >= 0 and all(
-        first >= 0 and second - first == growth for first, second in zip(values[:period], values[period:], strict=True)
-    )
+    found = _values_of_one(expr)
+    return found is not None and found.course.growth >= 0 and all(value >= 0 for value in found.values)
+
+
+def is_zero(expr: sympy.Expr) -> bool | None:
+    """Say whether an expression is 0 whatever its sizes are; None when neither that nor the contrary is proved."""
+    found = _values_of_one(expr)
+    return None if found is None else found.course.growth == 0 and not any(found.values)
 
 
 def period_of(expr: sympy.Expr) -> int | None:
@@ -130,14 +127,53 @@ def period_of(expr: sympy.Expr) -> int | None:
 
 @dataclass(frozen=True)
 class _Course:
-    """How an expression goes on: over every `period` of its symbol it grows by `growth`."""
+    """How an expression goes on: from `start` on, it grows by `growth` over every `period` of its symbol."""
 
     period: int
     growth: sympy.Rational
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class _Values:
+    """How an expression of one size goes on, and its values at all sizes before and in the first period."""
+
+    course: _Course
+    values: tuple[Any, ...]
+
+
+@lru_cache(maxsize=4096)
+def _values_of_one(expr: sympy.Expr) -> _Values | None:
+    """Return the values of an expression that depends on one size, or on one sum of sizes; None where that is not known."""
+    expr = _of_one_sum(expr)
+    if len(expr.free_symbols) != 1:
+        return None
+    course = _course(expr)
+    if course is None or course.start + course.period > _MAX_TRIALS:
+        return None
+    return _Values(course, tuple(_values(expr, course.start + course.period)))
+
+
+def _values(expr: sympy.Expr, count: int) -> list[Any]:
+    """Return the values of an expression of one size at the sizes below a number."""
+    symbols = list(expr.free_symbols)
+    exact = all(number.is_Integer for number in expr.atoms(sympy.Number))
+    at = computed(expr) if exact else lambda sizes: expr.subs(sizes)
+    return [at(dict.fromkeys(symbols, size)) for size in range(count)]
+
+
+def _of_one_sum(expr: sympy.Expr) -> sympy.Expr:
+    """Return an expression of `s + t` alone as one of a single size, which may be any that both may be."""
+    if len(expr.free_symbols) != 2:
+        return expr
+    first, second = sorted(expr.free_symbols, key=str)
+    total = sympy.Dummy("sum", integer=True, nonnegative=True)
+    joined = sympy.expand(expr.subs(first, total - second))
+    return joined if joined.free_symbols == {total} else expr
 
 
 def _course(part: sympy.Basic) -> _Course | None:
-    """Return how an expression of sums, multiples, divisions and remainders by constants goes on; None of anything else."""
+    """Return how an expression goes on: sums, multiples, extrema, divisions and remainders by constants; None of anything else."""
     if part.is_Symbol:
         return _Course(1, sympy.Integer(1))
     if part.is_Integer:
@@ -147,13 +183,15 @@ def _course(part: sympy.Basic) -> _Course | None:
         known = [term for term in terms if term is not None]
         period = math.lcm(*(term.period for term in known))
         growth = sum((term.growth * (period // term.period) for term in known), sympy.Integer(0))
-        return _Course(period, growth) if len(known) == len(terms) else None
+        return _Course(period, growth, max(term.start for term in known)) if len(known) == len(terms) else None
     if part.is_Mul and _is_scaled(part):
         factor, rest = part.as_coeff_Mul()
         inner = _course(rest) if factor.is_Rational and factor != 1 else None
-        return _Course(inner.period, inner.growth * factor) if inner is not None else None
+        return _Course(inner.period, inner.growth * factor, inner.start) if inner is not None else None
     if isinstance(part, (torch_sympy.FloorDiv, *REMAINDERS)) and part.args[1].is_Integer:
         return _divided(part, int(part.args[1]))
+    if isinstance(part, tuple(_EXTREMA)):
+        return _smaller_in_the_end(part)
     return None
 
 
@@ -164,7 +202,34 @@ def _divided(part: sympy.Basic, divisor: int) -> _Course | None:
     # As many periods as make what is divided grow by a multiple of the divisor.
     count = divisor // math.gcd(divisor, int(inner.growth))
     whole = inner.growth * count / divisor
-    return _Course(inner.period * count, sympy.Integer(0) if isinstance(part, REMAINDERS) else whole)
+    growth = sympy.Integer(0) if isinstance(part, REMAINDERS) else whole
+    return _Course(inner.period * count, growth, inner.start)
+
+
+def _smaller_in_the_end(part: sympy.Basic) -> _Course | None:
+    """Return how the smaller or larger of expressions goes on: as the one that grows least, or most, once it is that one."""
+    sign = _EXTREMA[type(part)]
+    best, *others = part.args
+    found = _course(best)
+    for other in others:
+        course = _course(other)
+        if found is None or course is None:
+            return None
+        period, start = math.lcm(found.period, course.period), max(found.start, course.start)
+        ahead = sign * (course.growth * (period // course.period) - found.growth * (period // found.period))
+        if start + period > _MAX_TRIALS:
+            return None
+        if ahead == 0:  # which of the two it is repeats with them
+            found = _Course(period, found.growth * (period // found.period), start)
+            best = type(part)(best, other, evaluate=False)
+            continue
+        if ahead < 0:
+            best, other, found, ahead = other, best, course, -ahead
+        # `other - best`, or what is behind it, is not below 0 from here on.
+        behind = min(_values(sign * (other - best), start + period)[start:])
+        rounds = max(0, -(-sympy.Integer(-behind) // ahead)) if behind < 0 else 0
+        found = _Course(found.period, found.growth, start + int(rounds) * period)
+    return found
 
 
 def _is_scaled(part: sympy.Basic) -> bool:

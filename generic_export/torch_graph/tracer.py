@@ -38,13 +38,11 @@ from generic_export.torch_graph.declared_axes import check_names, check_outputs,
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.early_bounds import (
     SizesBoundedError,
-    SizesRefusedError,
     told_of_bounds,
-    told_of_refusals,
 )
 from generic_export.torch_graph.freezes import Freezes, recorded_freezes, with_whole_sizes
 from generic_export.torch_graph.guard_bounds import Bounds, joined_bounds, suggested_bounds
-from generic_export.torch_graph.guards import freezing_guards
+from generic_export.torch_graph.guards import freezing_guards, unproved_equalities
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
 from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
@@ -62,7 +60,13 @@ from generic_export.torch_graph.request import (
     declared_sizes,
     symbol_name,
 )
-from generic_export.torch_graph.size_conditions import agrees, minima, needed_conditions, questions_of_one
+from generic_export.torch_graph.size_conditions import (
+    agrees,
+    minima,
+    needed_conditions,
+    questions_of_one,
+    slices_decided,
+)
 from generic_export.torch_graph.state import buffers_kept
 from generic_export.torch_graph.units import kept_whole
 
@@ -71,8 +75,9 @@ from generic_export.torch_graph.units import kept_whole
 class _Strategy:
     """One way of asking torch.export about symbolic sizes.
 
-    By default PyTorch reasons as if a size were at least 2, then lets it be 0 or 1 too, unless its reasoning needed the
-    difference; then it refuses, although the graph itself may hold everywhere.
+    Oblivious of the example's sizes, PyTorch keeps the shapes of cuts as `Min` and `Max`, and what it assumes of sizes is what the
+    model itself asks for. By default it answers `T <= 8?` from the example and reasons as if a size were at least 2, then lets it
+    be 0 or 1 too, unless its reasoning needed the difference; then it refuses, although the graph itself may hold everywhere.
 
     Attributes:
         oblivious: reason about any size from the start.
@@ -84,8 +89,14 @@ class _Strategy:
     lenient: bool = False
     bounded_below: bool = False
 
+    @property
+    def of_any_size(self) -> bool:
+        """Whether it is the first one, which neither reasons from the example nor accepts more than PyTorch proves."""
+        return self.oblivious and not self.lenient
+
 
 _STRATEGIES = (
+    _Strategy(oblivious=True),
     _Strategy(),
     _Strategy(oblivious=True, lenient=True),
     _Strategy(lenient=True),
@@ -180,9 +191,11 @@ class TorchModuleTracer(CaptureRequest):
         call, names = self._call()
         whole = kept_whole(self.module, self.whole)
         with capture_patches(), whole, flat_forward(self.module, call) as result_names, recorded_freezes(freezes):
-            with questions_of_one() as asked:
+            with questions_of_one() as asked, slices_decided() as decided:
                 program = self._export(call, names, freezes.lines)
-            conditions = self._declared() + (self._conditions(program, call, names, asked) if self.conditional else ())
+            conditions = self._declared()
+            if self.conditional:
+                conditions += self._conditions(program, call, names, asked, decided)
             program = functional(program)
             if self.keep is not None:
                 program = decomposed(program, self.keep)
@@ -206,7 +219,7 @@ class TorchModuleTracer(CaptureRequest):
     def _program(self, freezes: Freezes) -> ExportedProgram:
         call, names = self._call()
         whole = kept_whole(self.module, self.whole)
-        with capture_patches(), whole, flat_forward(self.module, call), recorded_freezes(freezes):
+        with capture_patches(), whole, flat_forward(self.module, call), recorded_freezes(freezes), slices_decided():
             return functional(self._export(call, names, freezes.lines))
 
     def _call(self) -> tuple[FlatCall, tuple[str, ...]]:
@@ -227,27 +240,22 @@ class TorchModuleTracer(CaptureRequest):
         return names
 
     def _export(self, call: FlatCall, names: Sequence[str], freezes: Sequence[str]) -> ExportedProgram:
-        """Try the strategies in order; when none captures the module the first one's error is told.
-
-        What is certain to be refused is left at once, and tried to its end where nothing else captures the module either.
-        """
-        program, error = self._tried(call, names, hurried=not self._is_interpreted())
-        if isinstance(error, SizesRefusedError):
-            program, error = self._tried(call, names, hurried=False)
+        """Try the strategies in order; when none captures the module the first error over sizes is told, or the first one."""
+        program, errors = self._tried(call, names)
         if program is not None:
             return program
-        if error is None:
+        if not errors:
             raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
-        said = str(error).strip()
-        refusal = _capture_error(self.module, error, Folds.of(self.dynamic_axes).told(said, names), freezes)
-        refusal.declarations = divided_in(said, self._moved_axes(names))
+        error = next(filter(is_over_sizes, errors), errors[0])
+        said = [str(each).strip() for each in errors]
+        told = Folds.of(self.dynamic_axes).told(str(error).strip(), names)
+        refusal = _capture_error(self.module, error, told, freezes)
+        refusal.declarations = divided_in("\n".join(said), self._moved_axes(names))
         raise refusal from error
 
-    def _tried(
-        self, call: FlatCall, names: Sequence[str], *, hurried: bool
-    ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Return what the first strategy that works captures, or the first error; `SizesRefusedError` where one was left."""
-        first_error: Exception | None = None
+    def _tried(self, call: FlatCall, names: Sequence[str]) -> tuple[ExportedProgram | None, list[Exception]]:
+        """Return what the first strategy that works captures, and the errors of those before it."""
+        errors: list[Exception] = []
         suggested: dict[str, dict[str, int]] = {}
         # An interpreted script tells of the branches that it takes, which it knows only when PyTorch has answered.
         attempts, early = list(_STRATEGIES), 0 if self._is_interpreted() else _MOST_EARLY_BOUNDS
@@ -257,33 +265,32 @@ class TorchModuleTracer(CaptureRequest):
             bounds = _accepted(suggested, strategy)
             try:
                 shapes = self._dynamic_shapes(names, strategy, bounds)
-                with (
-                    told_of_bounds(axes) if early and not strategy.lenient else nullcontext(),
-                    told_of_refusals() if hurried and strategy == _STRATEGIES[0] else nullcontext(),
-                ):
+                with told_of_bounds(axes) if early and not strategy.lenient else nullcontext():
                     program = self._export_once(call, shapes, strategy)
+                if strategy.of_any_size and unproved_equalities(program):
+                    continue  # of sizes that another strategy bounds, or captures as multiples
                 if not strategy.lenient:
-                    return program, None
+                    return program, errors
                 if not freezing_guards(program):
                     whole = replace(call, names=tuple(names))
-                    return self._whichever_way(program, whole, shapes, strategy), None
+                    return self._whichever_way(program, whole, shapes, strategy), errors
             except SizesBoundedError as found:
                 suggested = joined_bounds(suggested, found.bounds)
                 early = early - 1 if _accepted(suggested, strategy) != bounds else 0
                 attempts.insert(0, strategy)
-            except SizesRefusedError as left:
-                first_error = left
             except T2NError:
                 raise
             except Exception as error:  # torch.export raises many unrelated classes, none of them documented
-                first_error = first_error or error
-                if not is_over_sizes(error) and not isinstance(error, AssertionError):  # another strategy may do better
-                    break
+                errors.append(error)
+                if is_over_values(error) or not (strategy.of_any_size or _is_over_sizes(error)):
+                    break  # another strategy would do no better
                 # A table of 512 positions bounds the length: that is no reason to refuse, it becomes an assertion.
                 suggested = joined_bounds(suggested, suggested_bounds(str(error)))
                 if _accepted(suggested, strategy) != bounds:
                     attempts.insert(0, strategy)
-        return None, first_error
+                elif strategy.of_any_size and is_over_sizes(error):
+                    attempts = [each for each in attempts if each != _Strategy()]  # it assumes more of sizes
+        return None, errors
 
     def _moved_axes(self, names: Sequence[str]) -> list[dict[int, AxisSymbol]]:
         """Return the dynamic axes of each input, where PyTorch has them."""
@@ -301,7 +308,12 @@ class TorchModuleTracer(CaptureRequest):
         )
 
     def _conditions(
-        self, program: ExportedProgram, call: FlatCall, names: Sequence[str], asked: Sequence[Branch]
+        self,
+        program: ExportedProgram,
+        call: FlatCall,
+        names: Sequence[str],
+        asked: Sequence[Branch],
+        decided: Sequence[Branch],
     ) -> tuple[SizeCondition, ...]:
         """Return what sizes must be for a program to say what the module says.
 
@@ -310,7 +322,7 @@ class TorchModuleTracer(CaptureRequest):
         """
         symbols = symbol_names(replace(self, input_names=names), program)
         with buffers_kept(self.module):
-            found = needed_conditions(program, self._flat, call.tensors, asked, symbols)
+            found = needed_conditions(program, self._flat, call.tensors, asked, symbols, decided)
         for condition in found:
             if condition.relation is None:
                 raise _one_way(self.module, condition.source, condition.text)
@@ -430,6 +442,10 @@ def _dim(name: str, given: Dim | DynamicSize | None, bounds: Bounds, *, lenient:
     return Dim.DYNAMIC(min=_number(given.min), max=_number(given.max)) if lenient else given
 
 
+def _is_over_sizes(error: Exception) -> bool:
+    return is_over_sizes(error) or isinstance(error, AssertionError)
+
+
 def _number(bound: Any) -> int | None:
     """Return a bound that is a number; None for infinity."""
     return bound if isinstance(bound, int) else None
@@ -444,9 +460,15 @@ def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def _accepted(suggested: Bounds, strategy: _Strategy) -> dict[str, dict[str, int]]:
-    """Return those of the suggested bounds that a strategy takes: upper ones always."""
-    keys = ("min", "max") if strategy.bounded_below else ("max",)
-    chosen = {symbol: {key: bounds[key] for key in keys if key in bounds} for symbol, bounds in suggested.items()}
+    """Return those of the suggested bounds that a strategy takes: upper ones always, and that there is something at all."""
+    chosen = {
+        symbol: {
+            key: bound
+            for key, bound in bounds.items()
+            if key == "max" or strategy.bounded_below or (strategy.of_any_size and bound == 1)
+        }
+        for symbol, bounds in suggested.items()
+    }
     return {symbol: bounds for symbol, bounds in chosen.items() if bounds}
 
 

@@ -118,7 +118,10 @@ def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
         elif _meets_from_one(first, second):
             shape.append(min(first, second, key=lambda size: len(str(size))))
         else:
-            raise GraphError(f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.")
+            raise GraphError(
+                f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.",
+                "They are equal in the example, and not at every size. Give axes of one size one symbol, or declare one static.",
+            )
     return tuple(shape)
 
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from generic_export.errors import SpecializedAxisError
+from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.errors import CaptureError, EngineRunError, MismatchError, SpecializedAxisError
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 from tests.engine_check import Function, check
+from tests.load_script import load_script
+from tests.random_modules import RandomModule
+
+random_sizes = load_script("random_sizes")
 
 Case = Callable[..., torch.Tensor]
 
@@ -48,6 +56,103 @@ ANY_LENGTH["halves in windows"] = _halves_in_windows
 def test_any_length(name: str) -> None:
     others = [(torch.randn(batch, length, 8),) for batch, length in ((1, 2), (1, 3), (3, 17))]
     check(ANY_LENGTH[name], (torch.randn(2, 9, 8),), *others, dynamic_axes=LENGTH)
+
+
+ON_BOTH_SIDES: dict[str, Case] = {
+    "the last eight": lambda x: x[:, -8:],
+    "the first eight, doubled": lambda x: x[:, :8] * 2,
+    "all but the first eight": lambda x: torch.cat([x[:, 8:], x], 1),
+    "sections": lambda x: torch.cat([part * (place + 1) for place, part in enumerate(x.tensor_split(3, 1))], 1),
+    "a rolled second half": lambda x: x[:, x.shape[1] // 2 :].roll(1, 1),
+    "differences of what is left": lambda x: torch.cat([x[:, 4:][:, 1:] - x[:, 4:][:, :-1], x], 1),
+    "pairs": lambda x: x[:, : x.shape[1] // 2 * 2].reshape(x.shape[0], x.shape[1] // 2, -1),
+    "incomplete windows": lambda x: F.max_pool1d(x.transpose(1, 2), 2, 3, ceil_mode=True),
+    "incomplete windows in two axes": lambda x: F.avg_pool2d(x[:, None], 3, 3, 1, ceil_mode=True),
+    "a map over the batch": lambda x: torch.vmap(lambda row: row.cumsum(0) * 2)(x),
+    "rows of a table, summed": lambda x: (x + torch.linspace(0, 1, 64)[: x.shape[1], None]).cumsum(1),
+    "every second of the last": lambda x: x[:, -9:][:, ::2],
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ON_BOTH_SIDES)
+def test_sizes_on_both_sides_of_every_number(name: str, batch: int) -> None:
+    lengths = (6, 2, 3, 7, 8, 9, 10, 23) if batch == 1 else (13, 4, 5, 8, 9, 14)
+    others = [(torch.randn(3 - batch, length, 8),) for length in lengths[1:]]
+    check(ON_BOTH_SIDES[name], (torch.randn(batch, lengths[0], 8),), *others, dynamic_axes=LENGTH)
+
+
+def test_a_crop_of_the_middle_has_a_least_length() -> None:
+    with pytest.warns(UserWarning, match="T >= 8"):
+        check(
+            lambda x: x[:, x.shape[1] // 2 - 4 : x.shape[1] // 2 + 4],
+            *[(torch.randn(batch, length, 4),) for batch, length in ((1, 20), (2, 8), (1, 9), (3, 41))],
+            dynamic_axes=LENGTH,
+        )
+
+
+def test_sizes_that_meet_at_multiples_alone_are_declared(tmp_path: Path) -> None:
+    def ladder(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([F.interpolate(F.avg_pool1d(x, 2), scale_factor=2), x], 1)
+
+    target = TractNNEF(dynamic_axes={"x": {0: "B", 2: "T"}})
+    with pytest.warns(UserWarning, match=r"DynamicSize\('T', multiple_of=2\)"):
+        archive = export_model_to_nnef(
+            Function(ladder), torch.randn(2, 4, 8), tmp_path / "m", target, input_names=["x"]
+        )
+    with TractWheel(timeout_seconds=60).load(archive) as engine:
+        x = torch.randn(1, 4, 14)
+        np.testing.assert_allclose(engine.run([x.numpy()])[0], ladder(x), atol=1e-6)
+        with pytest.raises(EngineRunError):
+            engine.run([torch.randn(1, 4, 7).numpy()])
+
+
+def _masked_write(x: torch.Tensor) -> torch.Tensor:
+    copy = x.clone()
+    copy[copy > 0.5] = copy[copy > 0.5] * 2
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (_masked_write, r"result of index is depends on values.*torch\.where\(mask, new, old\)"),
+        (lambda x: x.flatten().nonzero() + 1, "result of nonzero is depends on values"),
+        (lambda x: torch.unique(x), r"result of _?unique\w* is depends on values"),
+    ],
+)
+def test_a_size_that_depends_on_values_names_its_operator(function: Case, said: str) -> None:
+    with pytest.raises(CaptureError, match=said):
+        check(function, (torch.randn(2, 9, 8),), dynamic_axes=LENGTH)
+
+
+def test_the_fast_path_of_padded_batches_is_explained(tmp_path: Path) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(layer, 1)
+
+        def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+            return self.encoder(x, src_key_padding_mask=padding).sum(1)
+
+    padding = torch.arange(6)[None] >= torch.tensor([[6], [4]])
+    with pytest.raises(MismatchError, match="set_fastpath_enabled"):
+        export_model_to_nnef(Padded(), (torch.randn(2, 6, 8), padding), tmp_path / "m", TractNNEF())
+
+
+@pytest.mark.parametrize("seed", [3, 8, 11, 44])
+def test_random_modules_are_right_or_refused(seed: int) -> None:
+    kind, why = random_sizes.judged(RandomModule(seed).eval(), 10)
+    assert kind in (random_sizes.RIGHT, random_sizes.RUN, random_sizes.EXPORT), why
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_many_random_modules_are_right_or_refused(seed: int) -> None:
+    kind, why = random_sizes.judged(RandomModule(seed).eval(), 10)
+    assert kind in (random_sizes.RIGHT, random_sizes.RUN, random_sizes.EXPORT, ""), why
 
 
 WITH_PAST: dict[str, Case] = {

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Export small random modules with dynamic sizes, and compare each with PyTorch at other sizes than the example's.
+
+usage: scripts/random_sizes.py [--count N] [--seed S] [--sizes K] [--list]
+
+Module number S + i is tests/random_modules.py's of that seed: one to four steps (cuts, pads, joins, pools, comparisons of a
+size). The last lines count what became of them: right at every size that PyTorch takes, some sizes refused when run, refused at
+export, wrong, and engines that died. --list prints one line for each module that is not right. Exit code 1 when any is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.errors import EngineCrashError, EngineError, EngineRunError, MismatchError, T2NError
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from tests.random_modules import RandomModule
+
+AXES = {"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "U"}}
+TOLERANCE = 1e-4
+RIGHT, RUN, EXPORT, WRONG, DIED, UNTOLD = (
+    "right",
+    "some sizes refused when run",
+    "refused at export",
+    "wrong",
+    "engine died",
+    "other error",
+)
+
+
+def judged(module: RandomModule, count: int) -> tuple[str, str]:
+    """Return what became of a module, and a line that says why."""
+    example = module.inputs(module.example_sizes)
+    try:
+        with torch.no_grad():
+            module(*example)
+    except (RuntimeError, IndexError):
+        return "", ""  # PyTorch does not take the example
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            archive = export_model_to_nnef(
+                module,
+                example,
+                Path(folder) / "m",
+                TractNNEF(dynamic_axes=AXES),
+                input_names=["x", "y"],
+                compression_level=None,
+            )
+        except MismatchError as error:
+            return EXPORT, f"mismatch {error}"
+        except EngineCrashError as error:
+            return DIED, str(error)
+        except T2NError as error:
+            return EXPORT, str(error)
+        except Exception as error:
+            return UNTOLD, f"{type(error).__name__}: {error}"
+        return _compared(module, archive, count)
+
+
+def _compared(module: RandomModule, archive: Path, count: int) -> tuple[str, str]:
+    refused = ""
+    for sizes in module.other_sizes(count):
+        inputs = module.inputs(sizes)
+        try:
+            with torch.no_grad():
+                expected = module(*inputs).numpy()
+        except (RuntimeError, IndexError):
+            continue
+        if expected.size == 0:
+            continue
+        try:
+            with TractWheel(timeout_seconds=60).load(archive) as engine:
+                (answer,) = engine.run([each.numpy() for each in inputs])
+        except EngineCrashError as error:
+            return DIED, f"{sizes}: {error}"
+        except (EngineRunError, EngineError) as error:
+            refused = f"{sizes}: {error}"
+            continue
+        if answer.shape != expected.shape or not np.allclose(answer, expected, atol=TOLERANCE, rtol=TOLERANCE):
+            return WRONG, f"{sizes}: {answer.shape} for {expected.shape}"
+    return (RUN, refused) if refused else (RIGHT, "")
+
+
+def main() -> int:
+    """Run the modules; return 1 when one is wrong or kills the engine."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sizes", type=int, default=10)
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    counts: Counter[str] = Counter()
+    plain: Counter[str] = Counter()
+    for seed in range(options.seed, options.seed + options.count):
+        module = RandomModule(seed).eval()
+        kind, why = judged(module, options.sizes)
+        if not kind:
+            continue
+        counts[kind] += 1
+        plain[kind] += not module.has_branches
+        if options.list and kind != RIGHT:
+            print(f"{seed}\t{kind}\t{module.text}\t{' '.join(why.split())[:300]}", flush=True)
+    total, without = sum(counts.values()), sum(plain.values())
+    for kind in (RIGHT, RUN, EXPORT, WRONG, DIED, UNTOLD):
+        print(f"{kind}: {counts[kind]} of {total}; without branches {plain[kind]} of {without}")
+    return 1 if counts[WRONG] or counts[DIED] or counts[UNTOLD] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
