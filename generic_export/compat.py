@@ -470,13 +470,22 @@ def fixed_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def upper_bounds_seen(note: Callable[[Mapping[str, int]], None]) -> Iterator[None]:
-    """Tell `note` the largest that sizes may be, by PyTorch's names, once an inequality says so, for the length of the block."""
+def upper_bounds_seen(note: Callable[[Mapping[str, int]], None], mixed: Callable[[], None]) -> Iterator[None]:
+    """Tell `note` the largest that sizes may be, by PyTorch's names, once an assumption says so, for the length of the block.
+
+    That is an inequality, or `T == min(512, T)`. Such an equality of several sizes is told to `mixed`.
+    """
     refine = ShapeEnv._refine_ranges
 
     def refined(env: ShapeEnv, expr: Any) -> None:
         before = dict(env.var_to_range)
         refine(env, expr)
+        if isinstance(expr, sympy.Eq) and expr.has(torch_sympy.Min, torch_sympy.Max, sympy.Min, sympy.Max):
+            if len(expr.free_symbols) > 1:
+                mixed()
+            for symbol, most in _last_that_meet(expr).items():
+                note({_name_of(source): most for source in env.var_to_sources.get(symbol, ())})
+            return
         if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
             return
         found = {
@@ -492,6 +501,20 @@ def upper_bounds_seen(note: Callable[[Mapping[str, int]], None]) -> Iterator[Non
 
     with mock.patch.object(ShapeEnv, "_refine_ranges", refined):
         yield
+
+
+def _last_that_meet(equality: sympy.Eq) -> dict[sympy.Symbol, int]:
+    """Return the number up to which a size meets an equality, if it is one that stands in it."""
+    if len(equality.free_symbols) != 1:
+        return {}
+    (symbol,) = equality.free_symbols
+
+    def met(size: int) -> bool:
+        return bool(equality.subs(symbol, size) == sympy.true)
+
+    numbers = sorted(int(number) for number in equality.atoms(sympy.Integer) if number > 2)
+    last = next((number for number in numbers if met(number) and not met(number + 1)), None)
+    return {symbol: last} if last is not None and met(1) and met(2) else {}
 
 
 @contextmanager

@@ -26,13 +26,18 @@ class SizesBoundedError(Exception):
         self.bounds = bounds
 
 
+class SizesMixedError(Exception):
+    """A table bounds a sum of sizes, which a capture for any size does not tell; never seen outside a capture."""
+
+
 @contextmanager
-def told_of_bounds(axes: Sequence[Mapping[int, AxisSymbol]]) -> Iterator[None]:
+def told_of_bounds(axes: Sequence[Mapping[int, AxisSymbol]], *, of_sums: bool) -> Iterator[None]:
     """Raise `SizesBoundedError` inside the capture that the block holds, where its model bounds a dynamic size.
 
     Args:
         axes: the dynamic ones of each input, where PyTorch has them. Of a size that is more than a name something was said
             already: it is left to torch.export's message.
+        of_sums: raise `SizesMixedError` where it bounds a sum of sizes.
     """
 
     def note(largest: Mapping[str, int]) -> None:
@@ -45,8 +50,12 @@ def told_of_bounds(axes: Sequence[Mapping[int, AxisSymbol]]) -> Iterator[None]:
         if bounds:
             raise SizesBoundedError(bounds)
 
-    with upper_bounds_seen(note):
+    def mixed() -> None:
+        if of_sums:
+            raise SizesMixedError
+
+    with upper_bounds_seen(note, mixed):
         yield
 
 
-__all__ = ["SizesBoundedError", "told_of_bounds"]
+__all__ = ["SizesBoundedError", "SizesMixedError", "told_of_bounds"]

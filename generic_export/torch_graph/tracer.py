@@ -38,6 +38,7 @@ from generic_export.torch_graph.declared_axes import check_names, check_outputs,
 from generic_export.torch_graph.decomposition import decomposed, functional
 from generic_export.torch_graph.early_bounds import (
     SizesBoundedError,
+    SizesMixedError,
     told_of_bounds,
 )
 from generic_export.torch_graph.freezes import Freezes, recorded_freezes, with_whole_sizes
@@ -265,7 +266,8 @@ class TorchModuleTracer(CaptureRequest):
             bounds = _accepted(suggested, strategy)
             try:
                 shapes = self._dynamic_shapes(names, strategy, bounds)
-                with told_of_bounds(axes) if early and not strategy.lenient else nullcontext():
+                told = told_of_bounds(axes, of_sums=strategy.of_any_size)
+                with told if early and not strategy.lenient else nullcontext():
                     program = self._export_once(call, shapes, strategy)
                 if strategy.of_any_size and unproved_equalities(program):
                     continue  # of sizes that another strategy bounds, or captures as multiples
@@ -278,6 +280,8 @@ class TorchModuleTracer(CaptureRequest):
                 suggested = joined_bounds(suggested, found.bounds)
                 early = early - 1 if _accepted(suggested, strategy) != bounds else 0
                 attempts.insert(0, strategy)
+            except SizesMixedError:
+                continue
             except T2NError:
                 raise
             except Exception as error:  # torch.export raises many unrelated classes, none of them documented
