@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._meta_registrations import pooling_output_shape_pad_lr
 from torch.fx.experimental.sym_node import SymNode
 
 from generic_export import TractNNEF
 from generic_export.capture import capture
 from generic_export.compat import size_arithmetic_remembered
 from generic_export.torch_graph.naming import short_stacks, user_source
-from generic_export.torch_graph.patches import capture_patches
+from generic_export.torch_graph.patches import _windows, capture_patches
 from generic_export.torch_graph.tracer import TorchModuleTracer
 from tests.engine_check import check
 
@@ -142,3 +144,13 @@ def test_chunks_of_a_length_may_differ(length: int) -> None:
         conditional=True,
     )
     assert tracer.trace().conditions == ()
+
+
+def test_windows_of_pools_are_counted_as_pytorch_counts_them() -> None:
+    """Ours asks nothing of a size; with numbers both can be compared."""
+    cases = itertools.product(range(1, 30), range(1, 6), range(1, 7), range(1, 3), (False, True))
+    for size, kernel, stride, dilation, ceil_mode in cases:
+        for padding in range((dilation * (kernel - 1) + 1) // 2 + 1):
+            arguments = (kernel, padding, padding, stride, dilation)
+            theirs = pooling_output_shape_pad_lr(size, *arguments, ceil_mode)
+            assert theirs <= 0 or _windows(size, *arguments, ceil_mode) == theirs
