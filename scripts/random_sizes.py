@@ -5,7 +5,8 @@ usage: scripts/random_sizes.py [--count N] [--seed S] [--sizes K] [--list]
 
 Module number S + i is tests/random_modules.py's of that seed: one to four steps (cuts, pads, joins, pools, comparisons of a
 size). The last lines count what became of them: right at every size that PyTorch takes, some sizes refused when run, refused at
-export, wrong, engines that died, and engines that did not finish within a minute (tract does not for some nested minima). --list prints one line for each module that is not right. Exit code 1 when any is wrong.
+export, wrong, engines that died, and engines that did not finish within a minute (tract does not for some nested minima).
+--list prints one line for each module that is not right. Exit code 1 when any is wrong.
 """
 
 from __future__ import annotations
