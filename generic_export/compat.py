@@ -314,26 +314,6 @@ def _is_of_inputs(node: SymNode) -> bool:
     return bool(node.expr.free_symbols) and not free_unbacked_symbols(node.expr)
 
 
-@contextmanager
-def layouts_unknown() -> Iterator[None]:
-    """Take the strides of tensors for different wherever they may be, for the length of the block: what is no view is a copy.
-
-    PyTorch's kernels ask the example whether `x[:, : 2 * (T // 2)]` is contiguous in order to reshape it, which it is at even T.
-    Only where a capture is oblivious to sizes.
-    """
-    guard_bool, oblivious = SymNode.guard_bool, fx_config.backed_size_oblivious  # type: ignore[attr-defined]
-
-    def answered(node: SymNode, file: str, line: int) -> bool:
-        sides = node.expr.args if file and isinstance(node.expr, sympy.Ne) else ()
-        if not oblivious or not all(side.free_symbols for side in sides) or not _is_of_inputs(node):
-            return guard_bool(node, file, line)
-        environment: Any = node.shape_env
-        return bool(environment._maybe_evaluate_static(node.expr) != sympy.false)
-
-    with mock.patch.object(SymNode, "guard_bool", answered):
-        yield
-
-
 def viewed(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor that another one is a view of, or itself."""
     return tensor if tensor._base is None else tensor._base
@@ -638,7 +618,6 @@ __all__ = [
     "is_over_sizes",
     "is_over_values",
     "kernels_replaced",
-    "layouts_unknown",
     "list_device_constructors",
     "oblivious_to_sizes",
     "parameters_of",

@@ -136,6 +136,7 @@ def narrow(b: NnefBuilder, self: Value, dim: int, start: Dim, length: Dim) -> Va
     """narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)"""
     axis = axis_of(dim, self.rank)
     begin = _bound(start, self.shape[axis], 0)
+    (length,) = {shape[axis] for shape in b.result_shapes}  # PyTorch's own, which may be `max(T - 2, 0)`
     return b.slice(self, axis, begin, simplify_dim(sympy.sympify(begin) + sympy.sympify(length)))
 
 

@@ -20,7 +20,6 @@ from generic_export.compat import (
     SYMBOLIC_MATH,
     OpOverload,
     kernels_replaced,
-    layouts_unknown,
     list_device_constructors,
     pool_windows_counted,
     size_arithmetic_remembered,
@@ -159,20 +158,6 @@ def _chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Any:
     return input.chunk(chunks, dim)
 
 
-def _reshape(input: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
-    """Whether a view or a copy: the values are the same, and which it is may depend on a size."""
-    if not any(isinstance(size, torch.SymInt) for size in input.shape):
-        return input.reshape(*shape, **options)
-    with layouts_unknown():
-        return input.reshape(*shape, **options)
-
-
-def _matmul(input: torch.Tensor, other: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Whether a batch is folded into rows depends on the layout; the product is the same."""
-    with layouts_unknown():
-        return torch.matmul(input, other, **options)
-
-
 def _tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
     """Sections of a size that changes: PyTorch gives each the size that it has in the example."""
     size, sections = input.shape[dim], indices_or_sections
@@ -190,11 +175,6 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     _get_item: _getitem,
     torch.chunk: _chunk,
     torch.Tensor.chunk: _chunk,
-    torch.reshape: _reshape,
-    torch.Tensor.reshape: _reshape,
-    torch.matmul: _matmul,
-    torch.Tensor.matmul: _matmul,
-    torch.Tensor.__matmul__: _matmul,
     torch.tensor_split: _tensor_split,
     torch.Tensor.tensor_split: _tensor_split,
     torch.cov: cov,

@@ -65,7 +65,6 @@ ON_BOTH_SIDES: dict[str, Case] = {
     "sections": lambda x: torch.cat([part * (place + 1) for place, part in enumerate(x.tensor_split(3, 1))], 1),
     "a rolled second half": lambda x: x[:, x.shape[1] // 2 :].roll(1, 1),
     "differences of what is left": lambda x: torch.cat([x[:, 4:][:, 1:] - x[:, 4:][:, :-1], x], 1),
-    "pairs": lambda x: x[:, : x.shape[1] // 2 * 2].reshape(x.shape[0], x.shape[1] // 2, -1),
     "incomplete windows": lambda x: F.max_pool1d(x.transpose(1, 2), 2, 3, ceil_mode=True),
     "incomplete windows in two axes": lambda x: F.avg_pool2d(x[:, None], 3, 3, 1, ceil_mode=True),
     "a map over the batch": lambda x: torch.vmap(lambda row: row.cumsum(0) * 2)(x),
