@@ -357,9 +357,10 @@ def _compare_elsewhere(
     example, given = sizes_of(prepared.graph, tensors), target.check_io_sizes
     if not example or not target.refuses_sizes:  # a stream comes in pieces of one size
         return
-    if (
-        given is None and prepared.detour
-    ):  # it holds for values that are like the example's, and is compared where it is made
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in prepared.model.modules())
+    if given is None and (
+        scripted or prepared.detour
+    ):  # right for values like the example's, whose branches were taken
         return
     if given is None:
         wanted = sizes_beside(prepared.graph, tensors, target.dynamic_axes)
