@@ -22,7 +22,7 @@ import sympy
 import torch
 from torch import nn
 
-from generic_export.compat import torch_sympy
+from generic_export.compat import EXTREMA
 from generic_export.errors import EngineError, MismatchError
 from generic_export.inference_target.example import ExampleRun, call_example
 from generic_export.inference_target.tract.engine_target import EngineTarget
@@ -38,7 +38,6 @@ logger = logging.getLogger("generic_export")
 Sizes = Mapping[str, int]
 """A size for each symbol of a graph."""
 
-_EXTREMA = (torch_sympy.Min, torch_sympy.Max, sympy.Min, sympy.Max)
 _FARTHEST = 256  # sizes up to here are searched for the places where a graph changes
 _MOST_NUMBERS = 64
 _MOST_SIZES = 16
@@ -168,7 +167,7 @@ def _compared_in(op: TorchOp) -> Iterator[sympy.Expr]:
     shapes = [dim for tensor in op.outputs if tensor is not None for dim in tensor.shape]
     for dim in (*shapes, *_sizes_in(op.args)):
         if isinstance(dim, sympy.Expr):
-            for part in dim.atoms(*_EXTREMA):
+            for part in dim.atoms(*EXTREMA):
                 first, *others = part.args
                 yield from (first - other for other in others)
     if op.target is torch.ops.aten.slice.Tensor:
@@ -196,21 +195,16 @@ def _sizes_in(argument: Any) -> Iterator[Any]:
 
 
 def elsewhere(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    graph: TorchModuleIRGraph,
-    sizes: Iterable[Sizes],
+    model: nn.Module, call: FlatCall, graph: TorchModuleIRGraph, sizes: Iterable[Sizes]
 ) -> Iterator[Elsewhere]:
     """Yield what a module says at each of some sizes that it takes.
 
     Args:
         model: the module, in eval mode.
-        args, kwargs: the example.
+        call: the example.
         graph: what was captured of it.
         sizes: where to run it.
     """
-    call = FlatCall.of(model, args, kwargs)
     for wanted in sizes:
         shapes = [
             [wanted.get(str(dim), size) for dim, size in zip(variable.shape, tensor.shape, strict=False)]
@@ -221,7 +215,7 @@ def elsewhere(
         other_args, other_kwargs = call.arguments(others)
         try:
             answered = call_example(model, other_args, other_kwargs)
-        except Exception:  # whatever a module says to sizes that it does not take
+        except Exception:  # the module does not accept these sizes
             continue
         if len(answered.outputs) == len(graph.outputs) and all(each.numel() for each in answered.outputs):
             run = ExampleRun.from_tensors(others, answered.outputs, graph.output_names)

@@ -66,6 +66,12 @@ COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 # --- sizes -------------------------------------------------------------------------------------------
 
+EXTREMA = (torch_sympy.Min, torch_sympy.Max, sympy.Min, sympy.Max)
+"""The smaller and the larger of sizes, in PyTorch's expressions and in sympy's."""
+
+REMAINDERS = (sympy.Mod, torch_sympy.Mod, torch_sympy.PythonMod)
+"""Remainders of sizes, in sympy's expressions and in PyTorch's."""
+
 
 def shape_guards(program: ExportedProgram) -> list[Any]:
     """Return what PyTorch assumed of sizes while it captured a program: `expr`, and `sloc`, the code that asked for it."""
@@ -282,8 +288,6 @@ _OF_LARGER_SIZES = {
 }  # fmt: skip
 """What comparisons of a size with 0, 1 or 2 are where it is larger."""
 
-_REMAINDERS = (sympy.Mod, torch_sympy.Mod, torch_sympy.PythonMod)
-
 
 @contextmanager
 def oblivious_to_sizes(oblivious: bool) -> Iterator[None]:
@@ -296,7 +300,7 @@ def oblivious_to_sizes(oblivious: bool) -> Iterator[None]:
     def answered(node: SymNode, file: str, line: int) -> bool:
         expr = node.expr
         kind = next((kind for kind in _OF_LARGER_SIZES if file and isinstance(expr, kind)), None)
-        if kind is None or expr.rhs not in (0, 1, 2) or expr.has(*_REMAINDERS) or not _is_of_inputs(node):
+        if kind is None or expr.rhs not in (0, 1, 2) or expr.has(*REMAINDERS) or not _is_of_inputs(node):
             return guard_bool(node, file, line)
         environment: Any = node.shape_env
         known = environment._maybe_evaluate_static(expr)
@@ -460,7 +464,7 @@ def upper_bounds_seen(note: Callable[[Mapping[str, int]], None], mixed: Callable
     def refined(env: ShapeEnv, expr: Any) -> None:
         before = dict(env.var_to_range)
         refine(env, expr)
-        if isinstance(expr, sympy.Eq) and expr.has(torch_sympy.Min, torch_sympy.Max, sympy.Min, sympy.Max):
+        if isinstance(expr, sympy.Eq) and expr.has(*EXTREMA):
             if len(expr.free_symbols) > 1:
                 mixed()
             for symbol, most in _last_that_meet(expr).items():
@@ -585,7 +589,9 @@ def stacks_taken_from(frames: Callable[[], StackSummary]) -> AbstractContextMana
 __all__ = [
     "CAPTURE_LOGGERS",
     "COMPOSITE",
+    "EXTREMA",
     "MODULE_STATE",
+    "REMAINDERS",
     "SYMBOLIC_MATH",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",

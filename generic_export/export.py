@@ -353,21 +353,21 @@ def _compare_elsewhere(
     Raises:
         MismatchError: the archive answers otherwise than the module.
     """
-    tensors = FlatCall.of(prepared.model, prepared.args, prepared.kwargs).tensors
-    example, given = sizes_of(prepared.graph, tensors), target.check_io_sizes
+    call = FlatCall.of(prepared.model, prepared.args, prepared.kwargs)
+    example, given = sizes_of(prepared.graph, call.tensors), target.check_io_sizes
     if not example or not target.refuses_sizes:  # a stream comes in pieces of one size
         return
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in prepared.model.modules())
-    if given is None and (
-        scripted or prepared.detour
-    ):  # right for values like the example's, whose branches were taken
-        return
     if given is None:
-        wanted = sizes_beside(prepared.graph, tensors, target.dynamic_axes)
+        if (
+            scripted or prepared.detour
+        ):  # it took the branches of the example's values, and other values may take others
+            return
+        wanted = sizes_beside(prepared.graph, call.tensors, target.dynamic_axes)
     else:
         wanted, seconds = [{**example, **sizes} for sizes in given], math.inf
     if wanted:
-        places = elsewhere(prepared.model, prepared.args, prepared.kwargs, prepared.graph, wanted)
+        places = elsewhere(prepared.model, call, prepared.graph, wanted)
 
         def kept(place: Elsewhere) -> AbstractContextManager[None]:
             return failing(replace(prepared, args=place.args, kwargs=place.kwargs), place.run)

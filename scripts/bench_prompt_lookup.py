@@ -81,6 +81,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     names = list(PROMPTS) if options.prompts == "all" else options.prompts.split(",")
+    unknown = [name for name in names if name not in PROMPTS]
+    if unknown:
+        parser.error(f"--prompts: no prompt {unknown[0]!r}; choose from {', '.join(PROMPTS)}")
     lengths = [int(each) for each in options.guessed_tokens.split(",")]
     rows = measure(options.export, names, lengths, options.tokens, options.repeat)
     print(json.dumps([vars(row) | {"speed_up": row.speed_up} for row in rows]) if options.json else table(rows))

@@ -95,7 +95,7 @@ STEPS: dict[str, Step] = {
     "if T > a": lambda v, y, n: v[:, : n.a] if v.shape[1] > n.a else 2 * v,
 }
 BRANCHES = frozenset({"if T > a"})
-"""Steps whose Python asks for a size: an archive holds one of the two ways."""
+"""Steps that branch on a size in Python: an archive contains one of the two branches."""
 
 
 class RandomModule(nn.Module):

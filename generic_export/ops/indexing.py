@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 import torch
 
-from generic_export.compat import torch_sympy
+from generic_export.compat import EXTREMA, torch_sympy
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral
 from generic_export.ops.shape import axis_of, volume
@@ -41,9 +41,6 @@ def _bound(position: Dim | None, size: Dim, default: Dim) -> Dim:
     if position.is_nonpositive:  # `x[-y.shape[1]:]`: counted from the end, as a negative number is
         return simplify_dim(sympy.sympify(size) + position)
     return smaller_dim(position, size)
-
-
-_ELEMENTWISE = ("add", "sub", "mul", "div", "neg", "tract_core_cast")
 
 
 def slice_bounds(start: Dim | None, end: Dim | None, size: Dim) -> tuple[Dim, Dim]:
@@ -96,15 +93,18 @@ def _was_reshaped(b: NnefBuilder, value: Value, axis: int) -> bool:
     return first <= axis < first + len(attributes["shape"].elements)
 
 
+_ELEMENTWISE = ("add", "sub", "mul", "div", "neg", "tract_core_cast")
+
+
 def _is_a_cut(b: NnefBuilder, value: Value, axis: int) -> bool:
     """Say whether an axis is what a slice of a dynamic one left: tract swaps the two slices without an end, or finds no size."""
     size = value.shape[axis]
     if not isinstance(size, sympy.Expr):
         return False
-    if size.has(sympy.Min, sympy.Max, torch_sympy.Min, torch_sympy.Max):
+    if size.has(*EXTREMA):
         return True
     maker = b.maker_of(value)
-    while maker is not None and maker.operator in _ELEMENTWISE and len(values_in(maker.inputs)) > 0:
+    while maker is not None and maker.operator in _ELEMENTWISE:
         maker = next((found for each in values_in(maker.inputs) if (found := b.maker_of(each)) is not None), None)
     return maker is not None and maker.operator == "slice"
 

@@ -21,8 +21,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from generic_export.compat import over_sizes_of_inputs, shape_guards
-from generic_export.torch_graph.size_proofs import REMAINDERS, computed
+from generic_export.compat import REMAINDERS, over_sizes_of_inputs, shape_guards
+from generic_export.torch_graph.size_proofs import computed
 
 aten = torch.ops.aten
 

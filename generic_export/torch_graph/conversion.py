@@ -63,7 +63,9 @@ _WITHOUT_VALUES = {
     "index": "Write torch.where(mask, new, old) for x[mask] = new; return the mask beside x instead of x[mask].",
     "nonzero": "Keep the mask, and write torch.where(mask, new, old).",
     "masked_select": "Return values and mask, or write torch.where(mask, values, 0).",
-    "unique": "Leave torch.unique outside the exported module.",
+    "_unique2": "Leave torch.unique outside the exported module.",
+    "unique_dim": "Leave torch.unique outside the exported module.",
+    "unique_consecutive": "Leave torch.unique_consecutive outside the exported module.",
     "repeat_interleave": "Repeat by a number, or gather with indices that are an input.",
     "_pack_padded_sequence": "Run the layer on the padded batch (batch_first) and mask what it returns.",
 }
@@ -72,10 +74,10 @@ _WITHOUT_VALUES = {
 def _by_values(node: Node, module: nn.Module) -> NotCapturableError:
     """Return the error of a result whose size depends on values: it names operator, line and what to write."""
     maker = next((each for each in _before(node) if _operator_name(each) in _WITHOUT_VALUES), node)
-    name, source = _operator_name(maker), node_source(maker)
+    name, source = _operator_name(maker), node_source(maker) or node_source(node)
     where = f" at {source}" if source else ""
     return NotCapturableError(
-        f"{type(module).__name__}{where}: how large the result of {name} is depends on values, and NNEF has no such size.",
+        f"{type(module).__name__}{where}: the size of the result of {name} depends on values, which NNEF cannot express.",
         _WITHOUT_VALUES.get(name, "Change that line so that sizes do not depend on values."),
     )
 

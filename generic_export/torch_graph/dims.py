@@ -12,10 +12,9 @@ from typing import TypeAlias
 
 import sympy
 
-from generic_export.compat import torch_sympy
+from generic_export.compat import REMAINDERS, torch_sympy
 from generic_export.errors import DimensionError, OptionError
 from generic_export.torch_graph.size_proofs import (
-    REMAINDERS,
     is_zero,
     never_negative,
     without_needless_extrema,

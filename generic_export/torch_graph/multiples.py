@@ -18,12 +18,11 @@ import torch
 from torch.export import Dim as TorchDim
 from torch.export import ExportedProgram
 
-from generic_export.compat import shape_guards, torch_sympy
+from generic_export.compat import REMAINDERS, shape_guards, torch_sympy
 from generic_export.errors import OptionError
 from generic_export.torch_graph.dims import Dim, dim_symbol
 from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, DynamicSize, declared_sizes, symbol_name
-from generic_export.torch_graph.size_proofs import REMAINDERS
 
 LEAF_SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 """What torch.export calls the size of an input: its number, and the axis."""

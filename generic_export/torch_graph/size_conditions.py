@@ -21,13 +21,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Interpreter, Node
 
 from generic_export.compat import (
+    EXTREMA,
     OpOverload,
     pytree,
     questions_seen,
     schema_of,
     shape_guards,
     slice_ends_decided,
-    torch_sympy,
 )
 from generic_export.errors import DimensionError
 from generic_export.torch_graph.branches import (
@@ -333,7 +333,7 @@ def _described(
 
 def _is_minimum(branch: Branch, example: Sizes, names: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
     """Say whether sizes are equal from some size on, as `min(S, 4)` and 4 are: with that known, the engine loads what needs it."""
-    extrema = branch.condition.has(torch_sympy.Min, torch_sympy.Max, sympy.Min, sympy.Max)
+    extrema = branch.condition.has(*EXTREMA)
     return isinstance(branch.condition, sympy.Eq) and extrema and _from_some_size_on(branch, example, names) is not None
 
 
@@ -362,7 +362,7 @@ def _relation(condition: Any, example: Sizes, names: Mapping[sympy.Symbol, sympy
     if kind is sympy.Ne:
         above = int(computed(difference)(example)) > 0
         kind, difference = sympy.Gt, difference if above else -difference
-    if difference.has(torch_sympy.Min, torch_sympy.Max, sympy.Min, sympy.Max):  # tract dies of them in an assertion
+    if difference.has(*EXTREMA):  # tract dies of them in an assertion
         return None
     difference = plain_size(sympy.expand(difference.xreplace(dict(names))))
     if kind is sympy.Eq:

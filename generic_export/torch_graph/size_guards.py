@@ -14,8 +14,8 @@ from typing import Any
 
 import sympy
 
-from generic_export.compat import comparisons_answered, torch_sympy
-from generic_export.torch_graph.size_proofs import REMAINDERS, computed, never_negative, without_needless_extrema
+from generic_export.compat import REMAINDERS, comparisons_answered, torch_sympy
+from generic_export.torch_graph.size_proofs import computed, never_negative, without_needless_extrema
 
 _MOST_EXTREMA = 4
 _FEW = (0, 1, 2, 3, 5, 6, 7, 8, 14, 30, 64, 321, 4999)
@@ -117,8 +117,6 @@ def _proved(expr: sympy.Expr, depth: int) -> bool:
             every = isinstance(rest, _SMALLER) == (factor > 0)
             # One branch bounds from the safe side; the other kind needs all of them.
             return (all if every else any)(_proved(branch, depth - 1) for branch in branches)
-    if expr.is_nonnegative is not None:
-        return bool(expr.is_nonnegative)
     return False
 
 

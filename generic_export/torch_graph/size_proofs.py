@@ -15,9 +15,7 @@ from typing import Any
 
 import sympy
 
-from generic_export.compat import PythonPrinter, torch_sympy
-
-REMAINDERS = (sympy.Mod, torch_sympy.Mod, torch_sympy.PythonMod)
+from generic_export.compat import EXTREMA, REMAINDERS, PythonPrinter, torch_sympy
 
 _MAX_TRIALS = 4096
 _FUNCTIONS = {"math": math, "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "float": float}}
@@ -112,17 +110,9 @@ def never_negative(expr: sympy.Expr) -> bool:
 
 
 def is_zero(expr: sympy.Expr) -> bool | None:
-    """Say whether an expression is 0 whatever its sizes are; None when neither that nor the contrary is proved."""
+    """Return whether an expression is 0 for all sizes, or None if that cannot be decided."""
     found = _values_of_one(expr)
     return None if found is None else found.course.growth == 0 and not any(found.values)
-
-
-def period_of(expr: sympy.Expr) -> int | None:
-    """Return a size after which every division of an expression in one symbol starts over, or None."""
-    if len(expr.free_symbols) != 1:
-        return None
-    course = _course(expr)
-    return course.period if course is not None else None
 
 
 @dataclass(frozen=True)
@@ -190,7 +180,7 @@ def _course(part: sympy.Basic) -> _Course | None:
         return _Course(inner.period, inner.growth * factor, inner.start) if inner is not None else None
     if isinstance(part, (torch_sympy.FloorDiv, *REMAINDERS)) and part.args[1].is_Integer:
         return _divided(part, int(part.args[1]))
-    if isinstance(part, tuple(_EXTREMA)):
+    if isinstance(part, EXTREMA):
         return _smaller_in_the_end(part)
     return None
 

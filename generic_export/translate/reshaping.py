@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import sympy
 
-from generic_export.compat import torch_sympy
+from generic_export.compat import REMAINDERS, torch_sympy
 from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
 
 
@@ -57,10 +57,7 @@ def _is_fraction(ratio: sympy.Expr) -> bool:
 
 
 def _divides(dim: Dim) -> bool:
-    return not isinstance(dim, int) and dim.has(torch_sympy.FloorDiv, *_REMAINDERS)
-
-
-_REMAINDERS = (torch_sympy.Mod, torch_sympy.PythonMod, sympy.Mod)
+    return not isinstance(dim, int) and dim.has(torch_sympy.FloorDiv, *REMAINDERS)
 
 
 def _exact(dim: Dim) -> sympy.Expr:

@@ -1,6 +1,7 @@
 """Prompt lookup decoding (Saxena 2023): tokens are guessed from the text before them, and checked several at a time.
 
-In: an export of all logits, a prompt, a choice. Out: the answer that is given without guesses, and how many guesses were right.
+In: an export that returns all logits, a prompt and sampling settings. Out: the same answer as without guesses, and how many
+guesses were right.
 """
 
 from __future__ import annotations

@@ -173,8 +173,11 @@ class TractNNEF(EngineTarget):
                 f"Leave it out, or export for tract {SINCE[operator]} or later.",
             )
 
+    def _symbols(self) -> set[str]:
+        return {symbol_name(symbol) for axes in self.dynamic_axes.values() for symbol in axes.values()}
+
     def _check_sizes(self) -> None:
-        symbols = {symbol_name(symbol) for axes in self.dynamic_axes.values() for symbol in axes.values()}
+        symbols = self._symbols()
         for sizes in self.check_io_sizes or ():
             for symbol, size in sizes.items():
                 if symbol not in symbols:
@@ -188,7 +191,7 @@ class TractNNEF(EngineTarget):
     def _check_streaming(self) -> None:
         if self.streaming is None:
             return
-        symbols = {symbol_name(symbol) for axes in self.dynamic_axes.values() for symbol in axes.values()}
+        symbols = self._symbols()
         if self.streaming.symbol not in symbols:
             raise OptionError(
                 f"streaming is along {self.streaming.symbol!r}, which no dynamic axis has.",

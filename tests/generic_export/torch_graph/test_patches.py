@@ -147,7 +147,7 @@ def test_chunks_of_a_length_may_differ(length: int) -> None:
 
 
 def test_windows_of_pools_are_counted_as_pytorch_counts_them() -> None:
-    """Ours asks nothing of a size; with numbers both can be compared."""
+    """For plain numbers, the count is that of PyTorch."""
     cases = itertools.product(range(1, 30), range(1, 6), range(1, 7), range(1, 3), (False, True))
     for size, kernel, stride, dilation, ceil_mode in cases:
         for padding in range((dilation * (kernel - 1) + 1) // 2 + 1):
