@@ -411,13 +411,40 @@ def comparisons_answered(answer: Callable[[Any, Mapping[Any, int]], bool | None]
         if known is not None or options.get("compute_hint") or options.get("unbacked_only"):
             return known
         asked = env.simplify(expr)
-        ranges = {symbol: env.var_to_range.get(symbol) for symbol in asked.free_symbols}
-        least = {symbol: int(found.lower) for symbol, found in ranges.items() if found and found.lower.is_Integer}
-        said = answer(asked, least)
+        said = answer(asked, _least_of(env, asked))
         return None if said is None else sympy.true if said else sympy.false
 
     with mock.patch.object(ShapeEnv, "_maybe_evaluate_static", answered):
         yield
+
+
+@contextmanager
+def extrema_simplified(simplify: Callable[[Any, Mapping[Any, int]], Any]) -> Iterator[None]:
+    """Let `simplify` rewrite each smaller or larger of two sizes as a model computes it, for the length of the block.
+
+    It is given the expression and the smallest value of each symbol that has one. Without it, sizes grow with each layer that pads.
+    """
+
+    def simplified(compute: Callable[..., SymNode]) -> Callable[..., SymNode]:
+        @wraps(compute)
+        def extremum(node: SymNode, other: SymNode) -> SymNode:
+            result = compute(node, other)
+            if isinstance(result.expr, EXTREMA):
+                result._expr = simplify(result.expr, _least_of(result.shape_env, result.expr))
+            return result
+
+        return extremum
+
+    with ExitStack() as stack:
+        for name in ("_sym_min", "_sym_max"):
+            stack.enter_context(mock.patch.object(SymNode, name, simplified(getattr(SymNode, name))))
+        yield
+
+
+def _least_of(environment: Any, expr: sympy.Basic) -> dict[sympy.Symbol, int]:
+    """Return the smallest value of each symbol of an expression that has one."""
+    ranges = {symbol: environment.var_to_range.get(symbol) for symbol in expr.free_symbols}
+    return {symbol: int(found.lower) for symbol, found in ranges.items() if found and found.lower.is_Integer}
 
 
 @contextmanager
@@ -615,6 +642,7 @@ __all__ = [
     "comparisons_answered",
     "depends_on_data",
     "detect_fake_mode",
+    "extrema_simplified",
     "fixed_sizes_seen",
     "forget_operators",
     "forward_hooks_of",

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from generic_export.compat import (
     SYMBOLIC_MATH,
     OpOverload,
+    extrema_simplified,
     kernels_replaced,
     list_device_constructors,
     pool_windows_counted,
@@ -33,6 +34,7 @@ from generic_export.torch_graph.naming import short_stacks
 from generic_export.torch_graph.recursive_filters import filters_as_loops
 from generic_export.torch_graph.size_guards import proved_sizes
 from generic_export.torch_graph.size_numbers import as_size_or_tensor, sizes_or_none, stepped, with_sizes
+from generic_export.torch_graph.size_proofs import without_needless_extrema
 from generic_export.torch_graph.size_quotients import whole_quotients
 from generic_export.torch_graph.statistics import corrcoef, cov
 
@@ -57,6 +59,7 @@ def capture_patches() -> Iterator[None]:
             proved_sizes(),
             whole_quotients(),
             filters_as_loops(),
+            extrema_simplified(without_needless_extrema),
             size_arithmetic_remembered(),
             short_stacks(),
             without_strides_of_transforms(),
