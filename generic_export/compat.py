@@ -7,7 +7,7 @@ All of them are in torch 2.10 to 2.15, where they were tried; where releases dif
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from traceback import StackSummary
 from typing import Any
@@ -42,8 +42,6 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
-    ConstraintViolationError,
-    DimConstraints,
     GuardOnDataDependentSymNode,
     ShapeEnv,
 )
@@ -66,7 +64,10 @@ COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 # --- sizes -------------------------------------------------------------------------------------------
 
-EXTREMA = (torch_sympy.Min, torch_sympy.Max, sympy.Min, sympy.Max)
+SMALLER = (torch_sympy.Min, sympy.Min)
+"""The smaller of sizes, in PyTorch's expressions and in sympy's."""
+
+EXTREMA = (*SMALLER, torch_sympy.Max, sympy.Max)
 """The smaller and the larger of sizes, in PyTorch's expressions and in sympy's."""
 
 REMAINDERS = (sympy.Mod, torch_sympy.Mod, torch_sympy.PythonMod)
@@ -289,26 +290,77 @@ _OF_LARGER_SIZES = {
 """What comparisons of a size with 0, 1 or 2 are where it is larger."""
 
 
-@contextmanager
-def oblivious_to_sizes(oblivious: bool) -> Iterator[None]:
-    """Let a capture decide no branch by an example's size being 0 or 1, for the length of the block.
+_COMPARED_IN_KERNELS = "c10/core/SymInt.h"
+"""The operators of sizes in C++; what kernels require of sizes is asked elsewhere."""
 
-    PyTorch's kernels ask so in order to lay out memory (`reshape` of a batch of 1), and get the answer of any larger size.
+
+@contextmanager
+def captured_for_any_size(of_layouts: Callable[[], bool]) -> Iterator[None]:
+    """Let captures reason about sizes that may be 0, 1 or many, and leave what they assume to us, for the length of the block.
+
+    PyTorch's kernels ask whether a size is 0 or 1 in order to lay out memory (`reshape` of a batch of 1), and get the answer of
+    any larger size. That two sizes or strides differ in the example is assumed by what chooses a layout alone: `reshape` is the
+    same whether it copies or not. What torch.export solves and refuses at the end of a capture is in `guards.py`.
+
+    Args:
+        of_layouts: says whether the Python code that asks is PyTorch's own.
     """
     guard_bool = SymNode.guard_bool
 
     def answered(node: SymNode, file: str, line: int) -> bool:
-        expr = node.expr
-        kind = next((kind for kind in _OF_LARGER_SIZES if file and isinstance(expr, kind)), None)
-        if kind is None or expr.rhs not in (0, 1, 2) or expr.has(*REMAINDERS) or not _is_of_inputs(node):
-            return guard_bool(node, file, line)
-        environment: Any = node.shape_env
-        known = environment._maybe_evaluate_static(expr)
-        return _OF_LARGER_SIZES[kind] if known is None else bool(known)
+        known = _of_larger_sizes(node) if isinstance(node.expr, sympy.Basic) else None
+        if known is not None and (file or of_layouts()):  # C++ says where it asks
+            return known
+        if file.endswith(_COMPARED_IN_KERNELS) and _differ_in_example(node):
+            return isinstance(node.expr, sympy.Ne)
+        return guard_bool(node, file, line)
 
-    layouts = mock.patch.object(SymNode, "guard_bool", answered) if oblivious else nullcontext()
-    with fx_config.patch(backed_size_oblivious=oblivious), layouts:  # type: ignore[attr-defined]
+    def left_open(fake_mode: FakeTensorMode, **_: Any) -> None:
+        if fake_mode.shape_env is not None:
+            fake_mode.shape_env.frozen = True
+
+    # PyTorch says of each guard which line asked for it, and those here are none.
+    passed_over = frozenset({*symbolic_shapes.uninteresting_files(), __file__})
+    with (
+        mock.patch.object(symbolic_shapes, "uninteresting_files", lambda: passed_over),
+        fx_config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
+        mock.patch.object(SymNode, "guard_bool", answered),
+        mock.patch("torch.export._trace.produce_guards_and_solve_constraints", left_open),
+    ):
         yield
+
+
+def _differ_in_example(node: SymNode) -> bool:
+    """Say whether two sizes are compared that are not the same in the example, and may be elsewhere."""
+    if not isinstance(node.expr, (sympy.Eq, sympy.Ne)) or not _is_of_inputs(node):
+        return False
+    return node.hint is isinstance(node.expr, sympy.Ne)
+
+
+def _of_larger_sizes(node: SymNode) -> bool | None:
+    """Return what a comparison of a size with 0, 1 or 2 is where it is larger, and None of anything else."""
+    expr = node.expr
+    if isinstance(expr, sympy.Or):
+        found = [_compared_with_few(part, node) for part in expr.args]
+        return True if True in found else None if None in found else False
+    return _compared_with_few(expr, node)
+
+
+def _compared_with_few(expr: Any, node: SymNode) -> bool | None:
+    kind = next((kind for kind in _OF_LARGER_SIZES if isinstance(expr, kind)), None)
+    if kind is None or expr.has(*REMAINDERS) or not _is_of_inputs(node):
+        return None
+    if expr.lhs.is_number:
+        return _compared_with_few(expr.reversed, node)
+    factor, _ = sympy.factor_terms(expr.lhs).as_coeff_Mul()
+    if not expr.rhs.is_number or factor <= 0 or expr.rhs / factor not in (0, 1, 2):
+        return None
+    environment: Any = node.shape_env
+    known = environment._maybe_evaluate_static(expr)
+    is_ordering = kind not in (sympy.Eq, sympy.Ne)
+    if known is None and is_ordering and environment._maybe_evaluate_static(sympy.Ge(expr.lhs, 0)) != sympy.true:
+        return None
+    return _OF_LARGER_SIZES[kind] if known is None else bool(known)
 
 
 def _is_of_inputs(node: SymNode) -> bool:
@@ -326,17 +378,6 @@ def viewed(tensor: torch.Tensor) -> torch.Tensor:
 def is_over_values(error: BaseException) -> bool:
     """Say whether a capture failed because a decision, or a size, depends on the values of a tensor."""
     return isinstance(error, GuardOnDataDependentSymNode)
-
-
-def is_over_sizes(error: BaseException) -> bool:
-    """Say whether a capture failed over what a dynamic size may be."""
-    from torch._dynamo.exc import UserError, UserErrorType
-
-    if isinstance(error, UserError):
-        return error.error_type is UserErrorType.CONSTRAINT_VIOLATION
-    # The last check, of ranges (torch/_export/non_strict_utils.py), is the one that raises a plain ValueError.
-    ranges = isinstance(error, ValueError) and "conflicts between user-specified ranges" in str(error)
-    return ranges or isinstance(error, ConstraintViolationError)
 
 
 def depends_on_data(size: torch.SymInt | torch.SymFloat) -> bool:
@@ -362,15 +403,21 @@ def without_strides_of_transforms() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def slice_ends_decided(note: Callable[[Any], None]) -> Iterator[None]:
+def slice_ends_decided(note: Callable[[Any], None], within: Callable[[Any, Any], bool]) -> Iterator[None]:
     """Let `x[:, T // 2 - 4 :]` ask whether it counts from the end, and tell `note` the answer, for the length of the block.
 
     PyTorch does not ask where it reasons about any size, and makes the length a number that is known at run time only.
+
+    Args:
+        note: given a condition on sizes that the graph holds under.
+        within: given a size and a place that may be beyond it, says whether to take it for a place within.
     """
     known = fake_impls._compute_slice_index
 
     def place(size: Any, index: Any) -> Any:
         found = known(size, index)
+        if isinstance(found, torch.SymInt) and isinstance(found.node.expr, EXTREMA) and within(size, index):
+            return index
         if found is not None:
             return found
         from_start = index >= 0
@@ -448,26 +495,6 @@ def _least_of(environment: Any, expr: sympy.Basic) -> dict[sympy.Symbol, int]:
 
 
 @contextmanager
-def questions_seen(note: Callable[[Any, bool], None]) -> Iterator[None]:
-    """Tell `note` what Python code asks of symbolic sizes and what PyTorch answers, for the length of the block."""
-    guard_bool = SymNode.guard_bool
-
-    def answered(node: SymNode, file: str, line: int) -> bool:
-        answer = guard_bool(node, file, line)
-        if not file:  # C++ says where it asks
-            note(node.expr, answer)
-        return answer
-
-    # PyTorch says of each guard which line asked for it, and this is none.
-    passed_over = frozenset({*symbolic_shapes.uninteresting_files(), __file__})
-    with (
-        mock.patch.object(SymNode, "guard_bool", answered),
-        mock.patch.object(symbolic_shapes, "uninteresting_files", lambda: passed_over),
-    ):
-        yield
-
-
-@contextmanager
 def fixed_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
     """Tell `note` what a capture fixes a symbol to, before it does, for the length of the block."""
     replace = ShapeEnv._set_replacement
@@ -481,81 +508,17 @@ def fixed_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def upper_bounds_seen(note: Callable[[Mapping[str, int]], None], mixed: Callable[[], None]) -> Iterator[None]:
-    """Tell `note` the largest that sizes may be, by PyTorch's names, once an assumption says so, for the length of the block.
-
-    That is an inequality, or `T == min(512, T)`. Such an equality of several sizes is told to `mixed`.
-    """
+def cut_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
+    """Tell `note` each assumption that sizes are equal of which one was cut (`T == min(512, T)`), for the length of the block."""
     refine = ShapeEnv._refine_ranges
 
     def refined(env: ShapeEnv, expr: Any) -> None:
-        before = dict(env.var_to_range)
-        refine(env, expr)
         if isinstance(expr, sympy.Eq) and expr.has(*EXTREMA):
-            if len(expr.free_symbols) > 1:
-                mixed()
-            for symbol, most in _last_that_meet(expr).items():
-                note({_name_of(source): most for source in env.var_to_sources.get(symbol, ())})
-            return
-        if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
-            return
-        found = {
-            symbol: int(known.upper)
-            for symbol, known in env.var_to_range.items()
-            if symbol in before and known.lower < known.upper < before[symbol].upper and known.upper.is_Integer
-        }
-        largest = {
-            _name_of(source): most for symbol, most in found.items() for source in env.var_to_sources.get(symbol, ())
-        }
-        if largest:
-            note(largest)
+            note(expr)
+        refine(env, expr)
 
     with mock.patch.object(ShapeEnv, "_refine_ranges", refined):
         yield
-
-
-def _last_that_meet(equality: sympy.Eq) -> dict[sympy.Symbol, int]:
-    """Return the number up to which a size meets an equality, if it is one that stands in it."""
-    if len(equality.free_symbols) != 1:
-        return {}
-    (symbol,) = equality.free_symbols
-
-    def met(size: int) -> bool:
-        return bool(equality.subs(symbol, size) == sympy.true)
-
-    numbers = sorted(int(number) for number in equality.atoms(sympy.Integer) if number > 2)
-    last = next((number for number in numbers if met(number) and not met(number + 1)), None)
-    return {symbol: last} if last is not None and met(1) and met(2) else {}
-
-
-@contextmanager
-def unsolved_sizes_named() -> Iterator[None]:
-    """Where PyTorch cannot solve what it found of sizes, let it say which remainders it took for 0, for the length of the block.
-
-    `(-S/16) % 2` means that S is divided by 32.
-    """
-    solve = DimConstraints.solve
-
-    def solved(constraints: DimConstraints) -> None:
-        found = {symbol: set(remainders) for symbol, remainders in constraints._congruences.items()}
-        try:
-            solve(constraints)
-        except NotImplementedError as error:
-            said = [
-                f"{_name_of(constraints._dcp.symbol_to_source[symbol][0])} % {remainder.args[1] * denominator}"
-                for symbol, remainders in found.items()
-                for remainder in remainders
-                for denominator in [remainder.args[0].as_coeff_Mul()[0].q]
-            ]
-            raise NotImplementedError(" ".join([str(error), "Sizes are divided:", *said])) from error
-
-    with mock.patch.object(DimConstraints, "solve", solved):
-        yield
-
-
-def _name_of(source: Any) -> str:
-    """Return what PyTorch calls a size; older releases have a method for it."""
-    return str(source.name() if callable(source.name) else source.name)
 
 
 # What PyTorch computes with the shapes of each tensor that it makes. Remainders are not among them: what it makes of one depends
@@ -619,6 +582,7 @@ __all__ = [
     "EXTREMA",
     "MODULE_STATE",
     "REMAINDERS",
+    "SMALLER",
     "SYMBOLIC_MATH",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
@@ -637,9 +601,11 @@ __all__ = [
     "TracerWarning",
     "become",
     "buffers_of",
+    "captured_for_any_size",
     "checkpoint_offset",
     "children_of",
     "comparisons_answered",
+    "cut_sizes_seen",
     "depends_on_data",
     "detect_fake_mode",
     "extrema_simplified",
@@ -649,17 +615,14 @@ __all__ = [
     "inline_calls",
     "is_compiled",
     "is_mapped_over",
-    "is_over_sizes",
     "is_over_values",
     "kernels_replaced",
     "list_device_constructors",
-    "oblivious_to_sizes",
     "parameters_of",
     "parse_schema",
     "pool_windows_counted",
     "pytree",
     "quantized_decomposed",
-    "questions_seen",
     "remove_dead_code",
     "scan_operator",
     "schema_of",
@@ -669,8 +632,6 @@ __all__ = [
     "slice_ends_decided",
     "stacks_taken_from",
     "torch_sympy",
-    "unsolved_sizes_named",
-    "upper_bounds_seen",
     "viewed",
     "without_causal_hint",
     "without_modes",

@@ -28,12 +28,12 @@ aten = torch.ops.aten
 
 Sizes = Mapping[sympy.Symbol, int]
 
-_LEAST = 2  # PyTorch takes every size that changes for more than one
+_LEAST = 1
 _CONSECUTIVE = 12
 _MULTIPLES = (2, 3, 5, 8, 13, 21)
 _PRIMES = (7, 31, 97, 331, 641, 1283)
 _MOST_TRIALS = 400
-_NO_CODE_OF_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent)
+_NO_CODE_OF_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent.parent)
 
 # What keeps the values and their order.
 _COPIES = frozenset((aten.contiguous.default, aten.clone.default, aten.alias.default, aten.detach.default))
@@ -47,10 +47,12 @@ class Branch:
     Attributes:
         condition: over PyTorch's symbols; it was true at the example.
         source: file and line that asked.
+        is_certain: the graph has the same operator the other way, and means another one: a slice from the other end.
     """
 
     condition: sympy.Expr
     source: str
+    is_certain: bool = False
 
     def holds(self, sizes: Sizes) -> bool:
         """Say whether the module goes the same way at other sizes."""
@@ -64,13 +66,15 @@ class OneWay:
     Attributes:
         program: as captured.
         branches: those conditions that fail at some of the sizes.
+        names: the user's symbols for PyTorch's; those of one name are one size.
     """
 
     program: ExportedProgram
     branches: tuple[Branch, ...]
+    names: Mapping[sympy.Symbol, sympy.Expr]
 
     @staticmethod
-    def of(program: ExportedProgram) -> OneWay:
+    def of(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) -> OneWay:
         """Read the conditions of a captured program."""
         asked = {
             condition: source
@@ -78,14 +82,14 @@ class OneWay:
             if isinstance(condition := over_sizes_of_inputs(program, guard.expr), sympy.Rel)
             and (source := source_of_guard(guard.sloc.framework_loc))
         }
-        trials = trials_of(program) if asked else []
+        trials = trials_of(program, names) if asked else []
         branches = [Branch(condition, source) for condition, source in asked.items()]
-        return OneWay(program, tuple(branch for branch in branches if not all(map(branch.holds, trials))))
+        return OneWay(program, tuple(branch for branch in branches if not all(map(branch.holds, trials))), names)
 
     @cached_property
     def trials(self) -> list[Sizes]:
         """Sizes of the inputs that the conditions are tried at, small ones first."""
-        return trials_of(self.program)
+        return trials_of(self.program, self.names)
 
     def holds(self, sizes: Sizes) -> bool:
         """Say whether the module goes this way at all branches."""
@@ -148,23 +152,20 @@ def source_in_model(path: str, line: int) -> str:
 # --- sizes ---
 
 
-def trials_of(program: ExportedProgram) -> list[Sizes]:
+def trials_of(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) -> list[Sizes]:
     """Return sizes of every symbol within its range, small ones first: consecutive ones, multiples, primes."""
-    sizes = {
-        symbol: _sizes_in(found)
-        for symbol, found in program.range_constraints.items()
-        if any(symbol in _free(node) for node in _user_inputs(program))
-    }
+    ranges = program.range_constraints
+    used = [symbol for symbol in ranges if any(symbol in _free(node) for node in _user_inputs(program))]
+    sizes = {names.get(symbol, symbol): _sizes_in(ranges[symbol]) for symbol in used}
     if not sizes:
         return []
     if math.prod(map(len, sizes.values())) <= _MOST_TRIALS:
         combinations = [dict(zip(sizes, values, strict=True)) for values in itertools.product(*sizes.values())]
     else:
         generator = random.Random(0)
-        combinations = [
-            {symbol: generator.choice(found) for symbol, found in sizes.items()} for _ in range(_MOST_TRIALS)
-        ]
-    return sorted(combinations, key=lambda each: sum(each.values()))
+        combinations = [{size: generator.choice(found) for size, found in sizes.items()} for _ in range(_MOST_TRIALS)]
+    found = [{symbol: each[names.get(symbol, symbol)] for symbol in used} for each in combinations]
+    return sorted(found, key=lambda each: sum(each.values()))
 
 
 def _sizes_in(found: Any) -> list[int]:

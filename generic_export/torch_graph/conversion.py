@@ -100,14 +100,18 @@ class Conversion:
     """The state of one conversion from an ExportedProgram to the IR; used once."""
 
     def __init__(
-        self, request: CaptureRequest, program: ExportedProgram, minima: Mapping[str, int] | None = None
+        self,
+        request: CaptureRequest,
+        program: ExportedProgram,
+        bounds: Mapping[str, tuple[int, int | None]] | None = None,
     ) -> None:
-        """Begin; `minima` are the smallest sizes of symbols at which the program is right."""
+        """Begin; `bounds` are the smallest and the largest sizes of symbols at which the program is right."""
         self.request = request
         self.program = program
         self.symbols = symbol_names(request, program)
         self.known = set().union(*(size.free_symbols for size in self.symbols.values()))
-        self.least = {symbol: self._least(symbol, minima or {}) for symbol in self.symbols}
+        self.bounds = bounds or {}
+        self.least = {symbol: self._range(symbol)[0] for symbol in self.symbols}
         self.folds = Folds.of(request.dynamic_axes)
         # Inputs as PyTorch has them, while they wait to be made whole: by name, as the user has them.
         self.folded: dict[str, TensorVariable] = {}
@@ -362,23 +366,24 @@ class Conversion:
             stacklevel=2,
         )
 
-    def _least(self, symbol: sympy.Symbol, minima: Mapping[str, int]) -> int:
-        """Return the smallest value of a symbol: PyTorch takes each for two or more, and holds nobody to that."""
+    def _range(self, symbol: sympy.Symbol) -> tuple[int, int | None]:
+        """Return the smallest and the largest value of a symbol, as they were declared and as conditions have it."""
         found = self.program.range_constraints.get(symbol)
-        lower = int(found.lower) if found is not None and found.lower.is_Integer and found.lower > 2 else 0
+        lower = int(found.lower) if found is not None and found.lower.is_Integer else 0
+        upper = int(found.upper) if found is not None and found.upper.is_Integer else None
         whole, factor = whole_size(self.symbols[symbol])
-        return max(lower, -(-minima.get(str(whole), 0) // factor))
+        least, most = self.bounds.get(str(whole), (0, None))
+        tops = [top for top in (upper, None if most is None else most // factor) if top is not None]
+        return max(lower, -(-least // factor)), min(tops, default=None)
 
     def _symbol_ranges(self) -> tuple[SymbolRange, ...]:
-        ranges = []
+        ranges: dict[str, SymbolRange] = {}  # inputs that share a size may have symbols of their own for it
         for symbol, named in self.symbols.items():
-            found = self.program.range_constraints.get(symbol)
-            lower = int(found.lower) if found is not None and found.lower.is_Integer else 0
-            lower = max(lower, self.least[symbol])
-            upper = int(found.upper) if found is not None and found.upper.is_Integer else None
+            lower, upper = self._range(symbol)
             whole, factor = whole_size(named)
-            ranges.append(SymbolRange(whole.name, lower * factor, None if upper is None else upper * factor))
-        return tuple(ranges)
+            last = None if upper is None else upper * factor
+            ranges.setdefault(whole.name, SymbolRange(whole.name, lower * factor, last))
+        return tuple(ranges.values())
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:
@@ -412,9 +417,12 @@ def check_symbolic(request: CaptureRequest, program: ExportedProgram, freezes: S
     for name, axis, symbol, expr in _declared_sizes(request, program):
         if not isinstance(expr, sympy.Symbol):
             where = f" at {freezes[0]}" if freezes else ""
+            declared = declared_sizes(request.dynamic_axes).get(symbol)
+            size = expr * declared.multiple_of if declared is not None else expr
             raise SpecializedAxisError(
-                f"axis {axis} of input {name!r} was declared dynamic ({symbol}) but the model needs it to be {expr}{where}.",
-                "Make the axis static, or change the line of the model that depends on its value.",
+                f"{type(request.module).__name__}{where}: a dynamic axis is frozen to one size by the model: "
+                f"axis {axis} of input {name!r} ({symbol}) is {size}.",
+                "Make the axis static, or change the line that depends on its value.",
             )
 
 
@@ -422,6 +430,8 @@ def symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[symp
     """Map PyTorch's symbols (`s0`) to the user's (`S`), or to what PyTorch saw of a declared multiple (`S//8`)."""
     names: dict[sympy.Symbol, str] = {}
     for name, axis, symbol, expr in _declared_sizes(request, program):
+        if not isinstance(expr, sympy.Symbol):
+            continue
         known = names.setdefault(expr, symbol)
         if known != symbol:
             raise OptionError(

@@ -1,57 +1,288 @@
-"""What PyTorch assumed of sizes while it captured, when it was told not to refuse over it.
+"""What a capture assumed of sizes, and what becomes of each assumption.
 
-In: a program captured with `Dim.DYNAMIC`. Out: the assumptions that fix a size, which no export may be built on.
+In: a program that was captured for any size. PyTorch notes what it took for granted (`T >= 8`, since a kernel has 8 places). Out:
+the conditions under which the program does what its module does.
+
+| an assumption | becomes |
+|---|---|
+| proved for every size that is declared | nothing |
+| holds from, or up to, some size of one symbol | the smallest or largest size: tract refuses others |
+| holds at the multiples of a number alone | that multiple: tract refuses others |
+| of several symbols, in words that tract has | a relation: tract refuses sizes that break it |
+| anything else | no relation: the capture is refused (`tracer.py`), with the line that asked |
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
+import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
-from generic_export.compat import over_sizes_of_inputs, shape_guards
-from generic_export.torch_graph.size_guards import answer
+from generic_export.compat import EXTREMA, SMALLER, over_sizes_of_inputs, shape_guards
+from generic_export.errors import DimensionError
+from generic_export.torch_graph.branches import Branch, Sizes, source_of_guard
+from generic_export.torch_graph.dims import dim_text, plain_size, whole_size
+from generic_export.torch_graph.ir import SizeCondition
+from generic_export.torch_graph.naming import node_source
+from generic_export.torch_graph.size_guards import proved
+from generic_export.torch_graph.size_proofs import computed
 
-# Sizes far from any example: multiples of many numbers, so that divisibility is met by some, and sizes that are not.
-_FAR_SIZES = (144, 160, 210, 240, 250, 256, 336, 360, 441, 512)
+aten = torch.ops.aten
+
+Names = Mapping[sympy.Symbol, sympy.Expr]
+"""The user's symbols for PyTorch's, or what PyTorch saw of a declared multiple (`S//8`)."""
+
+_BOUND = re.compile(r"(\w+) (>=|<=) (\d+)")
+_LARGEST_TRIED, _LARGEST_SIZE = 4096, 1 << 40
+_SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
 
-def freezing_guards(program: ExportedProgram) -> list[sympy.Expr]:
-    """Return the equalities that hold for no large size, such as `trunc(0.5*float(s0)) == 4`.
+@dataclass(frozen=True)
+class _Span:
+    """Where a condition on one symbol holds: from `least` to `most` (None: without end), at multiples of `step`."""
 
-    Others ask for divisibility (`s0 == 2*(s0//2)`) and leave the axis dynamic.
+    least: int
+    most: int | None
+    step: int = 1
+
+
+def assumptions(program: ExportedProgram, names: Names, decided: Sequence[Branch] = ()) -> list[Branch]:
+    """Return what is assumed of sizes and is not proved for all of them, each once.
+
+    Args:
+        program: as captured.
+        names: the user's symbols for PyTorch's; those of one name are one size.
+        decided: what was decided beside PyTorch's own guards.
     """
-    return [guard for guard in _equalities(program) if not _holds_somewhere(guard, program.range_constraints)]
+    if not names:
+        return []
+    first: dict[sympy.Expr, sympy.Symbol] = {}
+    same = {symbol: first.setdefault(name, symbol) for symbol, name in names.items()}
+    least = _declared_least(program, same)
+    found: dict[sympy.Basic, Branch] = {}
+    for branch in (*_noted(program), *decided):
+        whole = over_sizes_of_inputs(program, branch.condition).xreplace(same)
+        for part in _parts(whole):
+            if part.free_symbols <= least.keys() and not _is_proved(part, least):
+                known = found.get(part, branch)
+                found[part] = Branch(part, known.source or branch.source, known.is_certain or branch.is_certain)
+    return list(found.values())
 
 
-def unproved_equalities(program: ExportedProgram) -> list[sympy.Expr]:
-    """Return the equalities of sizes that are not proved for all of them."""
+def conditions_of(branch: Branch, example: Sizes, names: Names) -> list[SizeCondition]:
+    """Return what sizes must be for an assumption to hold, as tract is told; it has no words for the smaller of several sizes."""
+    if len(branch.condition.free_symbols) == 1 or not branch.condition.has(*EXTREMA):
+        return [_condition(branch, example, names)]
+    parts = _as_in_example(branch.condition, example)
+    least = dict.fromkeys(branch.condition.free_symbols, 1)
+    return [_condition(replace(branch, condition=part), example, names) for part in parts if not proved(part, least)]
+
+
+def _as_in_example(condition: sympy.Basic, example: Sizes) -> Iterator[sympy.Basic]:
+    """Yield a condition with that of several sizes that is the smaller or larger one in the example, and that it is."""
+    while found := [each for each in condition.atoms(*EXTREMA) if not any(arg.has(*EXTREMA) for arg in each.args)]:
+        extremum = min(found, key=str)
+        value = computed(extremum)(example)
+        chosen = next(arg for arg in extremum.args if computed(arg)(example) == value)
+        is_smaller = isinstance(extremum, SMALLER)
+        others = [arg for arg in extremum.args if arg is not chosen]
+        yield from (sympy.Le(chosen, other) if is_smaller else sympy.Ge(chosen, other) for other in others)
+        condition = condition.xreplace({extremum: chosen})
+    yield condition
+
+
+def _condition(branch: Branch, example: Sizes, names: Names) -> SizeCondition:
+    text = str(branch.condition.xreplace(dict(names)))
+    span = _span(branch, example)
+    is_frozen = span is not None and (span.least > 1 or span.most == 1) and span.most is not None
+    is_equality = isinstance(branch.condition, sympy.Eq)
+    if span is None or (is_frozen and not is_equality):
+        return SizeCondition(_relation(branch, example, names), text, branch.source)
+    relation = None if is_frozen else _relation_of_span(span, branch, names)
+    # What kernels ask for, and the ends of tables, are in the ranges of symbols, which the document states.
+    is_bound = span.step == 1 and (span.most is not None or not is_equality)
+    return SizeCondition(relation, text, branch.source, stated=is_bound and not branch.source)
+
+
+def bounds_of(conditions: Sequence[SizeCondition]) -> dict[str, tuple[int, int | None]]:
+    """Return the smallest and the largest size of each symbol, as far as conditions say no more than that."""
+    said = [_BOUND.fullmatch(condition.relation or "") for condition in conditions]
+    found: dict[str, tuple[int, int | None]] = {}
+    for symbol, kind, text in (match.groups() for match in said if match is not None):
+        least, most = found.get(symbol, (0, None))
+        number = int(text)
+        found[symbol] = (
+            (max(least, number), most) if kind == ">=" else (least, number if most is None else min(most, number))
+        )
+    return found
+
+
+# --- what is assumed ---
+
+
+def _noted(program: ExportedProgram) -> Iterator[Branch]:
+    for guard in shape_guards(program):
+        yield Branch(guard.expr, source_of_guard(guard.sloc.framework_loc))
+    for node in program.graph.nodes:
+        if node.target in _SQUEEZES:
+            yield from _squeezed(node)
+
+
+def _squeezed(node: Node) -> Iterator[Branch]:
+    """Yield that axes of a size that may be one, and would be dropped then, are not."""
+    given: Any = node.args
+    shape = given[0].meta["val"].shape
+    chosen = given[1] if len(given) > 1 else range(len(shape))
+    for axis in [chosen] if isinstance(chosen, int) else chosen:
+        if isinstance(shape[axis], torch.SymInt):
+            yield Branch(sympy.Ge(shape[axis].node.expr, 2), node_source(node), is_certain=True)
+
+
+def _declared_least(program: ExportedProgram, same: Mapping[sympy.Symbol, sympy.Symbol]) -> dict[sympy.Symbol, int]:
+    """Return the smallest size of each symbol, as far as it was declared."""
     ranges = program.range_constraints
-    least = {symbol: int(found.lower) for symbol, found in ranges.items() if found.lower.is_Integer}
-    # Inputs that share a declared size have symbols of their own, and a guard that they are equal.
-    found = (over_sizes_of_inputs(program, guard) for guard in _equalities(program))
-    return [guard for guard in found if guard != sympy.true and answer(guard, least) is not True]
+    found = {symbol: ranges.get(symbol) for symbol in same}
+    lower = {symbol: int(each.lower) for symbol, each in found.items() if each is not None and each.lower.is_Integer}
+    return {symbol: lower.get(symbol, 0) for symbol in same}
 
 
-def _equalities(program: ExportedProgram) -> list[sympy.Expr]:
-    return [guard.expr for guard in shape_guards(program) if isinstance(guard.expr, sympy.Eq)]
+def _parts(condition: sympy.Basic) -> Iterator[sympy.Basic]:
+    """Yield the comparisons that all have to hold, without factors that both sides have."""
+    if isinstance(condition, sympy.And):
+        for each in condition.args:
+            yield from _parts(each)
+    elif isinstance(condition, sympy.core.relational.Relational):
+        yield _without_common_factors(condition)
+    elif condition != sympy.true:
+        yield condition
 
 
-def _holds_somewhere(guard: sympy.Expr, ranges: Mapping[sympy.Symbol, Any]) -> bool:
-    symbols = sorted(guard.free_symbols, key=str)
-    far = [_far_sizes(ranges.get(symbol)) for symbol in symbols]
-    return any(
-        guard.subs(dict(zip(symbols, sizes, strict=True))) == sympy.true
-        for sizes in itertools.islice(itertools.product(*far), 1000)
-    )
+def _without_common_factors(condition: Any) -> sympy.Basic:
+    sides = [sympy.Mul.make_args(sympy.factor_terms(side)) for side in (condition.lhs, condition.rhs) if side != 0]
+    factors = [each for each in sides[0] if each.is_Symbol and all(each in side for side in sides)]
+    numbers = [int(each) for side in sides for each in side if each.is_Integer]
+    if len(numbers) == len(sides) and (common := math.gcd(*numbers)) > 1:
+        factors.append(sympy.Integer(common))
+    if not factors:
+        return condition
+    product = sympy.Mul(*factors)
+    return type(condition)(*(sympy.expand(sympy.expand(side) / product) for side in (condition.lhs, condition.rhs)))
 
 
-def _far_sizes(found: Any) -> tuple[int, ...]:
-    """Return sizes far above the smallest that a symbol may have: what reads sound needs hundreds of samples for a position."""
-    least = int(getattr(found, "lower", 0))
-    if least <= min(_FAR_SIZES):
-        return _FAR_SIZES
-    return tuple(size * least for size in _FAR_SIZES[:5]) + tuple(size + 20 * least for size in _FAR_SIZES[5:])
+def _is_proved(part: sympy.Basic, least: Mapping[sympy.Symbol, int]) -> bool:
+    """Say whether a comparison holds at every declared size, where there is something at all."""
+    return part == sympy.true or proved(part, {symbol: max(1, least[symbol]) for symbol in part.free_symbols})
+
+
+# --- where an assumption on one symbol holds ---
+
+
+def _span(branch: Branch, example: Sizes) -> _Span | None:
+    """Return the sizes at which a condition on one symbol holds, those of the example among them; None where they are no span."""
+    if len(branch.condition.free_symbols) != 1:
+        return None
+    (symbol,) = branch.condition.free_symbols
+    holds = _holds(branch.condition, symbol)
+    given = example[symbol]
+    if not holds(given):
+        return None
+    last = max(_LARGEST_TRIED, 2 * given)
+    least = next((size + 1 for size in range(given, 0, -1) if not holds(size)), 1)
+    most = next((size - 1 for size in range(given, last + 1) if not holds(size)), None)
+    if most is None:
+        return _Span(least, None if proved(branch.condition, {symbol: least}) else _last_size(holds, last))
+    span = _Span(least, most)
+    is_frozen = least > 1 and isinstance(branch.condition, sympy.Eq)
+    return _multiples(branch.condition, symbol, holds, last) or span if is_frozen else span
+
+
+def _last_size(holds: Callable[[int], bool], most: int) -> int | None:
+    """Return the last size at which a condition holds (2**29 // 400 for `400*b <= 2**29`), or None for one that no tensor has."""
+    beyond = _LARGEST_SIZE
+    if holds(beyond):
+        return None
+    while beyond - most > 1:
+        between = (most + beyond) // 2
+        most, beyond = (between, beyond) if holds(between) else (most, between)
+    return most
+
+
+def holds_for_many(branch: Branch) -> bool:
+    """Say whether an assumption fails where a size is one alone."""
+    symbols = sorted(branch.condition.free_symbols, key=str)
+    if len(symbols) != 1:
+        return False
+    holds = _holds(branch.condition, symbols[0])
+    return all(map(holds, range(2, _LARGEST_TRIED)))
+
+
+def _holds(condition: sympy.Basic, symbol: sympy.Symbol) -> Callable[[int], bool]:
+    at = computed(condition)
+
+    def holds(size: int) -> bool:
+        try:
+            return bool(at({symbol: size}))
+        except ZeroDivisionError:
+            return False
+
+    return holds
+
+
+def _multiples(condition: sympy.Basic, symbol: sympy.Symbol, holds: Callable[[int], bool], last: int) -> _Span | None:
+    """Return that a condition holds at the multiples of a number, where that is proved: every other multiple, or one of more."""
+    found = [size for size in range(1, last + 1) if holds(size)]
+    steps = {later - earlier for earlier, later in itertools.pairwise(found)}
+    if len(steps) != 1 or found[0] not in steps:
+        return None
+    count = sympy.Dummy("count", integer=True, positive=True)
+    if not proved(condition.subs(symbol, found[0] * count), {count: 1}):
+        return None
+    return _Span(1, None, found[0])
+
+
+def _relation_of_span(span: _Span, branch: Branch, names: Names) -> str:
+    (symbol,) = branch.condition.free_symbols
+    whole, factor = whole_size(names[symbol])
+    if span.step > 1:
+        step = span.step * factor
+        return f"{whole} - {step}*({whole}/{step}) == 0"
+    return f"{whole} >= {span.least * factor}" if span.most is None else f"{whole} <= {(span.most + 1) * factor - 1}"
+
+
+# --- several symbols ---
+
+
+def _relation(branch: Branch, example: Sizes, names: Names) -> str | None:
+    """Return a condition as tract reads it; one that two sizes differ is said of the side that the example is on."""
+    condition = branch.condition
+    if not isinstance(condition, sympy.core.relational.Relational):
+        return None
+    kind, difference = type(condition), sympy.expand(condition.lhs - condition.rhs)
+    if kind in (sympy.Lt, sympy.Le):
+        kind, difference = {sympy.Lt: sympy.Gt, sympy.Le: sympy.Ge}[kind], -difference
+    if kind is sympy.Ne:
+        above = int(computed(difference)(example)) > 0
+        kind, difference = sympy.Gt, difference if above else -difference
+    if difference.has(*EXTREMA):  # tract dies of them in an assertion
+        return None
+    try:
+        plain = plain_size(sympy.expand(difference.xreplace(dict(names))))
+        if kind is sympy.Eq:
+            return f"{dim_text(plain)} == 0"
+        constant, rest = plain.as_coeff_Add()
+        constant -= 1 if kind is sympy.Gt else 0
+        is_falling = all(term.as_coeff_Mul()[0] < 0 for term in sympy.Add.make_args(rest))
+        return f"{dim_text(-rest)} <= {constant}" if is_falling else f"{dim_text(rest)} >= {-constant}"
+    except DimensionError:
+        return None
+
+
+__all__ = ["assumptions", "bounds_of", "conditions_of", "holds_for_many"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,29 +23,17 @@ from generic_export.torch_graph.dims import Dim, dim_symbol
 from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, DynamicSize, declared_sizes, symbol_name
 
-LEAF_SIZE = re.compile(r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
-"""What torch.export calls the size of an input: its number, and the axis."""
-
 
 def counted(size: DynamicSize) -> str:
     """Return what PyTorch calls a declared size: how many times there is what divides it."""
     return size.name if size.multiple_of == 1 else f"{size.name}_{size.multiple_of}"
 
 
-def counted_dim(size: DynamicSize, bounds: Mapping[str, int], *, lenient: bool) -> Any:
-    """Return what is left of a declared size as torch.export takes it: how many times what divides it.
-
-    Args:
-        size: the declaration.
-        bounds: `min` and `max` of the count, as PyTorch asked for them.
-        lenient: whether PyTorch may add bounds of its own.
-    """
+def counted_dim(size: DynamicSize) -> Any:
+    """Return what is left of a declared size as torch.export takes it: how many times what divides it."""
     least, most = size.least // size.multiple_of, None if size.most is None else size.most // size.multiple_of
-    if lenient:
-        return TorchDim.DYNAMIC(min=least if least > 1 else None, max=most)
-    lower = max(least, bounds.get("min", 0))
-    upper = min((bound for bound in (most, bounds.get("max")) if bound is not None), default=None)
-    return TorchDim(counted(size), min=lower, **({} if upper is None else {"max": upper}))
+    # PyTorch takes no range of one size.
+    return TorchDim(counted(size), min=0 if least == most else least, **({} if most is None else {"max": most}))
 
 
 @dataclass(frozen=True)
@@ -76,21 +63,6 @@ class Folds:
     def moved(self, name: str, axes: Mapping[int, AxisSymbol]) -> dict[int, AxisSymbol]:
         """Return the dynamic axes of an input where PyTorch has them."""
         return {self.place(name, axis): symbol for axis, symbol in axes.items()}
-
-    def told(self, text: str, names: Sequence[str]) -> str:
-        """Return what PyTorch says of sizes in the user's words: `S/8` for its `S_8`, axes by their own numbers."""
-
-        def own(match: re.Match[str]) -> str:
-            name, place = names[int(match[1])], int(match[2])
-            found = self.sizes.get(name, {})
-            axis = next((axis for axis in range(place + 1) if self.place(name, axis) >= place), place)
-            return f"{name}.shape[{axis}]" + (f"/{found[axis].multiple_of}" if axis in found else "")
-
-        text = LEAF_SIZE.sub(own, text)
-        sizes = {counted(size): size for found in self.sizes.values() for size in found.values()}
-        for count, size in sizes.items():
-            text = re.sub(rf"\b{count}\b", f"{size.name}/{size.multiple_of}", text)
-        return text
 
     def whole_shape(self, name: str, folded: Sequence[Dim]) -> tuple[Dim, ...]:
         """Return the shape of an input as a user knows it."""
@@ -142,24 +114,6 @@ def _whole(tensor: torch.Tensor, fold: Mapping[int, DynamicSize]) -> torch.Tenso
 # --- multiples that nobody declared ---
 
 
-_DIVIDED = re.compile(LEAF_SIZE.pattern + r"\s*(?://|%)\s*(\d+)")
-
-
-def divided_in(text: str, axes: Sequence[Mapping[int, AxisSymbol]]) -> tuple[DynamicSize, ...]:
-    """Return by what PyTorch says that it divided sizes; of those of which nothing is declared.
-
-    Args:
-        text: an error of torch.export's.
-        axes: the dynamic ones of each input, where PyTorch has them.
-    """
-    found: dict[str, int] = {}
-    for number, axis, divisor in _DIVIDED.findall(text):
-        symbol = axes[int(number)].get(int(axis))
-        if symbol is not None and not isinstance(symbol, DynamicSize):
-            found[symbol_name(symbol)] = math.lcm(found.get(symbol_name(symbol), 1), int(divisor))
-    return tuple(DynamicSize(name, factor) for name, factor in found.items())
-
-
 def assumed(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[DynamicSize, ...]:
     """Return by what PyTorch divided sizes in what it assumed of them; of those that are no declared multiples."""
     guards = [guard.expr for guard in shape_guards(program) if isinstance(guard.expr, sympy.Rel)]
@@ -204,4 +158,4 @@ def _bound(symbol: AxisSymbol, bound: str) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-__all__ = ["LEAF_SIZE", "Folds", "assumed", "counted", "counted_dim", "declared_too", "divided_in"]
+__all__ = ["Folds", "assumed", "counted_dim", "declared_too"]

@@ -23,8 +23,8 @@ from generic_export.compat import (
     kernels_replaced,
     list_device_constructors,
     pool_windows_counted,
+    pytree,
     size_arithmetic_remembered,
-    unsolved_sizes_named,
     without_causal_hint,
     without_strides_of_transforms,
 )
@@ -53,6 +53,7 @@ def capture_patches() -> Iterator[None]:
             without_causal_hint(_is_causal),
             mock.patch("torch.linspace", _linspace),
             mock.patch("torch.tensor", _tensor),
+            mock.patch("torch.nn.functional.scaled_dot_product_attention", _attention),
             _PlainFunctions(),
             _symbolic_math(),
             _gradients_off_once(),
@@ -63,7 +64,6 @@ def capture_patches() -> Iterator[None]:
             size_arithmetic_remembered(),
             short_stacks(),
             without_strides_of_transforms(),
-            unsolved_sizes_named(),
             pool_windows_counted(_windows),
         ):
             yield
@@ -101,6 +101,7 @@ def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: i
 
 _make_tensor = torch.tensor
 _get_item = torch.Tensor.__getitem__
+_scaled_dot_product_attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def _tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
@@ -167,6 +168,12 @@ def _tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) -
     if not isinstance(sections, int) or not isinstance(size, torch.SymInt) or sections < 1:
         return input.tensor_split(indices_or_sections, dim)
     return input.split([(size + sections - 1 - place) // sections for place in range(sections)], dim)
+
+
+def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """`is_causal=length > 1 and ...` is no bool where the length is a size: transformers' models say so."""
+    args, kwargs = pytree.tree_map_only(torch.SymBool, bool, (args, kwargs))
+    return _scaled_dot_product_attention(*args, **kwargs)
 
 
 def _unchunked_cross_entropy(*args: Any, options: Any = None, **kwargs: Any) -> torch.Tensor:

@@ -15,7 +15,14 @@ from typing import Any
 import sympy
 
 from generic_export.compat import REMAINDERS, comparisons_answered, torch_sympy
-from generic_export.torch_graph.size_proofs import computed, never_negative, without_needless_extrema
+from generic_export.torch_graph.size_proofs import (
+    computed,
+    growth,
+    is_zero,
+    never_negative,
+    without_needless_extrema,
+    without_symbolic_divisors,
+)
 
 _MOST_EXTREMA = 4
 _FEW = (0, 1, 2, 3, 5, 6, 7, 8, 14, 30, 64, 321, 4999)
@@ -45,6 +52,25 @@ def answer(comparison: sympy.Basic, least: Mapping[sympy.Symbol, int]) -> bool |
     return _answer(comparison, tuple((symbol, least[symbol]) for symbol in sorted(comparison.free_symbols, key=str)))
 
 
+def proved(comparison: sympy.Basic, least: Mapping[sympy.Symbol, int]) -> bool:
+    """Say whether a comparison is proved to hold for all sizes; sums and products too, which `answer` leaves to PyTorch."""
+    if isinstance(comparison, (sympy.And, sympy.Or)):
+        every = isinstance(comparison, sympy.And)
+        return (all if every else any)(proved(each, least) for each in comparison.args)
+    if comparison.is_Boolean and not comparison.free_symbols:
+        return bool(comparison)
+    if not isinstance(comparison, sympy.core.relational.Relational) or not comparison.free_symbols <= least.keys():
+        return False
+    shifted = {
+        symbol: sympy.Dummy(symbol.name, integer=True, nonnegative=True) + least[symbol]
+        for symbol in comparison.free_symbols
+    }
+    difference = without_needless_extrema((comparison.lhs - comparison.rhs).subs(shifted))
+    if not _may_be_settled(type(comparison), difference):
+        return False
+    return _settled(type(comparison), difference) is True
+
+
 def _joined(condition: sympy.Basic, least: Mapping[sympy.Symbol, int]) -> bool | None:
     """Say whether all of several comparisons hold, or one of them does."""
     decides = isinstance(condition, sympy.Or)
@@ -60,10 +86,15 @@ def _answer(comparison: sympy.Basic, bounds: tuple[tuple[sympy.Symbol, int], ...
         return None
     if comparison.has(sympy.Float, torch_sympy.ToFloat):
         return None
+    difference = _difference(comparison, least)
+    return _settled(type(comparison), difference) if _may_be_settled(type(comparison), difference) else None
+
+
+def _difference(comparison: Any, least: Mapping[sympy.Symbol, int]) -> sympy.Expr:
+    """Return what a comparison compares with 0, over sizes that begin at 0."""
     above = {symbol: sympy.Dummy(symbol.name, integer=True, nonnegative=True) for symbol in comparison.free_symbols}
     shifted = {symbol: free + least[symbol] for symbol, free in above.items()}
-    difference = without_needless_extrema((comparison.lhs - comparison.rhs).subs(shifted))
-    return _settled(type(comparison), difference) if _may_be_settled(type(comparison), difference) else None
+    return without_needless_extrema(without_symbolic_divisors((comparison.lhs - comparison.rhs).subs(shifted)))
 
 
 def _may_be_settled(kind: type, difference: sympy.Expr) -> bool:
@@ -93,8 +124,8 @@ def _settled(kind: type, difference: sympy.Expr) -> bool | None:
         return None if equal is None else not equal
     above, below = _at_least(difference, 1), _at_least(-difference, 1)
     if kind is sympy.Eq:
-        same = sympy.expand(difference) == 0
-        return True if same else False if above or below else None
+        plain = sympy.expand(_without_symbolic_remainders(difference))
+        return True if plain == 0 or is_zero(plain) else False if above or below else None
     if kind is sympy.Gt:
         return True if above else False if _at_least(-difference, 0) else None
     return True if _at_least(difference, 0) else False if below else None
@@ -102,6 +133,9 @@ def _settled(kind: type, difference: sympy.Expr) -> bool | None:
 
 def _at_least(expr: sympy.Expr, least: int) -> bool:
     """Say whether it is proved that an expression over sizes from 0 is never below a number."""
+    factors = sympy.Mul.make_args(expr)
+    if least in (0, 1) and len(factors) > 1 and all(_at_least(factor, least) for factor in factors):
+        return True  # a tensor has no less than nothing along each of its axes
     return _proved(sympy.expand(_without_symbolic_remainders(expr)) - least, _MOST_EXTREMA)
 
 
@@ -128,6 +162,9 @@ def _without_symbolic_remainders(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _divided(function: Any, base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    times = sympy.cancel(base / divisor) if divisor.free_symbols else None
+    if times is not None and times.is_Integer:
+        return times if function is torch_sympy.FloorDiv else sympy.Integer(0)
     if not divisor.free_symbols or len(base.free_symbols) != 1 or base.free_symbols != divisor.free_symbols:
         return function(base, divisor)
     quotient = _quotient(*_of_one_size(sympy.expand(base), sympy.expand(divisor)))
@@ -154,15 +191,15 @@ def _of_one_size(base: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sym
 @lru_cache(maxsize=1024)
 def _quotient(base: sympy.Expr, divisor: sympy.Expr) -> int | None:
     """Return the number k for which `k*divisor <= base < (k+1)*divisor` at every size, if there is one."""
-    (symbol,) = divisor.free_symbols
-    if not (base.is_polynomial(symbol) and divisor.is_polynomial(symbol) and sympy.degree(divisor, symbol) == 1):
+    rates = growth(base), growth(divisor)
+    if rates[0] is None or not rates[1]:
         return None
-    growth = base.coeff(symbol, 1) / divisor.coeff(symbol, 1)
-    for quotient in (int(sympy.floor(growth)), int(sympy.ceiling(growth)) - 1):
+    ratio = rates[0] / rates[1]
+    for quotient in (int(sympy.floor(ratio)), int(sympy.ceiling(ratio)) - 1):
         rest = sympy.expand(base - quotient * divisor)
         if _proved(rest, 0) and _proved(divisor - 1 - rest, 0):
             return quotient
     return None
 
 
-__all__ = ["answer", "proved_sizes"]
+__all__ = ["answer", "proved", "proved_sizes"]

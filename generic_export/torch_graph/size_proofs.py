@@ -18,7 +18,10 @@ import sympy
 from generic_export.compat import EXTREMA, REMAINDERS, PythonPrinter, torch_sympy
 
 _MAX_TRIALS = 4096
-_FUNCTIONS = {"math": math, "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "float": float}}
+_FUNCTIONS = {
+    "math": math,
+    "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round},
+}
 _EXTREMA = {torch_sympy.Min: 1, torch_sympy.Max: -1, sympy.Min: 1, sympy.Max: -1}
 
 
@@ -107,6 +110,12 @@ def never_negative(expr: sympy.Expr) -> bool:
         return bool(expr.is_nonnegative)
     found = _values_of_one(expr)
     return found is not None and found.course.growth >= 0 and all(value >= 0 for value in found.values)
+
+
+def growth(expr: sympy.Expr) -> sympy.Rational | None:
+    """Return by how much an expression of one size grows with each step of it in the long run; None where that is not known."""
+    course = _course(expr) if len(expr.free_symbols) == 1 else None
+    return None if course is None else course.growth / course.period
 
 
 def is_zero(expr: sympy.Expr) -> bool | None:

@@ -7,11 +7,9 @@ Runs on fake tensors with symbolic sizes, so meta modules work and no weight is 
 from __future__ import annotations
 
 import logging
-import re
 import warnings
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -25,30 +23,23 @@ from generic_export.compat import (
     CAPTURE_LOGGERS,
     JitGraph,
     OpOverload,
-    is_over_sizes,
     is_over_values,
-    oblivious_to_sizes,
     without_printed_graphs,
 )
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.logs import logging_at
-from generic_export.torch_graph.branches import Branch, OneWay
+from generic_export.torch_graph.branches import Branch, OneWay, symbols_at
 from generic_export.torch_graph.conversion import Conversion, check_symbolic, symbol_names
 from generic_export.torch_graph.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.decomposition import decomposed, functional
-from generic_export.torch_graph.early_bounds import (
-    SizesBoundedError,
-    SizesMixedError,
-    told_of_bounds,
-)
 from generic_export.torch_graph.freezes import Freezes, recorded_freezes, with_whole_sizes
-from generic_export.torch_graph.guard_bounds import Bounds, joined_bounds, suggested_bounds
-from generic_export.torch_graph.guards import freezing_guards, unproved_equalities
+from generic_export.torch_graph.guards import assumptions, bounds_of, conditions_of, holds_for_many
+from generic_export.torch_graph.interpretation import agrees
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
 from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
 from generic_export.torch_graph.methods import as_forward
-from generic_export.torch_graph.multiples import Folds, assumed, counted, counted_dim, divided_in
+from generic_export.torch_graph.multiples import Folds, assumed, counted_dim
 from generic_export.torch_graph.naming import NotesSources, user_source
 from generic_export.torch_graph.nested import FlatCall, flat_forward
 from generic_export.torch_graph.other_sizes import repeated
@@ -61,51 +52,18 @@ from generic_export.torch_graph.request import (
     declared_sizes,
     symbol_name,
 )
-from generic_export.torch_graph.size_conditions import (
-    agrees,
-    minima,
-    needed_conditions,
-    questions_of_one,
-    slices_decided,
-)
+from generic_export.torch_graph.size_questions import TableEndsError, sizes_decided
 from generic_export.torch_graph.state import buffers_kept
 from generic_export.torch_graph.units import kept_whole
 
 
 @dataclass(frozen=True)
-class _Strategy:
-    """One way of asking torch.export about symbolic sizes.
+class _Captured:
+    """A program, what was decided of sizes beside PyTorch's guards, and the conditions under which it is right."""
 
-    Oblivious of the example's sizes, PyTorch keeps the shapes of cuts as `Min` and `Max`, and what it assumes of sizes is what the
-    model itself asks for. By default it answers `T <= 8?` from the example and reasons as if a size were at least 2, then lets it
-    be 0 or 1 too, unless its reasoning needed the difference; then it refuses, although the graph itself may hold everywhere.
-
-    Attributes:
-        oblivious: reason about any size from the start.
-        lenient: accept what the reasoning about memory layout needed, for symbols that one axis alone has.
-        bounded_below: accept the smallest size that PyTorch asks for (4 for `x[:, :4]`): the graph then holds from there on.
-    """
-
-    oblivious: bool = False
-    lenient: bool = False
-    bounded_below: bool = False
-
-    @property
-    def of_any_size(self) -> bool:
-        """Whether it is the first one, which neither reasons from the example nor accepts more than PyTorch proves."""
-        return self.oblivious and not self.lenient
-
-
-_STRATEGIES = (
-    _Strategy(oblivious=True),
-    _Strategy(),
-    _Strategy(oblivious=True, lenient=True),
-    _Strategy(lenient=True),
-    _Strategy(bounded_below=True),
-)
-
-
-_MOST_EARLY_BOUNDS = 4  # beginnings of a capture: one for each table, and one for sums of sizes
+    program: ExportedProgram
+    decided: tuple[Branch, ...] = ()
+    conditions: tuple[SizeCondition, ...] = ()
 
 
 @dataclass(frozen=True, init=False)
@@ -190,20 +148,16 @@ class TorchModuleTracer(CaptureRequest):
 
     def _traced(self, freezes: Freezes) -> TorchModuleIRGraph:
         call, names = self._call()
-        whole = kept_whole(self.module, self.whole)
-        with capture_patches(), whole, flat_forward(self.module, call) as result_names, recorded_freezes(freezes):
-            with questions_of_one() as asked, slices_decided() as decided:
-                program = self._export(call, names, freezes.lines)
-            conditions = self._declared()
-            if self.conditional:
-                conditions += self._conditions(program, call, names, asked, decided)
-            program = functional(program)
+        outputs: list[str] = []
+        with self._capturing(call, freezes) as result_names:
+            found = self._captured(call, names, freezes.lines)
+            program = functional(found.program)
             if self.keep is not None:
                 program = decomposed(program, self.keep)
-        outputs = self.output_names if self.output_names is not None else tuple(result_names)
-        named = replace(self, input_names=names, output_names=outputs)
-        check_symbolic(named, program, freezes.lines)
-        converted = Conversion(named, program, minima(conditions))
+            outputs += result_names
+        named = replace(self, input_names=names, output_names=self.output_names or tuple(outputs))
+        conditions = (*self._declared(), *found.conditions)
+        converted = Conversion(named, program, bounds_of(conditions))
         declarations = assumed(program, converted.symbols)
         graph = replace(converted.graph(), conditions=conditions, declarations=declarations)
         check_outputs(self.dynamic_axes, names, dict(zip(graph.output_names, graph.outputs, strict=True)))
@@ -219,9 +173,15 @@ class TorchModuleTracer(CaptureRequest):
 
     def _program(self, freezes: Freezes) -> ExportedProgram:
         call, names = self._call()
+        with self._capturing(call, freezes):
+            return functional(self._captured(call, names, freezes.lines).program)
+
+    @contextmanager
+    def _capturing(self, call: FlatCall, freezes: Freezes) -> Iterator[Sequence[str]]:
+        """Yield the names of the results, in a block in which the module is one that PyTorch captures well."""
         whole = kept_whole(self.module, self.whole)
-        with capture_patches(), whole, flat_forward(self.module, call), recorded_freezes(freezes), slices_decided():
-            return functional(self._export(call, names, freezes.lines))
+        with capture_patches(), whole, flat_forward(self.module, call) as result_names, recorded_freezes(freezes):
+            yield result_names
 
     def _call(self) -> tuple[FlatCall, tuple[str, ...]]:
         """Return the example as it is captured, and the names of its tensors."""
@@ -240,61 +200,47 @@ class TorchModuleTracer(CaptureRequest):
         check_ranks(self.dynamic_axes, names, [tensor.shape for tensor in call.tensors])
         return names
 
-    def _export(self, call: FlatCall, names: Sequence[str], freezes: Sequence[str]) -> ExportedProgram:
-        """Try the strategies in order; when none captures the module the first error over sizes is told, or the first one."""
-        program, errors = self._tried(call, names)
-        if program is not None:
-            return program
-        if not errors:
-            raise CaptureError(f"{type(self.module).__name__}: torch.export was not tried.")
-        error = next(filter(is_over_sizes, errors), errors[0])
-        said = [str(each).strip() for each in errors]
-        told = Folds.of(self.dynamic_axes).told(str(error).strip(), names)
-        refusal = _capture_error(self.module, error, told, freezes)
-        refusal.declarations = divided_in("\n".join(said), self._moved_axes(names))
-        raise refusal from error
+    def _captured(self, call: FlatCall, names: Sequence[str], freezes: Sequence[str]) -> _Captured:
+        """Return what torch.export captures, and the conditions on sizes under which it is what the module does."""
+        shapes = self._dynamic_shapes(names)
+        try:
+            found = self._asked_first(call, shapes)
+        except T2NError:
+            raise
+        except Exception as error:  # torch.export raises many unrelated classes, none of them documented
+            raise _capture_error(self.module, error, str(error).strip(), freezes) from error
+        named = replace(self, input_names=names)
+        check_symbolic(named, found.program, freezes)
+        found, branches = self._right_elsewhere(found, named._assumed(found), replace(call, names=tuple(names)), shapes)
+        example = symbols_at(found.program, [tensor.shape for tensor in call.tensors])
+        if not branches or example is None:
+            return found
+        symbols = symbol_names(named, found.program)
+        conditions = [each for branch in branches for each in conditions_of(branch, example, symbols)]
+        for condition in conditions:
+            if condition.relation is None:
+                refusal = _refused(self.module, condition, next(iter(freezes), ""))
+                refusal.declarations = assumed(found.program, symbols)
+                raise refusal
+        told = sorted(conditions, key=lambda condition: not condition.source)  # of equal ones, that with a line
+        once = {condition.relation: condition for condition in reversed(told)}
+        return replace(found, conditions=tuple(condition for condition in conditions if condition in once.values()))
 
-    def _tried(self, call: FlatCall, names: Sequence[str]) -> tuple[ExportedProgram | None, list[Exception]]:
-        """Return what the first strategy that works captures, and the errors of those before it."""
-        errors: list[Exception] = []
-        suggested: dict[str, dict[str, int]] = {}
+    def _assumed(self, found: _Captured) -> Sequence[Branch]:
+        """Return what is to hold, or to be shown to be right elsewhere: sizes of one are left to who checks the archive at them."""
+        branches = assumptions(found.program, symbol_names(self, found.program), found.decided)
+        return branches if self.conditional else [branch for branch in branches if not holds_for_many(branch)]
+
+    def _asked_first(self, call: FlatCall, shapes: tuple[dict[int, Any], ...]) -> _Captured:
+        """Capture; where the model needs cuts to be inside of its tables of positions, so that they are."""
         # An interpreted script tells of the branches that it takes, which it knows only when PyTorch has answered.
-        attempts, early = list(_STRATEGIES), 0 if self._is_interpreted() else _MOST_EARLY_BOUNDS
-        axes = self._moved_axes(names)
-        while attempts:
-            strategy = attempts.pop(0)
-            bounds = _accepted(suggested, strategy)
+        with sizes_decided(within_tables=False, told=not self._is_interpreted()) as decided:
             try:
-                shapes = self._dynamic_shapes(names, strategy, bounds)
-                told = told_of_bounds(axes, of_sums=strategy.of_any_size)
-                with told if early and not strategy.lenient else nullcontext():
-                    program = self._export_once(call, shapes, strategy)
-                if strategy.of_any_size and unproved_equalities(program):
-                    continue  # of sizes that another strategy bounds, or captures as multiples
-                if not strategy.lenient:
-                    return program, errors
-                if not freezing_guards(program):
-                    whole = replace(call, names=tuple(names))
-                    return self._whichever_way(program, whole, shapes, strategy), errors
-            except SizesBoundedError as found:
-                suggested = joined_bounds(suggested, found.bounds)
-                early = early - 1 if _accepted(suggested, strategy) != bounds else 0
-                attempts.insert(0, strategy)
-            except SizesMixedError:
-                continue
-            except T2NError:
-                raise
-            except Exception as error:  # torch.export raises many unrelated classes, none of them documented
-                errors.append(error)
-                if is_over_values(error) or not (strategy.of_any_size or _is_over_sizes(error)):
-                    break  # another strategy would do no better
-                # A table of 512 positions bounds the length: that is no reason to refuse, it becomes an assertion.
-                suggested = joined_bounds(suggested, suggested_bounds(str(error)))
-                if _accepted(suggested, strategy) != bounds:
-                    attempts.insert(0, strategy)
-                elif strategy.of_any_size and is_over_sizes(error):
-                    attempts = [each for each in attempts if each != _Strategy()]  # it assumes more of sizes
-        return None, errors
+                return _Captured(self._export_once(call, shapes), tuple(decided))
+            except TableEndsError:
+                pass
+        with sizes_decided(within_tables=True, told=False) as decided:
+            return _Captured(self._export_once(call, shapes), tuple(decided))
 
     def _moved_axes(self, names: Sequence[str]) -> list[dict[int, AxisSymbol]]:
         """Return the dynamic axes of each input, where PyTorch has them."""
@@ -311,92 +257,75 @@ class TorchModuleTracer(CaptureRequest):
             SizeCondition(relation, relation, "", stated=True) for size in sizes for relation in size.relations
         )
 
-    def _conditions(
-        self,
-        program: ExportedProgram,
-        call: FlatCall,
-        names: Sequence[str],
-        asked: Sequence[Branch],
-        decided: Sequence[Branch],
-    ) -> tuple[SizeCondition, ...]:
-        """Return what sizes must be for a program to say what the module says.
-
-        Raises:
-            SpecializedAxisError: tract has no words for one of them.
-        """
-        symbols = symbol_names(replace(self, input_names=names), program)
-        with buffers_kept(self.module):
-            found = needed_conditions(program, self._flat, call.tensors, asked, symbols, decided)
-        for condition in found:
-            if condition.relation is None:
-                raise _one_way(self.module, condition.source, condition.text)
-        return found
-
     def _flat(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Run the module, while its forward takes flat tensors."""
         return self.module(*tensors)
 
-    def _whichever_way(
-        self, program: ExportedProgram, call: FlatCall, shapes: tuple[dict[int, Any], ...], strategy: _Strategy
-    ) -> ExportedProgram:
-        """Return a program that is right on either side of the conditions on sizes that the model's code asks for.
+    def _right_elsewhere(
+        self, found: _Captured, branches: Sequence[Branch], call: FlatCall, shapes: tuple[dict[int, Any], ...]
+    ) -> tuple[_Captured, Sequence[Branch]]:
+        """Return a program that is right on either side of what the model's own code asks, where there is one.
 
-        What fills sizes up to a multiple is taken for all of them with a warning where that cannot be seen.
-
-        Raises:
-            SpecializedAxisError: neither the example's side nor the other one is right for both.
+        With it comes what is left to hold. What fills sizes up to a multiple is taken for all of them with a warning where
+        that cannot be seen.
         """
-        found = OneWay.of(program)
-        if not found.branches:
-            return program
-        elsewhere = found.shapes_of_another_way([tensor.shape for tensor in call.tensors])
-        tensors = tuple(map(repeated, call.tensors, elsewhere))
+        named = replace(self, input_names=call.names)
+        own = OneWay(found.program, tuple(filter(_is_of_model, branches)), symbol_names(named, found.program))
+        if not own.branches:
+            return found, branches
+        tensors = tuple(
+            map(repeated, call.tensors, own.shapes_of_another_way([tensor.shape for tensor in call.tensors]))
+        )
         try:
-            other = OneWay.of(self._export_once(replace(call, tensors=tensors), shapes, strategy))
+            with sizes_decided(within_tables=False, told=False) as decided:
+                elsewhere = _Captured(self._export_once(replace(call, tensors=tensors), shapes), tuple(decided))
+            other = OneWay.of(elsewhere.program, symbol_names(named, elsewhere.program))
         except Exception:  # whatever the model says to sizes that it does not take: there is no other side
-            return program
-        for one, another in ((found, other), (other, found)):
-            if one.stands_for(another):
-                return one.program
-        filling = next((way for way in (found, other) if way.fills_up), None)
-        if self.conditional:  # which sizes are right is found out by running it
-            places = (call.tensors, tensors)
-            everywhere = filling is not None and all(agrees(filling.program, self._flat, place) for place in places)
-            return filling.program if filling is not None and everywhere else program
-        if filling is not None:  # a whole block where nothing is missing, hidden by a mask (Pegasus-X)
-            warnings.warn(
-                f"{type(self.module).__name__} at {filling.branches[0].source}: sizes that are no multiple are filled up. "
-                "The archive does so with whole ones too, which is right where what is filled in is masked: compare such a size.",
-                stacklevel=2,
-            )
-            return filling.program
-        branch = found.branches[0]
-        condition = branch.condition.xreplace(symbol_names(replace(self, input_names=call.names), program))
-        raise _one_way(self.module, branch.source, str(condition))
+            return found, branches
+        pairs = ((own, other, found), (other, own, elsewhere))
+        chosen = next((captured for one, another, captured in pairs if one.stands_for(another)), None)
+        if chosen is None:
+            chosen = next((captured for way, _, captured in pairs if way.fills_up), None)
+            if chosen is None or not self._fills_up_everywhere(
+                chosen.program, own.branches[0], (call.tensors, tensors)
+            ):
+                return found, branches
+        left = named._assumed(chosen)
+        return chosen, [branch for branch in left if not _is_of_model(branch)]
 
-    def _export_once(
-        self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...], strategy: _Strategy
-    ) -> ExportedProgram:
+    def _fills_up_everywhere(
+        self, program: ExportedProgram, branch: Branch, places: Sequence[Sequence[torch.Tensor]]
+    ) -> bool:
+        """Say whether a program that fills sizes up to a multiple is right for whole ones: by running it, or with a warning."""
+        if self.conditional:
+            with buffers_kept(self.module):
+                return all(agrees(program, self._flat, place) for place in places)
+        # a whole block where nothing is missing, hidden by a mask (Pegasus-X)
+        warnings.warn(
+            f"{type(self.module).__name__} at {branch.source}: sizes that are no multiple are filled up. "
+            "The archive does so with whole ones too, which is right where what is filled in is masked: compare such a size.",
+            stacklevel=2,
+        )
+        return True
+
+    def _export_once(self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...]) -> ExportedProgram:
         """Ask torch.export; once more with the values of small buffers, where values decide."""
         values = small_buffers(self.module)
         try:
-            program = self._asked(call, dynamic_shapes, strategy)
+            program = self._asked(call, dynamic_shapes)
             if not values or not _reads_values(program):
                 return program
         except Exception as error:
             if not values or not is_over_values(error):
                 raise
         with forward_decided_by(self.module, values):
-            return self._asked(call, dynamic_shapes, strategy)
+            return self._asked(call, dynamic_shapes)
 
-    def _asked(
-        self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...], strategy: _Strategy
-    ) -> ExportedProgram:
-        oblivious = oblivious_to_sizes(strategy.oblivious)
+    def _asked(self, call: FlatCall, dynamic_shapes: tuple[dict[int, Any], ...]) -> ExportedProgram:
         # Interpreted scripts note their own source lines; other modules' are in the stack of Python.
         noted = fx_traceback.preserve_node_meta(self._is_interpreted())
         quiet = logging_at(logging.CRITICAL, *CAPTURE_LOGGERS)  # the error that is raised carries what they would say
-        with torch.no_grad(), oblivious, noted, quiet, without_printed_graphs(), warnings.catch_warnings():
+        with torch.no_grad(), noted, quiet, without_printed_graphs(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own pytree code
             warnings.filterwarnings("ignore", ".*_flat_weights")  # and of what its own LSTM and GRU assign
             return torch.export.export(
@@ -406,26 +335,30 @@ class TorchModuleTracer(CaptureRequest):
                 strict=False,
             )
 
-    def _dynamic_shapes(self, names: Sequence[str], strategy: _Strategy, bounds: Bounds) -> tuple[dict[int, Any], ...]:
+    def _dynamic_shapes(self, names: Sequence[str]) -> tuple[dict[int, Any], ...]:
         """Return the dynamic axes of each input tensor, as torch.export takes them."""
-        symbols = [symbol for name in names for symbol in self.dynamic_axes.get(name, {}).values()]
-        given = {symbol_name(symbol): symbol for symbol in symbols if not isinstance(symbol, str)}
-        uses = Counter(map(symbol_name, symbols))
-        dims = {
-            name: _dim(name, given.get(name), bounds, lenient=strategy.lenient and count == 1)
-            for name, count in uses.items()
-        }
+        given: dict[str, Any] = {}
+        for symbol in (symbol for name in names for symbol in self.dynamic_axes.get(name, {}).values()):
+            if not isinstance(symbol, str) or symbol not in given:
+                given[symbol_name(symbol)] = symbol
+        dims = {name: _dim(name, symbol) for name, symbol in given.items()}
         return tuple(
             {axis: dims[symbol_name(symbol)] for axis, symbol in moved.items()} for moved in self._moved_axes(names)
         )
 
 
-def _one_way(module: nn.Module, source: str, condition: str) -> SpecializedAxisError:
-    where = f" at {source}" if source else ""
+def _is_of_model(branch: Branch) -> bool:
+    """Say whether a model's own code asked, and may have gone another way."""
+    return bool(branch.source) and not branch.is_certain
+
+
+def _refused(module: nn.Module, condition: SizeCondition, line: str) -> SpecializedAxisError:
+    """Refuse a module for a condition that tract has no words for."""
+    where = f" at {condition.source or line}" if condition.source or line else ""
     return SpecializedAxisError(
-        f"{type(module).__name__}{where}: the model goes one way where {condition} and another one "
-        "elsewhere, and an archive of what was captured would hold for one of them only.",
-        "Make the axis static, or change that line so that one way is right for both.",
+        f"{type(module).__name__}{where}: a dynamic axis is frozen by the model: "
+        f"what was captured is right only where {condition.text}.",
+        "Make the axis static, declare the sizes that it may have (DynamicSize), or change that line so that it is right for all.",
     )
 
 
@@ -437,22 +370,11 @@ def _reads_values(program: ExportedProgram) -> bool:
     return any(node.target in _VALUE_READERS for node in program.graph.nodes)
 
 
-def _dim(name: str, given: Dim | DynamicSize | None, bounds: Bounds, *, lenient: bool) -> Any:
-    """Return a symbol as torch.export takes it: as it was given, within its bounds where PyTorch may add its own."""
+def _dim(name: str, given: AxisSymbol) -> Any:
+    """Return a symbol as torch.export takes it."""
     if isinstance(given, DynamicSize):
-        return counted_dim(given, bounds.get(counted(given), {}), lenient=lenient)
-    if given is None:
-        return Dim.DYNAMIC if lenient else Dim(name, **bounds.get(name, {}))
-    return Dim.DYNAMIC(min=_number(given.min), max=_number(given.max)) if lenient else given
-
-
-def _is_over_sizes(error: Exception) -> bool:
-    return is_over_sizes(error) or isinstance(error, AssertionError)
-
-
-def _number(bound: Any) -> int | None:
-    """Return a bound that is a number; None for infinity."""
-    return bound if isinstance(bound, int) else None
+        return counted_dim(given)
+    return Dim(name) if isinstance(given, str) else given
 
 
 def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -463,39 +385,15 @@ def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _accepted(suggested: Bounds, strategy: _Strategy) -> dict[str, dict[str, int]]:
-    """Return those of the suggested bounds that a strategy takes: upper ones always, and that there is something at all."""
-    chosen = {
-        symbol: {
-            key: bound
-            for key, bound in bounds.items()
-            if key == "max" or strategy.bounded_below or (strategy.of_any_size and bound == 1)
-        }
-        for symbol, bounds in suggested.items()
-    }
-    return {symbol: bounds for symbol, bounds in chosen.items() if bounds}
-
-
-_FROZEN = re.compile(r"(was inferred to be a constant|specialized|[Nn]ot all values of .* satisfy)[^\n]*")
-
-
 def _capture_error(module: nn.Module, error: Exception, text: str, freezes: Sequence[str]) -> CaptureError:
     """Turn whatever torch.export raised, and said, into one error that keeps its first lines and the user's line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
-    specialised = None if is_over_values(error) else _FROZEN.search(text)
     noted = getattr(error, "t2n_source", "")
-    source = noted or user_source(text) or (freezes[0] if specialised and freezes else "")
+    source = noted or user_source(text) or ("" if is_over_values(error) else next(iter(freezes), ""))
     where = f" at {source}" if source else ""
-    name = type(module).__name__
-    if specialised:
-        detail = next((line for line in lines if specialised.group(1) in line), specialised.group(0))
-        return SpecializedAxisError(
-            f"{name}{where}: a dynamic axis is frozen to one size by the model: {detail}",
-            "Make the axis static, or change the line that depends on its value.",
-        )
     return NotCapturableError(
-        f"{name}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}",
+        f"{type(module).__name__}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}",
         "Change that line so that it does not depend on values or on one size; the cause carries PyTorch's full account.",
     )
 

@@ -33,7 +33,6 @@ ANY_LENGTH: dict[str, Case] = {
     "linspace over the length": lambda x: torch.linspace(-1, 1, x.shape[1])[None, :, None] * x,
     "linspace up to the length": lambda x: torch.linspace(0, x.shape[1] - 1, x.shape[1]).view(1, -1, 1) + x,
     "integers times the length": lambda x: (torch.arange(x.shape[1]) * x.shape[1]).float()[None, :, None] + x,
-    "part of a split": lambda x: x.split(x.shape[1] // 2 + 1, 1)[0],
     "at most four": lambda x: x[:, :4],
     "the last four": lambda x: x[:, -4:],
     "the third and fourth": lambda x: x[:, 2:4],
@@ -86,6 +85,15 @@ def test_a_crop_of_the_middle_has_a_least_length() -> None:
         check(
             lambda x: x[:, x.shape[1] // 2 - 4 : x.shape[1] // 2 + 4],
             *[(torch.randn(batch, length, 4),) for batch, length in ((1, 20), (2, 8), (1, 9), (3, 41))],
+            dynamic_axes=LENGTH,
+        )
+
+
+def test_a_split_is_held_to_its_number_of_parts() -> None:
+    with pytest.warns(UserWarning, match="T >= 3"):
+        check(
+            lambda x: x.split(x.shape[1] // 2 + 1, 1)[0],
+            *[(torch.randn(batch, length, 4),) for batch, length in ((1, 9), (2, 3), (1, 4), (3, 41))],
             dynamic_axes=LENGTH,
         )
 

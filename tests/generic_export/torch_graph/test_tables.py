@@ -1,4 +1,4 @@
-"""What bounds a size is known before a model is captured whole, and is what torch.export would say after it."""
+"""Tables of positions bound sizes, also sums of them, and a capture that meets one begins again at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import nn
 
 from generic_export import DynamicSize, TractNNEF, export_model_to_nnef
 from generic_export.capture import capture
-from generic_export.errors import SpecializedAxisError
-from generic_export.torch_graph import tracer
-from generic_export.torch_graph.ir import SymbolRange
+from generic_export.errors import EngineRunError, SpecializedAxisError
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.torch_graph.ir import TorchModuleIRGraph
 from tests.engine_check import check
 
 _RUN: list[int] = []
@@ -56,21 +56,29 @@ def _axes(layers: int = 3) -> dict[str, dict[int, str]]:
     return {"x": {1: "S"}} | {f"past_{place}": {1: "P"} for place in range(layers)}
 
 
-def _captured(model: nn.Module, axes: dict[str, dict[int, str]]) -> tuple[list[str], tuple[SymbolRange, ...]]:
-    graph = capture(model, _inputs(5, 7), TractNNEF(dynamic_axes=axes, check_io=False), tuple(axes))
-    return [str(op) for op in graph.ops], graph.symbols
+def _captured(model: nn.Module) -> TorchModuleIRGraph:
+    return capture(model, _inputs(5, 7), TractNNEF(dynamic_axes=_axes(), check_io=False), tuple(_axes()))
 
 
-@pytest.mark.parametrize("places", [(64, 65, 66), (64, 48, 66), (40, 64, 36)])
-def test_bounds_are_those_that_torch_export_asks_for(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_bounds_a_sum_of_sizes() -> None:
     _RUN.clear()
-    early = _captured(Model(places), _axes())
-    runs = _RUN.count(places[-1])
-    monkeypatch.setattr(tracer, "_MOST_EARLY_BOUNDS", 0)
-    _RUN.clear()
-    assert _captured(Model(places), _axes()) == early
-    assert {bound.name: bound.upper for bound in early[1]} == {"S": min(places) - 2, "P": min(places) - 2}
-    assert runs < _RUN.count(places[-1]) or places[-1] == min(places)
+    graph = _captured(Model((64, 48, 66)))
+    assert {each.relation for each in graph.conditions} >= {"P+S <= 48", "P+S <= 64", "P+S <= 66"}
+    assert not any("min" in str(op).lower() for op in graph.ops)
+    assert _RUN.count(66) == 1  # the first table ended the first attempt
+
+
+def test_the_engine_holds_to_it(tmp_path: Path) -> None:
+    target = TractNNEF(dynamic_axes=_axes())
+    archive = export_model_to_nnef(Model(), _inputs(5, 7), tmp_path / "m", target, tuple(_axes()))
+    for new, before, fits in ((1, 63, True), (30, 34, True), (1, 64, False), (30, 35, False)):
+        inputs = [each.numpy() for each in _inputs(new, before)]
+        with TractWheel(timeout_seconds=60).load(archive) as engine:
+            if fits:
+                engine.run(inputs)
+                continue
+            with pytest.raises(EngineRunError, match="scenario"):
+                engine.run(inputs)
 
 
 def test_in_the_engine() -> None:

@@ -1,0 +1,77 @@
+"""Questions about sizes that come up while a model is captured: which code asks, and what is answered in PyTorch's place.
+
+In: a block that captures. Out: what was decided, so that the archive can be held to it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from generic_export.compat import captured_for_any_size, cut_sizes_seen, slice_ends_decided
+from generic_export.torch_graph.branches import Branch, source_in_model
+
+_NOT_ASKING = ("torch/__init__.py", "torch/fx/experimental/")
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class TableEndsError(Exception):
+    """A cut of a table is as long as it would be inside of the table; never seen outside a capture."""
+
+
+@contextmanager
+def sizes_decided(*, within_tables: bool, told: bool) -> Iterator[list[Branch]]:
+    """Note what is decided of sizes beside PyTorch's own guards while the block captures.
+
+    Args:
+        within_tables: take cuts of axes of a fixed size (`table[: past + new]`) for cuts inside of them.
+        told: raise `TableEndsError` where the model needs that.
+    """
+    decided: list[Branch] = []
+    cut_tables: list[Any] = []
+
+    def within(size: Any, index: Any) -> bool:
+        if isinstance(size, torch.SymInt):
+            return False
+        if not within_tables:
+            cut_tables.append(size)
+            return False
+        return bool(index <= size)
+
+    def note_cut(_: Any) -> None:
+        if cut_tables and told:
+            raise TableEndsError
+
+    ends = slice_ends_decided(
+        lambda condition: decided.append(Branch(condition, _line_of_model(), is_certain=True)), within
+    )
+    with captured_for_any_size(_asked_by_kernels), ends, cut_sizes_seen(note_cut):
+        yield decided
+
+
+def _line_of_model() -> str:
+    """Return the innermost file and line of a model's own code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if source := source_in_model(frame.f_code.co_filename, frame.f_lineno):
+            return source
+        frame = frame.f_back
+    return ""
+
+
+def _asked_by_kernels() -> bool:
+    """Say whether PyTorch's own Python asks, for shapes and layouts: not a model, nor a layer of torch.nn."""
+    frame: FrameType | None = sys._getframe(2)  # of who answers
+    while frame is not None and any(part in frame.f_code.co_filename for part in _NOT_ASKING):
+        frame = frame.f_back
+    path = frame.f_code.co_filename if frame is not None else ""
+    return path.startswith(_TORCH) and not path.startswith(f"{_TORCH}/nn/")
+
+
+__all__ = ["TableEndsError", "sizes_decided"]
