@@ -38,6 +38,7 @@ from generic_export.torch_graph.interpretation import agrees
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
 from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
+from generic_export.torch_graph.masked_writes import without_masked_writes
 from generic_export.torch_graph.methods import as_forward
 from generic_export.torch_graph.multiples import Folds, assumed, counted_dim
 from generic_export.torch_graph.naming import NotesSources, user_source
@@ -152,6 +153,7 @@ class TorchModuleTracer(CaptureRequest):
         with self._capturing(call, freezes) as result_names:
             found = self._captured(call, names, freezes.lines)
             program = functional(found.program)
+            without_masked_writes(program)
             if self.keep is not None:
                 program = decomposed(program, self.keep)
             outputs += result_names
