@@ -17,7 +17,7 @@ from generic_export.capture import Prepared
 from generic_export.errors import OptionError
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.nested import FlatCall
-from generic_export.torch_graph.relations import Relation
+from generic_export.torch_graph.sizes.relations import Relation
 
 _LINE = re.compile(r"(?:extension\s+)?(?:(?P<word>tract_\w+)\s+)?(?P<rest>.*?)\s*;?\s*", re.DOTALL)
 _LABELLED = re.compile(r"(?P<label>[A-Za-z_]\w*)\s*:\s*(?P<relation>.+)", re.DOTALL)

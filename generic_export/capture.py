@@ -20,14 +20,14 @@ from torch.fx import GraphModule
 
 import generic_export.ops  # noqa: F401 - registers the translations, which decide what a capture keeps whole
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError
-from generic_export.torch_graph.bfloat16 import without_bfloat16
+from generic_export.torch_graph.capture.known_numbers import fold_numbers
+from generic_export.torch_graph.capture.quantised_modules import spelled_out, without_zero_offsets
+from generic_export.torch_graph.capture.replay import Stored
+from generic_export.torch_graph.capture.tracer import TorchModuleTracer
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.known_numbers import fold_numbers
 from generic_export.torch_graph.naming import identifier, name_results
-from generic_export.torch_graph.quantised_modules import spelled_out, without_zero_offsets
-from generic_export.torch_graph.replay import Stored
-from generic_export.torch_graph.tracer import TorchModuleTracer
+from generic_export.torch_graph.precision.bfloat16 import without_bfloat16
 from generic_export.torchscript.fallback import stands
 from generic_export.torchscript.tracer import plain_modules
 from generic_export.translate.modules import translated_modules

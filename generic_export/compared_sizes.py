@@ -28,10 +28,10 @@ from generic_export.inference_target.example import ExampleRun, call_example
 from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.torch_graph.ir import TorchModuleIRGraph, TorchOp, is_dim
 from generic_export.torch_graph.nested import FlatCall
-from generic_export.torch_graph.other_sizes import repeated
-from generic_export.torch_graph.relations import Relation
 from generic_export.torch_graph.request import DynamicAxes, size_near, symbol_name
-from generic_export.torch_graph.size_proofs import computed
+from generic_export.torch_graph.sizes.other_sizes import repeated
+from generic_export.torch_graph.sizes.proofs import computed
+from generic_export.torch_graph.sizes.relations import Relation
 
 logger = logging.getLogger("generic_export")
 

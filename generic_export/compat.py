@@ -300,7 +300,7 @@ def captured_for_any_size(of_layouts: Callable[[], bool]) -> Iterator[None]:
 
     PyTorch's kernels ask whether a size is 0 or 1 in order to lay out memory (`reshape` of a batch of 1), and get the answer of
     any larger size. That two sizes or strides differ in the example is assumed by what chooses a layout alone: `reshape` is the
-    same whether it copies or not. What torch.export solves and refuses at the end of a capture is in `guards.py`.
+    same whether it copies or not. What torch.export solves and refuses at the end of a capture is in `sizes/guards.py`.
 
     Args:
         of_layouts: says whether the Python code that asks is PyTorch's own.

@@ -22,14 +22,15 @@ from generic_export.capture import ModuleCall, capturable, captured, evaluation_
 from generic_export.compat import COMPOSITE, HigherOrderOperator, OpOverload
 from generic_export.errors import T2NError
 from generic_export.inference_target.base import InferenceTarget
-from generic_export.torch_graph.conversion import SCALAR_TYPES, Conversion, is_annotation
-from generic_export.torch_graph.decomposition import decomposed
+from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
+from generic_export.torch_graph.capture.conversion import Conversion
+from generic_export.torch_graph.capture.tracer import TorchModuleTracer
+from generic_export.torch_graph.decompose.decomposition import decomposed
+from generic_export.torch_graph.decompose.patches import capture_patches
+from generic_export.torch_graph.decompose.rewrites import REWRITES
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
 from generic_export.torch_graph.naming import module_frame, user_source
 from generic_export.torch_graph.nested import FlatCall
-from generic_export.torch_graph.patches import capture_patches
-from generic_export.torch_graph.rewrites import REWRITES
-from generic_export.torch_graph.tracer import TorchModuleTracer
 from generic_export.translate.registry import is_translated
 from generic_export.translate.translate import refusals
 

@@ -14,8 +14,8 @@ from generic_export.nnef.extensions import extension_lines, fragment_of, with_ex
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.order import group_by_module
 from generic_export.nnef.registries import with_fragments
+from generic_export.torch_graph.capture.tracer import torch_version
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.tracer import torch_version
 from generic_export.translate.translate import TranslationOptions, translate
 from generic_export.weights.part import part_source
 from generic_export.weights.source import BlockTensorSource, TensorSource

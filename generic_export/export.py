@@ -43,9 +43,9 @@ from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.half_storage import store_in_half
 from generic_export.tested_versions import TORCH, TRACT, doubts
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.multiples import declared_too
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
 from generic_export.torch_graph.nested import FlatCall
+from generic_export.torch_graph.sizes.multiples import declared_too
 from generic_export.translate.translate import TranslationOptions
 from generic_export.write.document import write_document
 from generic_export.write.journal import delete

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from generic_export.detection.candidates import Candidates, Found, best
 from generic_export.detection.pictures import PictureFrame, Size
-from generic_export.torch_graph.region_features import RegionGrid, sampled, table_of
+from generic_export.torch_graph.decompose.region_features import RegionGrid, sampled, table_of
 
 Maps = Mapping[str, torch.Tensor]
 """Feature maps [1, C, H, W] of the backbone by name."""

@@ -35,8 +35,8 @@ from generic_export.diagnose.report.repro import Context, write_reproductions
 from generic_export.documents import producer_version
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.torch_graph.capture.tracer import torch_version
 from generic_export.torch_graph.fusion import Fusion
-from generic_export.torch_graph.tracer import torch_version
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from generic_export.inference_target.example import ExampleCall, ExampleRun
 from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.declared_axes import check_names
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.request import DynamicAxes
+from generic_export.torch_graph.sizes.declared_axes import check_names
 from generic_export.translate.choices import Numerics, Spelling
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from generic_export.errors import GraphError, OptionError, UnsupportedOperatorError
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference, references
-from generic_export.torch_graph.declared_axes import dynamic_axes_of
 from generic_export.torch_graph.request import DynamicAxes
+from generic_export.torch_graph.sizes.declared_axes import dynamic_axes_of
 
 _STANDARD_OPERATORS = frozenset(
     """

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from generic_export.errors import TranslationError
 from generic_export.ops.elementwise import arithmetic
-from generic_export.torch_graph.rewrites import rewrites
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Scalar, Value
 from generic_export.translate.operands import floating
 from generic_export.translate.registry import translates

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.torch_graph.loops import loop
-from generic_export.torch_graph.rewrites import rewrites
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.torch_graph.rewrites import rewrites
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Value, broadcast_shape
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
 from generic_export.translate.operands import Operand

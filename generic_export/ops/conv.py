@@ -11,8 +11,8 @@ from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
 from generic_export.ops.conv_taps import channel_by_channel, is_channel_by_channel
 from generic_export.ops.integer_products import integer_convolution
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, simplify_dim
-from generic_export.torch_graph.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Value, ints
 from generic_export.translate.copies import copies_in_batch, picked_in_parts
 from generic_export.translate.registry import translates

@@ -13,8 +13,8 @@ from generic_export.nnef.graph import Argument, DimLiteral
 from generic_export.ops.complex import as_complex_dtype, both_parts
 from generic_export.ops.shape import axis_of, volume
 from generic_export.ops.variants import given
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
-from generic_export.torch_graph.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, as_pairs
 from generic_export.translate.registry import translates

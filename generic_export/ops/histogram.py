@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from generic_export.torch_graph.rewrites import rewrites
+from generic_export.torch_graph.decompose.rewrites import rewrites
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

@@ -8,8 +8,8 @@ import torch
 
 from generic_export.ops.matrix import at, columns_first, columns_last, identity_like, known_size, places
 from generic_export.ops.special import back_to, in_double
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.torch_graph.loops import loop
-from generic_export.torch_graph.rewrites import rewrites
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

@@ -11,7 +11,7 @@ import math
 import torch
 
 from generic_export.ops.special import back_to, in_double
-from generic_export.torch_graph.rewrites import rewrites
+from generic_export.torch_graph.decompose.rewrites import rewrites
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

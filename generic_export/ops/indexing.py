@@ -15,7 +15,7 @@ from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral
 from generic_export.ops.shape import axis_of, volume
 from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, simplify_dim, smaller_dim
-from generic_export.torch_graph.size_proofs import never_negative
+from generic_export.torch_graph.sizes.proofs import never_negative
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape, tract_dtype
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex
 from generic_export.translate.registry import translates

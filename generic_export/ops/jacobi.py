@@ -13,8 +13,8 @@ import torch
 from generic_export.ops.householder import reflected, reflections
 from generic_export.ops.matrix import identity_like, known_size
 from generic_export.ops.special import back_to, in_double
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.torch_graph.loops import loop
-from generic_export.torch_graph.rewrites import rewrites
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

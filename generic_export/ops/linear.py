@@ -9,8 +9,8 @@ import torch
 from generic_export.errors import TranslationError
 from generic_export.ops.complex import both_parts, complex_of
 from generic_export.ops.integer_products import integer_linear
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.torch_graph.dims import Dim, Shape, same_dim
-from generic_export.torch_graph.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape
 from generic_export.translate.complex_layout import as_complex, as_pairs
 from generic_export.translate.operands import result_dtype

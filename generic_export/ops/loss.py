@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from generic_export.ops.linear import minkowski
-from generic_export.torch_graph.rewrites import rewrites
+from generic_export.torch_graph.decompose.rewrites import rewrites
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

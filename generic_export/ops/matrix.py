@@ -15,8 +15,8 @@ import torch
 from generic_export.compat import present_operators
 from generic_export.errors import TranslationError
 from generic_export.ops.special import back_to, in_double
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.torch_graph.loops import loop
-from generic_export.torch_graph.rewrites import rewrites
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

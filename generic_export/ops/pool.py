@@ -16,8 +16,8 @@ from generic_export.ops.reduction import widened
 from generic_export.ops.scatter import scattered
 from generic_export.ops.shape import volume
 from generic_export.ops.variants import variant
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.torch_graph.dims import Dim, dim_text
-from generic_export.torch_graph.rewrites import rewrites
 from generic_export.translate.builder import NnefBuilder, Value, ints
 from generic_export.translate.registry import translates
 

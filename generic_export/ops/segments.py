@@ -7,7 +7,7 @@ import math
 import torch
 
 from generic_export.errors import TranslationError
-from generic_export.torch_graph.rewrites import rewrites
+from generic_export.torch_graph.decompose.rewrites import rewrites
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

@@ -7,7 +7,7 @@ import math
 import torch
 
 from generic_export.ops.special import back_to, horner, in_double
-from generic_export.torch_graph.rewrites import rewrites
+from generic_export.torch_graph.decompose.rewrites import rewrites
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

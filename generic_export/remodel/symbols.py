@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from generic_export.remodel.plan import Place, SubgraphPlan, SymbolConstraint
 from generic_export.remodel.subgraph import NamedTensor
 from generic_export.torch_graph.dims import dim_symbol
-from generic_export.torch_graph.relations import Relation, Size
 from generic_export.torch_graph.request import DynamicSize
+from generic_export.torch_graph.sizes.relations import Relation, Size
 
 
 @dataclass(frozen=True)

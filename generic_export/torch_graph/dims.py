@@ -14,13 +14,13 @@ import sympy
 
 from generic_export.compat import REMAINDERS, torch_sympy
 from generic_export.errors import DimensionError, OptionError
-from generic_export.torch_graph.size_proofs import (
+from generic_export.torch_graph.sizes.proofs import (
     is_zero,
     never_negative,
     without_needless_extrema,
     without_symbolic_divisors,
 )
-from generic_export.torch_graph.size_ratios import ROUNDINGS, integer_quotient
+from generic_export.torch_graph.sizes.ratios import ROUNDINGS, integer_quotient
 
 Dim: TypeAlias = int | sympy.Expr
 """One size: a plain integer, or a sympy expression over named symbols (every symbol a non-negative integer)."""

@@ -18,10 +18,10 @@ from torch import nn
 
 from generic_export.compat import TracerWarning
 from generic_export.errors import CaptureError, SpecializedAxisError
-from generic_export.torch_graph.example_numbers import example_numbers
+from generic_export.torch_graph.capture.example_numbers import example_numbers
 from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, signature_of
-from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
+from generic_export.torch_graph.sizes.other_sizes import repeated
 from generic_export.torch_graph.state import buffers_kept, state_kept
 from generic_export.torchscript.module import interpreted
 

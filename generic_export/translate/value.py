@@ -15,7 +15,7 @@ import torch
 from generic_export.errors import GraphError
 from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, TupleLiteral
 from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, simplify_dim
-from generic_export.torch_graph.size_proofs import without_needless_extrema
+from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 
 Scalar = float | int | bool
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from generic_export.errors import CacheRangeError
-from generic_export.torch_graph.scale_groups import F16_LIMIT, HEADROOM
+from generic_export.torch_graph.precision.scale_groups import F16_LIMIT, HEADROOM
 from kvcache.states import Slot
 from t2n_llm.graph.options import GraphOptions
 

@@ -33,8 +33,8 @@ from generic_export.documents import producer_version
 from generic_export.errors import CaptureError, T2NError
 from generic_export.inference_target import TractNNEF
 from generic_export.logs import logging_at
+from generic_export.torch_graph.capture.tracer import torch_version
 from generic_export.torch_graph.request import DynamicAxes
-from generic_export.torch_graph.tracer import torch_version
 from kvcache import explicit_attention, explicit_experts, explicit_operators
 from kvcache.operators import OperatorNames
 from t2n_llm.explain.forward_record import ForwardRecord, record_forward

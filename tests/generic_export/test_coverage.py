@@ -10,7 +10,7 @@ from torch import nn
 
 from generic_export.coverage import ModuleCoverage, OperatorCoverage, Support, captured_coverage, merged
 from generic_export.errors import CaptureError
-from generic_export.torch_graph.tracer import TorchModuleTracer
+from generic_export.torch_graph.capture.tracer import TorchModuleTracer
 
 FILE = __file__.rsplit("/", 1)[-1]
 

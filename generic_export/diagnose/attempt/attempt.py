@@ -38,11 +38,11 @@ from generic_export.inference_target.tract.evidence.redaction import redacted
 from generic_export.inference_target.tract.releases.wheels import wheel_packages
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.nnef.graph import NnefGraph
+from generic_export.torch_graph.capture.quantised_modules import spelled_out
 from generic_export.torch_graph.dims import Dim
 from generic_export.torch_graph.fusion import Fusion
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import identifier
-from generic_export.torch_graph.quantised_modules import spelled_out
 from generic_export.translate.registry import is_translated
 from generic_export.translate.translate import TranslationOptions
 from generic_export.write.document import write_document

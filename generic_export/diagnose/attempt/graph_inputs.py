@@ -15,8 +15,8 @@ import torch
 
 from generic_export.diagnose.record.axes import Form
 from generic_export.errors import CaptureError
-from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.request import DynamicAxes
+from generic_export.torch_graph.sizes.other_sizes import repeated
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 

@@ -20,7 +20,7 @@ from generic_export.diagnose.records import Outcome, Verdict
 from generic_export.documents import producer_version
 from generic_export.errors import ArchiveError
 from generic_export.inference_target.tract.target import TractNNEF
-from generic_export.torch_graph.tracer import torch_version
+from generic_export.torch_graph.capture.tracer import torch_version
 
 FILE = "verdicts.jsonl"
 

@@ -47,8 +47,8 @@ from generic_export.inference_target.tract.releases.wheels import wheel_packages
 from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.registries import with_fragments
-from generic_export.torch_graph.declared_axes import AnyDynamicAxes, dynamic_axes_of
 from generic_export.torch_graph.request import DynamicAxes, declared_sizes, symbol_name
+from generic_export.torch_graph.sizes.declared_axes import AnyDynamicAxes, dynamic_axes_of
 from generic_export.translate.choices import Numerics, Spelling
 
 LATEST_VERSION = RELEASES[-1]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from generic_export.errors import WeightError
-from generic_export.torch_graph.known_buffers import MOST_VALUES
+from generic_export.torch_graph.capture.known_buffers import MOST_VALUES
 from generic_export.weights.values import read_tensor
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.names import match_parameters

@@ -20,7 +20,7 @@ from torch.export import Dim
 
 from generic_export.errors import CaptureError, SpecializedAxisError, described
 from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.known_buffers import decided_by
+from generic_export.torch_graph.capture.known_buffers import decided_by
 from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
 from kvcache.forms.minimax import over_any_length

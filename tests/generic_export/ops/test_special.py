@@ -7,7 +7,7 @@ import torch
 from torch._ops import OpOverload
 
 from generic_export.errors import TranslationError
-from generic_export.torch_graph.rewrites import REWRITES
+from generic_export.torch_graph.decompose.rewrites import REWRITES
 from tests.engine_check import check
 
 aten = torch.ops.aten

@@ -21,7 +21,7 @@ from generic_export.torch_graph.dims import (
     same_shape,
     simplify_dim,
 )
-from generic_export.torch_graph.size_proofs import never_negative
+from generic_export.torch_graph.sizes.proofs import never_negative
 
 S, P = dim_symbol("S"), dim_symbol("P")
 

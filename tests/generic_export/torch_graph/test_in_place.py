@@ -9,8 +9,8 @@ from torch import nn
 from torch.export import Dim
 
 from generic_export.compat import schema_of
-from generic_export.torch_graph.in_place import without_writes
-from generic_export.torch_graph.patches import capture_patches
+from generic_export.torch_graph.decompose.in_place import without_writes
+from generic_export.torch_graph.decompose.patches import capture_patches
 from tests.engine_check import check
 
 

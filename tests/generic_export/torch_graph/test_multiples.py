@@ -15,8 +15,8 @@ from generic_export.errors import CaptureError, EngineRunError, OptionError
 from generic_export.inference_target.tract.checking import assert_io
 from generic_export.inference_target.tract.engines.streaming import Streaming
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from generic_export.torch_graph.declared_axes import dynamic_axes_of
 from generic_export.torch_graph.request import DynamicAxes
+from generic_export.torch_graph.sizes.declared_axes import dynamic_axes_of
 from generic_export.torchscript.fallback import stands
 from tests.engine_check import Function, check
 

@@ -16,14 +16,14 @@ from torch.fx.experimental.sym_node import SymNode
 from generic_export import TractNNEF
 from generic_export.capture import capture
 from generic_export.compat import size_arithmetic_remembered
+from generic_export.torch_graph.capture.tracer import TorchModuleTracer
+from generic_export.torch_graph.decompose.patches import _windows, capture_patches
 from generic_export.torch_graph.naming import short_stacks, user_source
-from generic_export.torch_graph.patches import _windows, capture_patches
-from generic_export.torch_graph.tracer import TorchModuleTracer
 from tests.engine_check import check
 
 _FIRST_USE_INSIDE = """
 import torch
-from generic_export.torch_graph.patches import capture_patches
+from generic_export.torch_graph.decompose.patches import capture_patches
 with capture_patches(), torch.device("meta"):
     torch.empty(1)
 with torch.device("meta"):

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from generic_export import TractNNEF
 from generic_export.errors import UnsupportedOperatorError
-from generic_export.torch_graph.quantised_modules import spelled_out
+from generic_export.torch_graph.capture.quantised_modules import spelled_out
 from tests.engine_check import check
 
 BATCH = {"input_0": {0: "N"}}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from generic_export.errors import CaptureError, UnsupportedOperatorError
-from generic_export.torch_graph.region_features import roi_align
+from generic_export.torch_graph.decompose.region_features import roi_align
 from tests.engine_check import check
 
 AXES = {"input_0": {0: "B", 2: "H", 3: "W"}, "input_1": {0: "K"}}

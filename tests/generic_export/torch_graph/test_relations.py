@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generic_export.errors import OptionError
-from generic_export.torch_graph.relations import Relation, Size
+from generic_export.torch_graph.sizes.relations import Relation, Size
 
 _ATOMS = st.sampled_from(["S", "T", "B"]) | st.integers(0, 50).map(str)
 

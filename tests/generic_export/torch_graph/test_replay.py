@@ -13,8 +13,8 @@ from torch._higher_order_ops.scan import scan
 from generic_export import TractNNEF
 from generic_export.capture import prepare
 from generic_export.errors import CaptureError
+from generic_export.torch_graph.capture.replay import replay
 from generic_export.torch_graph.printing import graph_listing
-from generic_export.torch_graph.replay import replay
 from tests.engine_check import Function
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generic_export.compat import torch_sympy
-from generic_export.torch_graph.size_guards import answer
+from generic_export.torch_graph.sizes.answers import answer
 from tests.engine_check import check
 
 _SIZE = sympy.Symbol("s", integer=True, positive=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from generic_export.compat import torch_sympy
 from generic_export.torch_graph.dims import dim_symbol, dim_text, same_dim
-from generic_export.torch_graph.size_proofs import computed, is_zero, never_negative
+from generic_export.torch_graph.sizes.proofs import computed, is_zero, never_negative
 
 LENGTH, OTHER = dim_symbol("T"), dim_symbol("U")
 FARTHEST = 1500

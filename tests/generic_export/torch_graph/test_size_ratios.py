@@ -13,7 +13,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from generic_export.compat import torch_sympy
-from generic_export.torch_graph.size_ratios import CHECKED, integer_quotient
+from generic_export.torch_graph.sizes.ratios import CHECKED, integer_quotient
 
 PYTHON: dict[type, Callable[[float], int]] = {
     torch_sympy.TruncToInt: math.trunc,

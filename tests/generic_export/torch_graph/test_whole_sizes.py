@@ -14,7 +14,7 @@ from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import SpecializedAxisError
-from generic_export.torch_graph.whole_sizes import whole_sizes
+from generic_export.torch_graph.capture.whole_sizes import whole_sizes
 from tests.engine_check import check
 
 AXES = {"input_0": {0: "B", 1: "T"}}

@@ -21,8 +21,8 @@ from generic_export.inference_target.tract.engines.wheel_process import reuse_wo
 from generic_export.nnef.graph import NnefGraph, references
 from generic_export.read.expansion import flat_text
 from generic_export.read.reading import read_graph_text, signature_of, unpack, with_outputs
+from generic_export.torch_graph.capture.replay import Stored, replay
 from generic_export.torch_graph.ir import TensorVariable, TorchModuleIRGraph
-from generic_export.torch_graph.replay import Stored, replay
 from generic_export.write.archive import GRAPH_FILE
 
 Ask = Callable[[Path, Sequence[np.ndarray]], list[np.ndarray]]

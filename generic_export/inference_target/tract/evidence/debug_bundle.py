@@ -54,8 +54,8 @@ from generic_export.inference_target.tract.evidence.through_onnx import (
 )
 from generic_export.nnef.graph import NnefGraph
 from generic_export.read.reading import read_graph_text, signature_of, unpack
+from generic_export.torch_graph.capture.replay import replay
 from generic_export.torch_graph.printing import graph_listing
-from generic_export.torch_graph.replay import replay
 from generic_export.write.archive import GRAPH_FILE
 
 log = logging.getLogger(__name__)

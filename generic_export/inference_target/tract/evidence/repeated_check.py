@@ -27,8 +27,8 @@ from generic_export.inference_target.tract.evidence.debug_bundle import (
     write_failing_case,
 )
 from generic_export.read.reading import read_graph_text, signature_of
-from generic_export.torch_graph.declared_axes import check_names
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme, identifier
+from generic_export.torch_graph.sizes.declared_axes import check_names
 from generic_export.translate.translate import TranslationOptions
 
 

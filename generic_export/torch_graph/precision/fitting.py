@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.islands import with_islands
-from generic_export.torch_graph.rescaling import Rescaling, rescaled
-from generic_export.torch_graph.scale_groups import F16_LIMIT, HEADROOM, ScaleGroup, float_results
+from generic_export.torch_graph.precision.islands import with_islands
+from generic_export.torch_graph.precision.rescaling import Rescaling, rescaled
+from generic_export.torch_graph.precision.scale_groups import F16_LIMIT, HEADROOM, ScaleGroup, float_results
 
 
 def fitted(graph: TorchModuleIRGraph, largest: Mapping[str, float], *, islands: bool = False) -> Rescaling:

@@ -16,9 +16,9 @@ from torch import nn
 
 from generic_export.compat import pytree
 from generic_export.errors import CaptureError
+from generic_export.torch_graph.capture.units import module_of, state_names
 from generic_export.torch_graph.ir import FixedTensorList, TensorVariable, TorchModuleIRGraph, TorchOp
 from generic_export.torch_graph.loops import SCAN
-from generic_export.torch_graph.units import module_of, state_names
 
 Stored = Callable[[str], torch.Tensor | None]
 """Gives a parameter, buffer or constant by its name."""

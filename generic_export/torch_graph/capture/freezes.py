@@ -17,8 +17,8 @@ from torch.fx.experimental.sym_node import SymNode
 
 from generic_export.compat import fixed_sizes_seen
 from generic_export.errors import CaptureError, SpecializedAxisError
+from generic_export.torch_graph.capture.whole_sizes import Namespace, calling_namespace, whole_sizes
 from generic_export.torch_graph.naming import current_source, user_source
-from generic_export.torch_graph.whole_sizes import Namespace, calling_namespace, whole_sizes
 
 
 @dataclass(frozen=True)

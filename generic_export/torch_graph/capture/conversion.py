@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from generic_export.compat import HigherOrderOperator, OpOverload, pytree, schema_of
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError
+from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.dims import Dim, dim_symbol, floor_div, plain_size, simplify_dim, whole_size
 from generic_export.torch_graph.ir import (
     Argument,
@@ -28,31 +29,14 @@ from generic_export.torch_graph.ir import (
     TorchOp,
 )
 from generic_export.torch_graph.loops import SCAN
-from generic_export.torch_graph.multiples import Folds
 from generic_export.torch_graph.naming import module_frame, node_source
 from generic_export.torch_graph.request import CaptureRequest, declared_sizes, symbol_name
-
-# Calls that only check or annotate: they make no value that the graph needs.
-_IGNORED_OVERLOAD_PACKETS = frozenset(
-    {
-        "_assert_tensor_metadata",
-        "_assert_scalar",
-        "_assert_async",
-        "sym_constrain_range",
-        "sym_constrain_range_for_size",
-    }
-)
+from generic_export.torch_graph.sizes.multiples import Folds
 
 _HIGHER_ORDER_HINTS = {
     "cond": "The branch is taken by a size: export once per branch, or write the branches as one expression.",
     "while_loop": "tract loops over an axis, a known number of times: use torch's scan, or a fixed number of steps.",
 }
-
-SCALAR_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
-
-
-def is_annotation(overload: OpOverload) -> bool:
-    return schema_of(overload).name.split("::")[-1] in _IGNORED_OVERLOAD_PACKETS
 
 
 class _UnknownSizeError(Exception):

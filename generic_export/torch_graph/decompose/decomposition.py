@@ -16,10 +16,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, is_mapped_over, pytree, schema_of
-from generic_export.torch_graph.conversion import SCALAR_TYPES, is_annotation
-from generic_export.torch_graph.in_place import without_writes
-from generic_export.torch_graph.rewrites import REWRITES
-from generic_export.torch_graph.torchvision_operators import torchvision_rewrites
+from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
+from generic_export.torch_graph.decompose.in_place import without_writes
+from generic_export.torch_graph.decompose.rewrites import REWRITES
+from generic_export.torch_graph.decompose.torchvision_operators import torchvision_rewrites
 
 Decomposition = Callable[..., Any]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from generic_export.compat import captured_for_any_size, cut_sizes_seen, slice_ends_decided
-from generic_export.torch_graph.branches import Branch, source_in_model
+from generic_export.torch_graph.sizes.branch import Branch, source_in_model
 
 _NOT_ASKING = ("torch/__init__.py", "torch/fx/experimental/")
 _TORCH = str(Path(torch.__file__).parent)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from generic_export.compat import depends_on_data
-from generic_export.torch_graph.size_numbers import SizeNumber
+from generic_export.torch_graph.sizes.in_tensors import SizeNumber
 
 Namespace = dict[str, Any]
 """The globals of a module."""

@@ -17,8 +17,8 @@ import torch
 
 from generic_export.torch_graph.fusion import GraphView, apply_fusions
 from generic_export.torch_graph.ir import TensorKind, TensorVariable, TorchModuleIRGraph, TorchOp
-from generic_export.torch_graph.scale_boundaries import cut_off, name_inside, with_tensors
-from generic_export.torch_graph.scale_groups import (
+from generic_export.torch_graph.precision.scale_boundaries import cut_off, name_inside, with_tensors
+from generic_export.torch_graph.precision.scale_groups import (
     F16_LIMIT,
     HEADROOM,
     ScaleGroup,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from generic_export.torch_graph.ir import TensorKind, TensorVariable, TorchModuleIRGraph, TorchOp
-from generic_export.torch_graph.magnitudes import op_in_f32
-from generic_export.torch_graph.scale_boundaries import with_tensors
-from generic_export.torch_graph.scale_groups import fixed_tensors, floats_of, operator_name
+from generic_export.torch_graph.precision.magnitudes import op_in_f32
+from generic_export.torch_graph.precision.scale_boundaries import with_tensors
+from generic_export.torch_graph.precision.scale_groups import fixed_tensors, floats_of, operator_name
 
 aten = torch.ops.aten
 

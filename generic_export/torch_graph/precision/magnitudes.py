@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from generic_export.torch_graph.capture.replay import Stored, replay
 from generic_export.torch_graph.ir import FixedTensorList, TensorVariable, TorchModuleIRGraph, TorchOp
-from generic_export.torch_graph.replay import Stored, replay
 
 _NARROW = (torch.float16, torch.bfloat16)
 

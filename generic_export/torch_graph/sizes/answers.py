@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 
 from generic_export.compat import REMAINDERS, comparisons_answered, torch_sympy
-from generic_export.torch_graph.size_proofs import (
+from generic_export.torch_graph.sizes.proofs import (
     computed,
     growth,
     is_zero,

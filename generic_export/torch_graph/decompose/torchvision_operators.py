@@ -10,7 +10,7 @@ import torch
 
 from generic_export.compat import OpOverload
 from generic_export.errors import UnsupportedOperatorError
-from generic_export.torch_graph.region_features import roi_align
+from generic_export.torch_graph.decompose.region_features import roi_align
 
 
 def torchvision_rewrites() -> Mapping[OpOverload, Callable[..., Any]]:

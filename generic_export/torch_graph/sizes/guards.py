@@ -28,12 +28,12 @@ from torch.fx import Node
 
 from generic_export.compat import EXTREMA, SMALLER, over_sizes_of_inputs, shape_guards
 from generic_export.errors import DimensionError
-from generic_export.torch_graph.branches import Branch, Sizes, source_of_guard
 from generic_export.torch_graph.dims import dim_text, plain_size, whole_size
 from generic_export.torch_graph.ir import SizeCondition
 from generic_export.torch_graph.naming import node_source
-from generic_export.torch_graph.size_guards import proved
-from generic_export.torch_graph.size_proofs import computed
+from generic_export.torch_graph.sizes.answers import proved
+from generic_export.torch_graph.sizes.branch import Branch, Sizes, source_of_guard
+from generic_export.torch_graph.sizes.proofs import computed
 
 aten = torch.ops.aten
 

@@ -28,23 +28,21 @@ from generic_export.compat import (
 )
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.logs import logging_at
-from generic_export.torch_graph.branches import Branch, OneWay, symbols_at
-from generic_export.torch_graph.conversion import Conversion, check_symbolic, symbol_names
-from generic_export.torch_graph.declared_axes import check_names, check_outputs, check_ranks
-from generic_export.torch_graph.decomposition import decomposed, functional
-from generic_export.torch_graph.freezes import Freezes, recorded_freezes, with_whole_sizes
-from generic_export.torch_graph.guards import assumptions, bounds_of, conditions_of, holds_for_many
-from generic_export.torch_graph.interpretation import agrees
+from generic_export.torch_graph.capture.branches import OneWay, symbols_at
+from generic_export.torch_graph.capture.conversion import Conversion, check_symbolic, symbol_names
+from generic_export.torch_graph.capture.freezes import Freezes, recorded_freezes, with_whole_sizes
+from generic_export.torch_graph.capture.interpretation import agrees
+from generic_export.torch_graph.capture.jit_trace import checked_trace, graph_of, trace_of
+from generic_export.torch_graph.capture.known_buffers import forward_decided_by, small_buffers
+from generic_export.torch_graph.capture.size_questions import TableEndsError, sizes_decided
+from generic_export.torch_graph.capture.units import kept_whole
+from generic_export.torch_graph.decompose.decomposition import decomposed, functional
+from generic_export.torch_graph.decompose.masked_writes import without_masked_writes
+from generic_export.torch_graph.decompose.patches import capture_patches
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
-from generic_export.torch_graph.jit_trace import checked_trace, graph_of, trace_of
-from generic_export.torch_graph.known_buffers import forward_decided_by, small_buffers
-from generic_export.torch_graph.masked_writes import without_masked_writes
 from generic_export.torch_graph.methods import as_forward
-from generic_export.torch_graph.multiples import Folds, assumed, counted_dim
 from generic_export.torch_graph.naming import NotesSources, user_source
 from generic_export.torch_graph.nested import FlatCall, flat_forward
-from generic_export.torch_graph.other_sizes import repeated
-from generic_export.torch_graph.patches import capture_patches
 from generic_export.torch_graph.request import (
     AxisSymbol,
     CaptureRequest,
@@ -53,9 +51,12 @@ from generic_export.torch_graph.request import (
     declared_sizes,
     symbol_name,
 )
-from generic_export.torch_graph.size_questions import TableEndsError, sizes_decided
+from generic_export.torch_graph.sizes.branch import Branch
+from generic_export.torch_graph.sizes.declared_axes import check_names, check_outputs, check_ranks
+from generic_export.torch_graph.sizes.guards import assumptions, bounds_of, conditions_of, holds_for_many
+from generic_export.torch_graph.sizes.multiples import Folds, assumed, counted_dim
+from generic_export.torch_graph.sizes.other_sizes import repeated
 from generic_export.torch_graph.state import buffers_kept
-from generic_export.torch_graph.units import kept_whole
 
 
 @dataclass(frozen=True)

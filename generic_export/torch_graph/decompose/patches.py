@@ -29,14 +29,14 @@ from generic_export.compat import (
     without_strides_of_transforms,
 )
 from generic_export.errors import CaptureError
-from generic_export.torch_graph.least_squares import lstsq
+from generic_export.torch_graph.decompose.least_squares import lstsq
+from generic_export.torch_graph.decompose.recursive_filters import filters_as_loops
+from generic_export.torch_graph.decompose.statistics import corrcoef, cov
 from generic_export.torch_graph.naming import short_stacks
-from generic_export.torch_graph.recursive_filters import filters_as_loops
-from generic_export.torch_graph.size_guards import proved_sizes
-from generic_export.torch_graph.size_numbers import as_size_or_tensor, sizes_or_none, stepped, with_sizes
-from generic_export.torch_graph.size_proofs import without_needless_extrema
-from generic_export.torch_graph.size_quotients import whole_quotients
-from generic_export.torch_graph.statistics import corrcoef, cov
+from generic_export.torch_graph.sizes.answers import proved_sizes
+from generic_export.torch_graph.sizes.in_tensors import as_size_or_tensor, sizes_or_none, stepped, with_sizes
+from generic_export.torch_graph.sizes.proofs import without_needless_extrema
+from generic_export.torch_graph.sizes.quotients import whole_quotients
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from generic_export.compat import JitGraph
 from generic_export.errors import JitTraceError, OptionError, described
-from generic_export.torch_graph.quantised_modules import takes_quantised
+from generic_export.torch_graph.capture.quantised_modules import takes_quantised
 
 
 def trace_of(

@@ -13,7 +13,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import sympy
@@ -22,41 +21,20 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from generic_export.compat import REMAINDERS, over_sizes_of_inputs, shape_guards
-from generic_export.torch_graph.size_proofs import computed
+from generic_export.torch_graph.sizes.branch import Branch, Sizes, source_of_guard
+from generic_export.torch_graph.sizes.proofs import computed
 
 aten = torch.ops.aten
-
-Sizes = Mapping[sympy.Symbol, int]
 
 _LEAST = 1
 _CONSECUTIVE = 12
 _MULTIPLES = (2, 3, 5, 8, 13, 21)
 _PRIMES = (7, 31, 97, 331, 641, 1283)
 _MOST_TRIALS = 400
-_NO_CODE_OF_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent.parent)
 
 # What keeps the values and their order.
 _COPIES = frozenset((aten.contiguous.default, aten.clone.default, aten.alias.default, aten.detach.default))
 _RESHAPES = frozenset((aten.view.default, aten.reshape.default, aten._unsafe_view.default))
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A condition on sizes that the code of a model asked for.
-
-    Attributes:
-        condition: over PyTorch's symbols; it was true at the example.
-        source: file and line that asked.
-        is_certain: the graph has the same operator the other way, and means another one: a slice from the other end.
-    """
-
-    condition: sympy.Expr
-    source: str
-    is_certain: bool = False
-
-    def holds(self, sizes: Sizes) -> bool:
-        """Say whether the module goes the same way at other sizes."""
-        return bool(computed(self.condition)(sizes))
 
 
 @dataclass(frozen=True)
@@ -135,18 +113,6 @@ class OneWay:
         numbered: dict[Any, int] = {}
         mine = _Forms(self.program, [sizes for sizes, _ in shared], numbered).outputs()
         return mine is not None and mine == _Forms(other.program, [sizes for _, sizes in shared], numbered).outputs()
-
-
-def source_of_guard(location: Any) -> str:
-    """Return file and line of a guard that a model's own code asked for; "" for PyTorch's reasoning about layouts."""
-    return source_in_model(getattr(location, "filename", "") or "", getattr(location, "lineno", 0) or 0)
-
-
-def source_in_model(path: str, line: int) -> str:
-    """Return a place in code as text; "" where that is not a model's."""
-    if not path or any(folder in Path(path).parents for folder in _NO_CODE_OF_THE_MODEL):
-        return ""
-    return f"{path}:{line}"
 
 
 # --- sizes ---
@@ -291,4 +257,4 @@ class _Forms:
         return self._numbered.setdefault(key, len(self._numbered))
 
 
-__all__ = ["Branch", "OneWay", "Sizes", "input_shapes", "source_in_model", "source_of_guard", "symbols_at", "trials_of"]
+__all__ = ["OneWay", "symbols_at"]

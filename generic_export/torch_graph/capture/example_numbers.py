@@ -18,12 +18,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from generic_export.errors import SpecializedAxisError
+from generic_export.torch_graph.capture.whole_sizes import whole_sizes
 from generic_export.torch_graph.naming import current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, taken_apart
-from generic_export.torch_graph.other_sizes import repeated
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
+from generic_export.torch_graph.sizes.other_sizes import repeated
 from generic_export.torch_graph.state import state_kept
-from generic_export.torch_graph.whole_sizes import whole_sizes
 
 _Tensor = torch.Tensor
 _READERS: frozenset[Callable[..., Any]] = frozenset(

@@ -15,15 +15,15 @@ import torch
 
 from generic_export.compat import pytree, schema_of
 from generic_export.errors import CaptureError, described
+from generic_export.torch_graph.capture.quantised_modules import spelled_out
+from generic_export.torch_graph.capture.replay import number_of, replay, sizes_of
+from generic_export.torch_graph.capture.tracer import TorchModuleTracer
 from generic_export.torch_graph.fusion import without_dead_ops
 from generic_export.torch_graph.ir import Argument, FixedTensorList, TensorVariable, TorchOp
 from generic_export.torch_graph.loops import SCAN
 from generic_export.torch_graph.naming import name_results
 from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.printing import graph_listing
-from generic_export.torch_graph.quantised_modules import spelled_out
-from generic_export.torch_graph.replay import number_of, replay, sizes_of
-from generic_export.torch_graph.tracer import TorchModuleTracer
 
 _NOT_CALLED_ALONE = frozenset({SCAN, torch.ops.t2n.unit.default})  # they hold graphs, or modules: `replay` runs them
 

@@ -1,0 +1,1 @@
+"""An `nn.Module` and example arguments in, a captured graph out."""

@@ -1,0 +1,1 @@
+"""Graphs kept within the range of f16, and bf16 arithmetic written in f32."""
