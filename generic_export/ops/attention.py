@@ -5,6 +5,8 @@ The emission functions are shared with `kvcache`, whose own attention operator d
 
 from __future__ import annotations
 
+import math
+
 import sympy
 import torch
 
@@ -12,6 +14,7 @@ from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
 from generic_export.ops.indexing import arange
 from generic_export.ops.shape import volume
+from generic_export.torch_graph.decompose.rewrites import rewrites
 from generic_export.torch_graph.dims import Dim, Shape, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value, broadcast_shape, ints, tract_dtype
 from generic_export.translate.registry import translates
@@ -304,3 +307,27 @@ def _grouped_mask(b: NnefBuilder, mask: Value, key_heads: Dim, groups: Dim) -> V
     if same_dim(mask.shape[1], 1):
         return b.unsqueeze(mask, [2])
     return b.reshape(mask, [mask.shape[0], key_heads, groups, *mask.shape[2:]])
+
+
+@rewrites(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _attention_with_sums(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention and the logarithms of its weights' sums, for which PyTorch's own decomposition gives the weights."""
+    if dropout_p:
+        raise TranslationError("attention has active dropout.", "Call model.eval() before the export.")
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * factor
+    if is_causal:
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    return scores.softmax(-1) @ value, scores.logsumexp(-1)

@@ -231,3 +231,9 @@ POSITION_MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_masks_made_of_positions(kind: str) -> None:
     args = [(torch.randn(size),) for size in (6, 2, 9)]
     check(POSITION_MASKS[kind], *args, dynamic_axes={"input_0": {0: "N"}})
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.randn(3, 5)}])
+def test_the_sums_of_weights_are_returned_beside_attention(options: dict[str, Any]) -> None:
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    check(lambda q, k, v: attend(q, k, v, **options), qkv((2, 3), 3, 5))
