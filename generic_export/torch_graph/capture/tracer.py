@@ -269,13 +269,16 @@ class TorchModuleTracer(CaptureRequest):
     ) -> tuple[_Captured, Sequence[Branch]]:
         """Return a program that is right on either side of what the model's own code asks, where there is one.
 
-        With it comes what is left to hold. What fills sizes up to a multiple is taken for all of them with a warning where
-        that cannot be seen.
+        With it comes what is left to hold. What holds for every size but one is tried there. What fills sizes up to a
+        multiple is taken for all of them with a warning where that cannot be seen.
         """
         named = replace(self, input_names=call.names)
         own = OneWay(found.program, tuple(filter(_is_of_model, branches)), symbol_names(named, found.program))
         if not own.branches:
             return found, branches
+        if all(map(holds_for_many, own.branches)):
+            right = [branch for branch in own.branches if self._agrees_at_one(replace(own, branches=(branch,)), call)]
+            return found, [branch for branch in branches if branch not in right]
         tensors = tuple(
             map(repeated, call.tensors, own.shapes_of_another_way([tensor.shape for tensor in call.tensors]))
         )
@@ -295,6 +298,12 @@ class TorchModuleTracer(CaptureRequest):
                 return found, branches
         left = named._assumed(chosen)
         return chosen, [branch for branch in left if not _is_of_model(branch)]
+
+    def _agrees_at_one(self, way: OneWay, call: FlatCall) -> bool:
+        """Say whether a program says what its module says at the one size at which a condition fails, by running both."""
+        shapes = way.shapes_of_another_way([tensor.shape for tensor in call.tensors])
+        with buffers_kept(self.module):
+            return agrees(way.program, self._flat, tuple(map(repeated, call.tensors, shapes)))
 
     def _fills_up_everywhere(
         self, program: ExportedProgram, branch: Branch, places: Sequence[Sequence[torch.Tensor]]
