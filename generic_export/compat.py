@@ -303,7 +303,7 @@ def captured_for_any_size(of_layouts: Callable[[], bool]) -> Iterator[None]:
     same whether it copies or not. What torch.export solves and refuses at the end of a capture is in `sizes/guards.py`.
 
     Args:
-        of_layouts: says whether the Python code that asks is PyTorch's own.
+        of_layouts: returns True when the question comes from PyTorch's own Python code.
     """
     guard_bool = SymNode.guard_bool
 
@@ -508,13 +508,13 @@ def fixed_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def cut_sizes_seen(note: Callable[[Any], None]) -> Iterator[None]:
-    """Tell `note` each assumption that sizes are equal of which one was cut (`T == min(512, T)`), for the length of the block."""
+def cut_sizes_seen(note: Callable[[], None]) -> Iterator[None]:
+    """Call `note` at each assumption that a size equals one that was cut (`T == min(512, T)`), for the length of the block."""
     refine = ShapeEnv._refine_ranges
 
     def refined(env: ShapeEnv, expr: Any) -> None:
         if isinstance(expr, sympy.Eq) and expr.has(*EXTREMA):
-            note(expr)
+            note()
         refine(env, expr)
 
     with mock.patch.object(ShapeEnv, "_refine_ranges", refined):

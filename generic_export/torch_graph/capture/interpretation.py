@@ -14,13 +14,11 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Interpreter, Node
 
 from generic_export.compat import OpOverload, pytree, schema_of
-
-aten = torch.ops.aten
+from generic_export.torch_graph.sizes.guards import SQUEEZES
 
 Run = Callable[[Sequence[torch.Tensor]], Any]
 
 _ALIKE = 1e-3
-_SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
 
 def agrees(program: ExportedProgram, module: Run, tensors: Sequence[torch.Tensor]) -> bool:
@@ -54,12 +52,12 @@ def _interpreted(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> A
 
 
 class _AsCaptured(Interpreter):
-    """Runs a graph with the axes dropped that were one when it was captured, whatever a dynamic one is now."""
+    """Runs a graph; `squeeze` drops the axes whose size was fixed at 1 in the capture, and no dynamic one."""
 
     def run_node(self, n: Node) -> Any:
         if n.op != "output" and not n.users and not _writes(n):  # a part of a split that is not there at every size
             return None
-        if n.target not in _SQUEEZES:
+        if n.target not in SQUEEZES:
             return super().run_node(n)
         (given, *_), _ = self.fetch_args_kwargs_from_env(n)
         source: Any = n.args[0]

@@ -44,7 +44,7 @@ def sizes_decided(*, within_tables: bool, told: bool) -> Iterator[list[Branch]]:
             return False
         return bool(index <= size)
 
-    def note_cut(_: Any) -> None:
+    def note_cut() -> None:
         if cut_tables and told:
             raise TableEndsError
 
@@ -66,7 +66,7 @@ def _line_of_model() -> str:
 
 
 def _asked_by_kernels() -> bool:
-    """Say whether PyTorch's own Python asks, for shapes and layouts: not a model, nor a layer of torch.nn."""
+    """Say whether the question comes from PyTorch's own shape code in Python, not from a model or a layer of torch.nn."""
     frame: FrameType | None = sys._getframe(2)  # of who answers
     while frame is not None and any(part in frame.f_code.co_filename for part in _NOT_ASKING):
         frame = frame.f_back

@@ -211,7 +211,7 @@ class TorchModuleTracer(CaptureRequest):
         except T2NError:
             raise
         except Exception as error:  # torch.export raises many unrelated classes, none of them documented
-            raise _capture_error(self.module, error, str(error).strip(), freezes) from error
+            raise _capture_error(self.module, error, freezes) from error
         named = replace(self, input_names=names)
         check_symbolic(named, found.program, freezes)
         found, branches = self._right_elsewhere(found, named._assumed(found), replace(call, names=tuple(names)), shapes)
@@ -225,9 +225,11 @@ class TorchModuleTracer(CaptureRequest):
                 refusal = _refused(self.module, condition, next(iter(freezes), ""))
                 refusal.declarations = assumed(found.program, symbols)
                 raise refusal
-        told = sorted(conditions, key=lambda condition: not condition.source)  # of equal ones, that with a line
-        once = {condition.relation: condition for condition in reversed(told)}
-        return replace(found, conditions=tuple(condition for condition in conditions if condition in once.values()))
+        told: dict[str | None, SizeCondition] = {}
+        for condition in conditions:  # of those with one relation, one that has a line
+            if condition.relation not in told or not told[condition.relation].source:
+                told[condition.relation] = condition
+        return replace(found, conditions=tuple(told.values()))
 
     def _assumed(self, found: _Captured) -> Sequence[Branch]:
         """Return what is to hold, or to be shown to be right elsewhere: sizes of one are left to who checks the archive at them."""
@@ -237,13 +239,17 @@ class TorchModuleTracer(CaptureRequest):
     def _asked_first(self, call: FlatCall, shapes: tuple[dict[int, Any], ...]) -> _Captured:
         """Capture; where the model needs cuts to be inside of its tables of positions, so that they are."""
         # An interpreted script tells of the branches that it takes, which it knows only when PyTorch has answered.
-        with sizes_decided(within_tables=False, told=not self._is_interpreted()) as decided:
-            try:
-                return _Captured(self._export_once(call, shapes), tuple(decided))
-            except TableEndsError:
-                pass
-        with sizes_decided(within_tables=True, told=False) as decided:
-            return _Captured(self._export_once(call, shapes), tuple(decided))
+        try:
+            return self._asked_once(call, shapes, told=not self._is_interpreted())
+        except TableEndsError:
+            return self._asked_once(call, shapes, within_tables=True)
+
+    def _asked_once(
+        self, call: FlatCall, shapes: tuple[dict[int, Any], ...], *, within_tables: bool = False, told: bool = False
+    ) -> _Captured:
+        with sizes_decided(within_tables=within_tables, told=told) as decided:
+            program = self._export_once(call, shapes)
+        return _Captured(program, tuple(decided))
 
     def _moved_axes(self, names: Sequence[str]) -> list[dict[int, AxisSymbol]]:
         """Return the dynamic axes of each input, where PyTorch has them."""
@@ -267,10 +273,13 @@ class TorchModuleTracer(CaptureRequest):
     def _right_elsewhere(
         self, found: _Captured, branches: Sequence[Branch], call: FlatCall, shapes: tuple[dict[int, Any], ...]
     ) -> tuple[_Captured, Sequence[Branch]]:
-        """Return a program that is right on either side of what the model's own code asks, where there is one.
+        """Return a program that is right on both sides of the conditions in the model's code, and the conditions left.
 
-        With it comes what is left to hold. What holds for every size but one is tried there. What fills sizes up to a
-        multiple is taken for all of them with a warning where that cannot be seen.
+        A condition that fails at 1 alone is tried there. A program that fills sizes up to a multiple is tried at whole ones,
+        or taken with a warning.
+
+        Raises:
+            SpecializedAxisError: there is none, and the archive would not be held to the condition (`conditional`).
         """
         named = replace(self, input_names=call.names)
         own = OneWay(found.program, tuple(filter(_is_of_model, branches)), symbol_names(named, found.program))
@@ -283,10 +292,9 @@ class TorchModuleTracer(CaptureRequest):
             map(repeated, call.tensors, own.shapes_of_another_way([tensor.shape for tensor in call.tensors]))
         )
         try:
-            with sizes_decided(within_tables=False, told=False) as decided:
-                elsewhere = _Captured(self._export_once(replace(call, tensors=tensors), shapes), tuple(decided))
+            elsewhere = self._asked_once(replace(call, tensors=tensors), shapes)
             other = OneWay.of(elsewhere.program, symbol_names(named, elsewhere.program))
-        except Exception:  # whatever the model says to sizes that it does not take: there is no other side
+        except Exception:  # the model does not accept these sizes: there is no other side
             return found, branches
         pairs = ((own, other, found), (other, own, elsewhere))
         chosen = next((captured for one, another, captured in pairs if one.stands_for(another)), None)
@@ -295,6 +303,8 @@ class TorchModuleTracer(CaptureRequest):
             if chosen is None or not self._fills_up_everywhere(
                 chosen.program, own.branches[0], (call.tensors, tensors)
             ):
+                if not self.conditional:
+                    self._refuse_one_size(own)
                 return found, branches
         left = named._assumed(chosen)
         return chosen, [branch for branch in left if not _is_of_model(branch)]
@@ -302,16 +312,30 @@ class TorchModuleTracer(CaptureRequest):
     def _agrees_at_one(self, way: OneWay, call: FlatCall) -> bool:
         """Say whether a program says what its module says at the one size at which a condition fails, by running both."""
         shapes = way.shapes_of_another_way([tensor.shape for tensor in call.tensors])
+        return self._agrees(way.program, tuple(map(repeated, call.tensors, shapes)))
+
+    def _agrees(self, program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> bool:
+        """Say whether a program and the module say the same, by running both."""
         with buffers_kept(self.module):
-            return agrees(way.program, self._flat, tuple(map(repeated, call.tensors, shapes)))
+            return agrees(program, self._flat, tensors)
+
+    def _refuse_one_size(self, way: OneWay) -> None:
+        """Refuse a program that is right on one side of a condition on one size, which nobody would hold the archive to.
+
+        Raises:
+            SpecializedAxisError: there is such a condition.
+        """
+        for branch in way.branches:
+            if len(branch.condition.free_symbols) == 1:
+                text = str(branch.condition.xreplace(dict(way.names)))
+                raise _refused(self.module, SizeCondition(None, text, branch.source), "")
 
     def _fills_up_everywhere(
         self, program: ExportedProgram, branch: Branch, places: Sequence[Sequence[torch.Tensor]]
     ) -> bool:
         """Say whether a program that fills sizes up to a multiple is right for whole ones: by running it, or with a warning."""
         if self.conditional:
-            with buffers_kept(self.module):
-                return all(agrees(program, self._flat, place) for place in places)
+            return all(self._agrees(program, place) for place in places)
         # a whole block where nothing is missing, hidden by a mask (Pegasus-X)
         warnings.warn(
             f"{type(self.module).__name__} at {branch.source}: sizes that are no multiple are filled up. "
@@ -397,8 +421,9 @@ def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _capture_error(module: nn.Module, error: Exception, text: str, freezes: Sequence[str]) -> CaptureError:
-    """Turn whatever torch.export raised, and said, into one error that keeps its first lines and the user's line."""
+def _capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) -> CaptureError:
+    """Return one error for whatever torch.export raised, with its first line and the line of the user's code."""
+    text = str(error).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     noted = getattr(error, "t2n_source", "")

@@ -24,8 +24,8 @@ from generic_export.torch_graph.decompose.torchvision_operators import torchvisi
 Decomposition = Callable[..., Any]
 
 _MAX_ROUNDS = 8
-# What an inserted node takes over from the one it replaces: where the user wrote it.
-_ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+"""What an inserted node takes over from the one it replaces: where the user wrote it."""
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
@@ -176,5 +176,5 @@ def _inlined(body: GraphModule, inputs: list[Node], origin: Node) -> Any:
             return pytree.tree_map_only(Node, lambda result: copies[result], inner.args[0])
         else:
             copies[inner] = origin.graph.node_copy(inner, lambda argument: copies[argument])
-            copies[inner].meta |= {key: origin.meta[key] for key in _ORIGIN if key in origin.meta}
+            copies[inner].meta |= {key: origin.meta[key] for key in ORIGIN if key in origin.meta}
     return None

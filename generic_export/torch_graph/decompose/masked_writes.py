@@ -16,10 +16,10 @@ from torch.fx import Node
 
 from generic_export.compat import OpOverload, detect_fake_mode, pytree, schema_of
 from generic_export.torch_graph.annotations import is_annotation
+from generic_export.torch_graph.decompose.decomposition import ORIGIN
 
 aten = torch.ops.aten
 
-_ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 _CONVERSIONS = frozenset({aten._to_copy.default, aten.to.dtype, aten.clone.default})
 # tract stops at a division of integers by zero, which there may be elsewhere.
 _DIVISIONS = frozenset({"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"})
@@ -105,7 +105,7 @@ def _choose(write: Node, mask: Node, value: Node) -> None:
 def _inserted(before: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
     with before.graph.inserting_before(before):
         made = before.graph.call_function(target, args, kwargs)
-    made.meta |= {key: before.meta[key] for key in _ORIGIN if key in before.meta}
+    made.meta |= {key: before.meta[key] for key in ORIGIN if key in before.meta}
     given = pytree.tree_map_only(Node, lambda node: node.meta["val"], (args, kwargs))
     with detect_fake_mode(pytree.tree_leaves(given)) or nullcontext():
         made.meta["val"] = target(*given[0], **given[1])

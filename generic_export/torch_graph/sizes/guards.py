@@ -10,6 +10,8 @@ the conditions under which the program does what its module does.
 | holds at the multiples of a number alone | that multiple: tract refuses others |
 | of several symbols, in words that tract has | a relation: tract refuses sizes that break it |
 | anything else | no relation: the capture is refused (`tracer.py`), with the line that asked |
+
+What the model's own code asks is dropped where `tracer.py` shows that the program is right on the other side as well.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ Names = Mapping[sympy.Symbol, sympy.Expr]
 
 _BOUND = re.compile(r"(\w+) (>=|<=) (\d+)")
 _LARGEST_TRIED, _LARGEST_SIZE = 4096, 1 << 40
-_SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+"""The operators that drop axes of size 1."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,10 @@ def assumptions(program: ExportedProgram, names: Names, decided: Sequence[Branch
 
 
 def conditions_of(branch: Branch, example: Sizes, names: Names) -> list[SizeCondition]:
-    """Return what sizes must be for an assumption to hold, as tract is told; it has no words for the smaller of several sizes."""
+    """Return the conditions under which an assumption holds, as tract reads them.
+
+    tract has no `min` or `max` of several sizes: which one it is in the example becomes a condition too.
+    """
     if len(branch.condition.free_symbols) == 1 or not branch.condition.has(*EXTREMA):
         return [_condition(branch, example, names)]
     parts = _as_in_example(branch.condition, example)
@@ -132,7 +138,7 @@ def _noted(program: ExportedProgram) -> Iterator[Branch]:
     for guard in shape_guards(program):
         yield Branch(guard.expr, source_of_guard(guard.sloc.framework_loc))
     for node in program.graph.nodes:
-        if node.target in _SQUEEZES:
+        if node.target in SQUEEZES:
             yield from _squeezed(node)
 
 
@@ -216,7 +222,7 @@ def _last_size(holds: Callable[[int], bool], most: int) -> int | None:
 
 
 def holds_for_many(branch: Branch) -> bool:
-    """Say whether an assumption fails where a size is one alone."""
+    """Say whether an assumption on one symbol holds for every size from 2 on."""
     symbols = sorted(branch.condition.free_symbols, key=str)
     if len(symbols) != 1:
         return False
@@ -285,4 +291,4 @@ def _relation(branch: Branch, example: Sizes, names: Names) -> str | None:
         return None
 
 
-__all__ = ["assumptions", "bounds_of", "conditions_of", "holds_for_many"]
+__all__ = ["SQUEEZES", "assumptions", "bounds_of", "conditions_of", "holds_for_many"]

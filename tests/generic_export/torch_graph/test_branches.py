@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from generic_export.errors import EngineRunError
+from generic_export.errors import EngineRunError, SpecializedAxisError
+from generic_export.torch_graph.capture.tracer import TorchModuleTracer
 from tests.engine_check import check
 
 LENGTH = {"input_0": {0: "B", 1: "T"}}
@@ -88,6 +89,14 @@ def test_of_two_ways_that_are_not_one_the_archive_has_the_example_s(length: int)
         check(TwoWays(), (torch.randn(2, length, 4),), one, dynamic_axes=LENGTH)
     with pytest.warns(UserWarning), pytest.raises(EngineRunError, match="No possible scenario"):
         check(TwoWays(), (torch.randn(2, length, 4),), other, dynamic_axes=LENGTH)
+
+
+def test_where_nobody_holds_the_archive_to_a_size_the_capture_is_refused() -> None:
+    tracer = TorchModuleTracer(
+        TwoWays(), args=(torch.randn(2, 16, 4),), input_names=["x"], dynamic_axes={"x": {1: "T"}}, conditional=False
+    )
+    with pytest.raises(SpecializedAxisError, match=r"test_branches\.py:\d+: .*right only where"):
+        tracer.trace()
 
 
 class Refusing(nn.Module):
