@@ -15,7 +15,7 @@ import sympy
 
 from generic_export.capture import Prepared
 from generic_export.errors import OptionError
-from generic_export.torch_graph.ir import TorchModuleIRGraph
+from generic_export.torch_graph.ir import SizeCondition
 from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.sizes.relations import Relation
 
@@ -87,13 +87,13 @@ def held(assertions: Sequence[Assertion], prepared: Prepared) -> tuple[str, ...]
     return tuple(assertion.text for assertion in assertions)
 
 
-def enforced(assertions: Sequence[Assertion], graph: TorchModuleIRGraph) -> tuple[str, ...]:
-    """Return relations that tract refuses a run over: those that the graph needs to do what its module does.
+def enforced(assertions: Sequence[Assertion], conditions: Sequence[SizeCondition]) -> tuple[str, ...]:
+    """Return relations that tract refuses a run over: those of the conditions under which a graph does what its module does.
 
     tract takes a relation on trust. Of scenarios one must hold at each run, but it settles on one as soon as no other is left,
     which may be before it knows all sizes: each is there twice.
     """
-    needed = tuple(dict.fromkeys(each.relation for each in graph.conditions if each.relation is not None))
+    needed = tuple(dict.fromkeys(each.relation for each in conditions if each.relation is not None))
     if not needed:
         return ()
     labels = tuple(dict.fromkeys(assertion.label for assertion in assertions if assertion.label))

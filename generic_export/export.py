@@ -256,7 +256,7 @@ def _document(
     logger.info("captured %s: %d operators", kind, len(graph.ops))
     relations = held(assertions, prepared)
     if target.refuses_sizes:
-        relations += enforced(assertions, graph)
+        relations += enforced(assertions, graph.conditions)
     properties = tuple(producer_properties(source_model=kind).items())
     options = TranslationOptions(naming_scheme=naming_scheme, assertions=relations, properties=properties)
     try:

@@ -91,7 +91,8 @@ class CaptureRequest:
         strip_prefix: leading path removed from module paths and parameter names (a wrapper's attribute).
         keep: says whether an operator can stay as it is; others go through PyTorch's own decompositions.
         conditional: accept a program that is right at some sizes alone: the graph says at which (`conditions`). Otherwise
-            that is refused where the model's code asks for one size, and sizes of 1 are left to whoever checks the archive.
+            that is refused where the model's code asks for one size, other than for a largest one, and sizes of 1 are left
+            to whoever checks the archive.
         whole: classes of modules of which each instance is captured as one operator, see `units.py`.
     """
 

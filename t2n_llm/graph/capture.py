@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.assertions import enforced
 from generic_export.capture import capture
 from generic_export.documents import producer_properties, translate_graph
 from generic_export.inference_target import TractNNEF
@@ -101,7 +102,8 @@ def document_of(
         torchscript=TORCHSCRIPT,
     )
     producer = tuple(producer_properties(source_model=source_name).items())
-    options = TranslationOptions(graph_name=graph_name, properties=producer)
+    limits = [each for each in captured.conditions if each.source]
+    options = TranslationOptions(graph_name=graph_name, assertions=enforced((), limits), properties=producer)
     if fit is None:
         return Document(translate_graph(captured, target, options, module), captured.constants)
     fitted = fit(captured)

@@ -53,7 +53,13 @@ from generic_export.torch_graph.request import (
 )
 from generic_export.torch_graph.sizes.branch import Branch
 from generic_export.torch_graph.sizes.declared_axes import check_names, check_outputs, check_ranks
-from generic_export.torch_graph.sizes.guards import assumptions, bounds_of, conditions_of, holds_for_many
+from generic_export.torch_graph.sizes.guards import (
+    assumptions,
+    bounds_of,
+    conditions_of,
+    holds_for_many,
+    is_largest_size,
+)
 from generic_export.torch_graph.sizes.multiples import Folds, assumed, counted_dim
 from generic_export.torch_graph.sizes.other_sizes import repeated
 from generic_export.torch_graph.state import buffers_kept
@@ -304,7 +310,7 @@ class TorchModuleTracer(CaptureRequest):
                 chosen.program, own.branches[0], (call.tensors, tensors)
             ):
                 if not self.conditional:
-                    self._refuse_one_size(own)
+                    self._refuse_one_size(own, call)
                 return found, branches
         left = named._assumed(chosen)
         return chosen, [branch for branch in left if not _is_of_model(branch)]
@@ -319,14 +325,15 @@ class TorchModuleTracer(CaptureRequest):
         with buffers_kept(self.module):
             return agrees(program, self._flat, tensors)
 
-    def _refuse_one_size(self, way: OneWay) -> None:
-        """Refuse a program that is right on one side of a condition on one size, which nobody would hold the archive to.
+    def _refuse_one_size(self, way: OneWay, call: FlatCall) -> None:
+        """Refuse a program that is right on one side of a condition on one size, other than up to a largest size.
 
         Raises:
             SpecializedAxisError: there is such a condition.
         """
+        example = symbols_at(way.program, [tensor.shape for tensor in call.tensors]) or {}
         for branch in way.branches:
-            if len(branch.condition.free_symbols) == 1:
+            if len(branch.condition.free_symbols) == 1 and not is_largest_size(branch, example):
                 text = str(branch.condition.xreplace(dict(way.names)))
                 raise _refused(self.module, SizeCondition(None, text, branch.source), "")
 

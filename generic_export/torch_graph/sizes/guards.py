@@ -230,6 +230,12 @@ def holds_for_many(branch: Branch) -> bool:
     return all(map(holds, range(2, _LARGEST_TRIED)))
 
 
+def is_largest_size(branch: Branch, example: Sizes) -> bool:
+    """Say whether an assumption on one symbol holds up to some size, that of the example among them, and no further."""
+    span = _span(branch, example)
+    return span is not None and span.least == 1 and span.most is not None and span.most > 1
+
+
 def _holds(condition: sympy.Basic, symbol: sympy.Symbol) -> Callable[[int], bool]:
     at = computed(condition)
 
@@ -291,4 +297,4 @@ def _relation(branch: Branch, example: Sizes, names: Names) -> str | None:
         return None
 
 
-__all__ = ["SQUEEZES", "assumptions", "bounds_of", "conditions_of", "holds_for_many"]
+__all__ = ["SQUEEZES", "assumptions", "bounds_of", "conditions_of", "holds_for_many", "is_largest_size"]

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from generic_export.errors import EngineLoadError, OptionError
+from generic_export.errors import EngineLoadError, EngineRunError, OptionError
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm import export_llm
 from t2n_llm.export.pipeline import ExportResult
@@ -127,19 +129,30 @@ def test_another_model_is_noticed(bart: Path, exported: Path, tmp_path: Path) ->
     ("architecture", "changes"),
     [
         ("switch_transformers", {"num_experts": 2}),
-        ("fsmt", {}),
         pytest.param("t5", {"layers": 2}, marks=pytest.mark.nightly),  # test_calibration.py exports one as well
         pytest.param("marian", {}, marks=pytest.mark.nightly),  # a BART with other positions
     ],
 )
 def test_families_that_differ(architecture: str, changes: dict[str, int], tmp_path: Path) -> None:
     """T5's second layer takes the positions of its first."""
-    save_tiny_model(shallow_model(architecture, TEXT_TO_TEXT, **changes), tmp_path / "model")
-    result = export_llm(
-        str(tmp_path / "model"), tmp_path / "out", task=TEXT_TO_TEXT, dtype="f32", require_tokenizer=False
-    )
+    _checked_export(architecture, changes, tmp_path)
+
+
+def _checked_export(architecture: str, changes: dict[str, int], folder: Path) -> ExportResult:
+    save_tiny_model(shallow_model(architecture, TEXT_TO_TEXT, **changes), folder / "model")
+    result = export_llm(str(folder / "model"), folder / "out", task=TEXT_TO_TEXT, dtype="f32", require_tokenizer=False)
     assert result.validation is not None
     assert all(check.max_abs_error < 1e-4 for check in result.validation.checks)
+    return result
+
+
+def test_a_source_beyond_the_table_of_positions_is_refused(tmp_path: Path) -> None:
+    """FSMT enlarges its table there, which an archive cannot do: tract is told where the table ends."""
+    result = _checked_export("fsmt", {}, tmp_path)
+    with TractWheel(timeout_seconds=60).load(result.output_dir / "encoder.nnef.tar") as engine:
+        engine.run([np.full((1, 256), 7, np.int64)])
+        with pytest.raises(EngineRunError, match="No possible scenario"):
+            engine.run([np.full((1, 257), 7, np.int64)])
 
 
 @pytest.mark.parametrize(
