@@ -295,24 +295,29 @@ _COMPARED_IN_KERNELS = "c10/core/SymInt.h"
 
 
 @contextmanager
-def captured_for_any_size(of_layouts: Callable[[], bool]) -> Iterator[None]:
+def captured_for_any_size(of_kernels: Callable[[], bool], of_layouts: Callable[[bool], bool]) -> Iterator[None]:
     """Let captures reason about sizes that may be 0, 1 or many, and leave what they assume to us, for the length of the block.
 
     PyTorch's kernels ask whether a size is 0 or 1 in order to lay out memory (`reshape` of a batch of 1), and get the answer of
-    any larger size. That two sizes or strides differ in the example is assumed by what chooses a layout alone: `reshape` is the
-    same whether it copies or not. What torch.export solves and refuses at the end of a capture is in `sizes/guards.py`.
+    any larger size. Whether two strides are equal decides the layout of memory alone: `reshape` gives the same values whether it
+    copies or not. What torch.export solves and refuses at the end of a capture is in `sizes/guards.py`.
 
     Args:
-        of_layouts: returns True when the question comes from PyTorch's own Python code.
+        of_kernels: returns True when the question comes from PyTorch's own Python code.
+        of_layouts: returns True when it comes from what compares strides alone; given whether a kernel in C++ asks.
     """
     guard_bool = SymNode.guard_bool
 
     def answered(node: SymNode, file: str, line: int) -> bool:
         known = _of_larger_sizes(node) if isinstance(node.expr, sympy.Basic) else None
-        if known is not None and (file or of_layouts()):  # C++ says where it asks
+        if known is not None and (file or of_kernels()):  # C++ says where it asks
             return known
-        if file.endswith(_COMPARED_IN_KERNELS) and _differ_in_example(node):
-            return isinstance(node.expr, sympy.Ne)
+        if _is_equality_of_sizes(node):
+            is_compared_in_kernel = file.endswith(_COMPARED_IN_KERNELS)
+            if is_compared_in_kernel and node.hint is isinstance(node.expr, sympy.Ne):
+                return node.hint
+            if of_layouts(is_compared_in_kernel):
+                return bool(node.hint)
         return guard_bool(node, file, line)
 
     def left_open(fake_mode: FakeTensorMode, **_: Any) -> None:
@@ -330,11 +335,8 @@ def captured_for_any_size(of_layouts: Callable[[], bool]) -> Iterator[None]:
         yield
 
 
-def _differ_in_example(node: SymNode) -> bool:
-    """Say whether two sizes are compared that are not the same in the example, and may be elsewhere."""
-    if not isinstance(node.expr, (sympy.Eq, sympy.Ne)) or not _is_of_inputs(node):
-        return False
-    return node.hint is isinstance(node.expr, sympy.Ne)
+def _is_equality_of_sizes(node: SymNode) -> bool:
+    return isinstance(node.expr, (sympy.Eq, sympy.Ne)) and _is_of_inputs(node)
 
 
 def _of_larger_sizes(node: SymNode) -> bool | None:

@@ -18,6 +18,11 @@ from generic_export.compat import captured_for_any_size, cut_sizes_seen, slice_e
 from generic_export.torch_graph.sizes.branch import Branch, source_in_model
 
 _NOT_ASKING = ("torch/__init__.py", "torch/fx/experimental/")
+_OF_LAYOUTS = frozenset({"as_strided", "contiguous", "flatten", "is_contiguous", "reshape", "unflatten", "view"})
+"""Operators that compare strides with `==` in C++, and sizes in other ways (`InferSize.h`)."""
+_COMPARING_STRIDES = frozenset({"_compute_stride", "_hinted_eq", "is_contiguous"})
+"""Functions of PyTorch's own shape code that compare nothing but strides."""
+_OPERATORS = torch._ops.__file__
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -51,7 +56,7 @@ def sizes_decided(*, within_tables: bool, told: bool) -> Iterator[list[Branch]]:
     ends = slice_ends_decided(
         lambda condition: decided.append(Branch(condition, _line_of_model(), is_certain=True)), within
     )
-    with captured_for_any_size(_asked_by_kernels), ends, cut_sizes_seen(note_cut):
+    with captured_for_any_size(_asked_by_kernels, _asked_for_a_layout), ends, cut_sizes_seen(note_cut):
         yield decided
 
 
@@ -72,6 +77,20 @@ def _asked_by_kernels() -> bool:
         frame = frame.f_back
     path = frame.f_code.co_filename if frame is not None else ""
     return path.startswith(_TORCH) and not path.startswith(f"{_TORCH}/nn/")
+
+
+def _asked_for_a_layout(in_kernel: bool) -> bool:
+    """Say whether strides are compared, which no value depends on."""
+    frame: FrameType | None = sys._getframe(2)  # of who answers
+    while frame is not None:
+        if frame.f_code.co_name in _COMPARING_STRIDES and frame.f_code.co_filename.startswith(_TORCH):
+            return True
+        if frame.f_code.co_name == "__call__" and frame.f_code.co_filename == _OPERATORS:
+            return in_kernel and getattr(frame.f_locals["self"], "__name__", "").partition(".")[0] in _OF_LAYOUTS
+        if frame.f_code.co_name == "__torch_function__" and "func" in frame.f_locals:
+            return in_kernel and getattr(frame.f_locals["func"], "__name__", "") in _OF_LAYOUTS
+        frame = frame.f_back
+    return False
 
 
 __all__ = ["TableEndsError", "sizes_decided"]

@@ -128,12 +128,14 @@ def assumed(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) 
 
 
 def _divisor(part: sympy.Expr) -> int | None:
-    """Return by what a size is divided in steps: 4 in `((H - 1) // 2 - 1) // 2`, the size after two strides of 2."""
-    if not part.args[1].is_Integer:
+    """Return by what a size is divided in steps: 4 in `((H - 1) // 2 - 1) // 2`, the size after two strides of 2; 2 in `8*H % 16`."""
+    number, divisor = part.args
+    if not divisor.is_Integer:
         return None
-    inner = [_divisor(step) for step in part.args[0].atoms(torch_sympy.FloorDiv)]
+    inner = [_divisor(step) for step in number.atoms(torch_sympy.FloorDiv)]
     steps = [1 if step is None else step for step in inner]
-    return int(part.args[1]) * math.lcm(*steps)
+    factor, _ = sympy.factor_terms(number).as_coeff_Mul()
+    return int(divisor / sympy.gcd(factor, divisor)) * math.lcm(*steps)
 
 
 def declared_too(axes: DynamicAxes, sizes: Sequence[DynamicSize]) -> DynamicAxes:

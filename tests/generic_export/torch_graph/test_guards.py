@@ -47,6 +47,27 @@ def test_the_engine_refuses_what_the_archive_is_not_right_for(name: str, tmp_pat
             engine.run([torch.randn(2, length, 6).numpy()])
 
 
+# Of [B, T, 4], as long as the example is; strides in memory are those of a whole tensor there, and elsewhere not.
+LAYOUTS: dict[str, Forward] = {
+    "reshape": lambda x: x[:, : 2 * (x.shape[1] // 2)].reshape(x.shape[0], x.shape[1] // 2, 8),
+    "flatten": lambda x: x[:, :6].flatten(1).sum(1),
+    "flatten the batch": lambda x: x[:, :6].flatten(0, 1) * 2,
+    "contiguous": lambda x: x[:, :6].contiguous() + 1,
+    "view": lambda x: x[:, :6].contiguous().view(-1, 4) + 1,
+    "of a cut": lambda x: x[:, 1:][:, : 2 * ((x.shape[1] - 1) // 2)].reshape(x.shape[0], -1, 8),
+}
+
+
+@pytest.mark.parametrize("length", [6, 7])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_value_depends_on_how_tensors_lie_in_memory(
+    name: str, length: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    others = [(torch.randn(3, other, 4),) for other in (2, 3, 5, 6, 7, 8, 31)]
+    check(Function(LAYOUTS[name]), (torch.randn(2, length, 4),), *others, dynamic_axes=LENGTH)
+    assert not [each for each in recwarn if "right where" in str(each.message)]
+
+
 def test_a_question_about_one_size_is_tried_at_that_size(recwarn: pytest.WarningsRecorder) -> None:
     """Both answers come to the same there: the sum and the mean of one."""
     check(

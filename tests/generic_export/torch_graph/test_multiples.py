@@ -222,6 +222,14 @@ def test_steps_of_two_are_divisors_together(tmp_path: Path) -> None:
             engine.run([picture(1, 18, 24)[0].numpy()])
 
 
+def test_what_several_places_have_in_common_is_no_divisor(tmp_path: Path) -> None:
+    model = Function(lambda x: x.reshape(2, -1, 8))
+    target = TractNNEF(dynamic_axes={"x": {1: "T"}})
+    with pytest.warns(UserWarning, match=r"'T', multiple_of=2"):
+        archive = export_model_to_nnef(model, (torch.randn(2, 6, 4),), tmp_path / "m", target, input_names=["x"])
+    assert_io(model, (torch.randn(2, 10, 4),), archive, target)
+
+
 class FilledUpToEven(nn.Module):
     """Strides of two, each followed by a step that halves and doubles what it has filled up to an even size (CPUBone)."""
 
