@@ -128,7 +128,7 @@ def assumed(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) 
 
 
 def _divisor(part: sympy.Expr) -> int | None:
-    """Return by what a size is divided in steps: 4 in `((H - 1) // 2 - 1) // 2`, the size after two strides of 2; 2 in `8*H % 16`."""
+    """Return by what a size is divided in steps: 4 in `((H - 1) // 2 - 1) // 2` (two strides of 2), 2 in `8*H % 16`."""
     number, divisor = part.args
     if not divisor.is_Integer:
         return None
