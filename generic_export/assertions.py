@@ -8,6 +8,7 @@ one must hold at each run.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -106,6 +107,17 @@ def enforced(assertions: Sequence[Assertion], conditions: Sequence[SizeCondition
     return tuple(lines)
 
 
+def warn_of_conditions(kind: str, conditions: Sequence[SizeCondition]) -> None:
+    """Warn of sizes at which a module does something else than its archive, and which tract refuses (`enforced`)."""
+    for condition in conditions:
+        where = f" at {condition.source}" if condition.source else ""
+        warnings.warn(
+            f"{kind}{where}: the archive is right where {condition.text} ({condition.relation}), as it is in the example; "
+            "elsewhere the module does something else, and tract refuses to run it.",
+            stacklevel=4,
+        )
+
+
 def _example_sizes(prepared: Prepared) -> Mapping[str, int]:
     """Return the size of each symbol at the example."""
     tensors = FlatCall.of(prepared.model, prepared.args, prepared.kwargs).tensors
@@ -132,4 +144,4 @@ def _told(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items()) or "no size is dynamic"
 
 
-__all__ = ["Assertion", "enforced", "held", "parse_extensions"]
+__all__ = ["Assertion", "enforced", "held", "parse_extensions", "warn_of_conditions"]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.assertions import Assertion, enforced, held, parse_extensions
+from generic_export.assertions import Assertion, enforced, held, parse_extensions, warn_of_conditions
 from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
 from generic_export.compared_sizes import Elsewhere, compare_elsewhere, elsewhere, sizes_beside, sizes_of
 from generic_export.documents import module_classes, producer_properties, translate_graph, with_tensors
@@ -188,7 +188,7 @@ def _write(prepared: Prepared, document: NnefGraph, target: InferenceTarget, how
         T2NError: as `export_model_to_nnef`; an `EngineLoadError` knows what PyTorch assumed of sizes.
     """
     model, checked = prepared.model, target.check_io
-    _tell_conditions(class_name(model), prepared.graph, refused=target.refuses_sizes)
+    _tell_conditions(prepared, target)
     document = store_in_half(document, half_parameters(model)) if how.half else document
     with ExitStack() as stack:
         if how.half and checked:  # what is compared, here and in a search for a fault, has the archive's numbers
@@ -226,6 +226,23 @@ def _write(prepared: Prepared, document: NnefGraph, target: InferenceTarget, how
             _compare_elsewhere(prepared, target, archive, spent, failing)
     if example is not None:
         logger.info("checked %s in the engine", how.path)
+
+
+def _tell_conditions(prepared: Prepared, target: InferenceTarget) -> None:
+    """Warn of sizes at which the module does something else than the archive.
+
+    Raises:
+        SpecializedAxisError: the engine would run there all the same.
+    """
+    kind, conditions = class_name(prepared.model), [each for each in prepared.graph.conditions if not each.stated]
+    if target.refuses_sizes:
+        warn_of_conditions(kind, conditions)
+    elif conditions:
+        where = f" at {conditions[0].source}" if conditions[0].source else ""
+        raise SpecializedAxisError(
+            f"{kind}{where}: the model does something else where {conditions[0].text} does not hold.",
+            "Make the axis static, or change that line so that it is right for every size.",
+        )
 
 
 _PADDING_SKIPPED = (
@@ -291,26 +308,6 @@ def _as_declared(attempt: Callable[[InferenceTarget], None], target: InferenceTa
         f"{kind}: sizes are taken for {', '.join(map(str, sizes))}, and tract refuses others. Without that: {refusal.message}",
         stacklevel=3,
     )
-
-
-def _tell_conditions(kind: str, graph: TorchModuleIRGraph, *, refused: bool) -> None:
-    """Warn of sizes at which the module does something else than the archive.
-
-    Raises:
-        SpecializedAxisError: the engine would run there all the same.
-    """
-    for condition in (each for each in graph.conditions if not each.stated):
-        where = f" at {condition.source}" if condition.source else ""
-        if not refused:
-            raise SpecializedAxisError(
-                f"{kind}{where}: the model does something else where {condition.text} does not hold.",
-                "Make the axis static, or change that line so that it is right for every size.",
-            )
-        warnings.warn(
-            f"{kind}{where}: the archive is right where {condition.text} ({condition.relation}), as it is in the example; "
-            "elsewhere the module does something else, and tract refuses to run it.",
-            stacklevel=3,
-        )
 
 
 @contextmanager

@@ -6,7 +6,9 @@ import enum
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +97,11 @@ class Sink:
         self._task: TaskID | None = None
         self._line: _Line | None = None
         self._warnings: list[str] = []
+        self._open = ExitStack()
 
     def __enter__(self) -> Sink:
+        self._open.enter_context(warnings.catch_warnings())
+        warnings.showwarning = self._show_warning  # type: ignore[assignment]
         if self.mode is OutputMode.HUMAN and self._err.is_terminal:
             self._progress = Progress(
                 SpinnerColumn(),
@@ -116,6 +121,11 @@ class Sink:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+        self._open.close()
+
+    def _show_warning(self, message: Warning | str, *_: object) -> None:
+        """Print a warning of Python's without the line of ours that gave it."""
+        self.warn(str(message))
 
     # --- Reporter -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.assertions import enforced
+from generic_export.assertions import enforced, warn_of_conditions
 from generic_export.capture import capture
 from generic_export.documents import producer_properties, translate_graph
 from generic_export.inference_target import TractNNEF
@@ -103,6 +103,7 @@ def document_of(
     )
     producer = tuple(producer_properties(source_model=source_name).items())
     limits = [each for each in captured.conditions if each.source]
+    warn_of_conditions(source_name, limits)
     options = TranslationOptions(graph_name=graph_name, assertions=enforced((), limits), properties=producer)
     if fit is None:
         return Document(translate_graph(captured, target, options, module), captured.constants)

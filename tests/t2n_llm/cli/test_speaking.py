@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import typer
 
 from t2n_llm.cli.app import app
+from t2n_llm.cli.console import OutputMode, Sink
 from tests.t2n_llm.command_line import Outcome, call, run, strict_json
 from tests.t2n_llm.fork_server import ForkedCommand
 
@@ -57,6 +59,14 @@ def test_every_command_can_be_quiet_and_speak_json() -> None:
 def test_quiet_says_nothing(words: list[str], tiny_export: Path) -> None:
     outcome = call(*(word.format(export=tiny_export) for word in words), "--quiet")
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+
+
+def test_a_warning_is_a_line_without_the_code_that_gave_it(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = warnings.showwarning
+    with Sink(OutputMode.QUIET):
+        warnings.warn("sizes up to 256", UserWarning, stacklevel=1)
+    assert capsys.readouterr() == ("", "warning: sizes up to 256\n")
+    assert warnings.showwarning is shown
 
 
 def test_completion_knows_the_commands(tmp_path: Path) -> None:
