@@ -51,7 +51,7 @@ from generic_export.torch_graph.request import (
     declared_sizes,
     symbol_name,
 )
-from generic_export.torch_graph.sizes.branch import Branch
+from generic_export.torch_graph.sizes.branch import Branch, Sizes
 from generic_export.torch_graph.sizes.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.sizes.guards import (
     assumptions,
@@ -221,9 +221,9 @@ class TorchModuleTracer(CaptureRequest):
         named = replace(self, input_names=names)
         check_symbolic(named, found.program, freezes)
         found, branches = self._right_elsewhere(found, named._assumed(found), replace(call, names=tuple(names)), shapes)
-        example = symbols_at(found.program, [tensor.shape for tensor in call.tensors])
-        if not branches or example is None:
+        if not branches:
             return found
+        example = self._example_sizes(found.program, branches[0], call)
         symbols = symbol_names(named, found.program)
         conditions = [each for branch in branches for each in conditions_of(branch, example, symbols)]
         for condition in conditions:
@@ -236,6 +236,17 @@ class TorchModuleTracer(CaptureRequest):
             if condition.relation not in told or not told[condition.relation].source:
                 told[condition.relation] = condition
         return replace(found, conditions=tuple(told.values()))
+
+    def _example_sizes(self, program: ExportedProgram, branch: Branch, call: FlatCall) -> Sizes:
+        """Return the size of each symbol in the example.
+
+        Raises:
+            SpecializedAxisError: a symbol is no axis of an input, so that nobody could hold the archive to a branch on it.
+        """
+        sizes = symbols_at(program, [tensor.shape for tensor in call.tensors])
+        if sizes is None:
+            raise _refused(self.module, SizeCondition(None, str(branch.condition), branch.source), "")
+        return sizes
 
     def _assumed(self, found: _Captured) -> Sequence[Branch]:
         """Return what is to hold, or to be shown to be right elsewhere: sizes of one are left to who checks the archive at them."""
@@ -331,7 +342,7 @@ class TorchModuleTracer(CaptureRequest):
         Raises:
             SpecializedAxisError: there is such a condition.
         """
-        example = symbols_at(way.program, [tensor.shape for tensor in call.tensors]) or {}
+        example = self._example_sizes(way.program, way.branches[0], call)
         for branch in way.branches:
             if len(branch.condition.free_symbols) == 1 and not is_largest_size(branch, example):
                 text = str(branch.condition.xreplace(dict(way.names)))
