@@ -107,6 +107,12 @@ def enforced(assertions: Sequence[Assertion], conditions: Sequence[SizeCondition
     return tuple(lines)
 
 
+def enforced_relations(assertions: Sequence[str]) -> tuple[str, ...]:
+    """Return the relations among those of a document, outside of which tract refuses to run it."""
+    parts = [assertion.partition(": ") for assertion in assertions]
+    return tuple(relation for label, _, relation in parts if relation and not label.endswith(_AGAIN))
+
+
 def warn_of_conditions(kind: str, conditions: Sequence[SizeCondition]) -> None:
     """Warn of sizes at which a module does something else than its archive, and which tract refuses (`enforced`)."""
     for condition in conditions:
@@ -144,4 +150,4 @@ def _told(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items()) or "no size is dynamic"
 
 
-__all__ = ["Assertion", "enforced", "held", "parse_extensions", "warn_of_conditions"]
+__all__ = ["Assertion", "enforced", "enforced_relations", "held", "parse_extensions", "warn_of_conditions"]

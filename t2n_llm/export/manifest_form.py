@@ -24,6 +24,7 @@ _GRAPH = {
     "inputs": _TEXTS,
     "outputs": _TEXTS,
     "symbols": _TEXTS,
+    "sizes": _TEXTS,
     "states": _TABLES,
     "caches": _TABLES,
     "engine_states": _TABLES,

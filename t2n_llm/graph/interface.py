@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from generic_export.assertions import enforced_relations
 from generic_export.nnef.graph import NnefGraph, NnefVariable
 from kvcache.states import StateTensor
 
@@ -22,6 +23,7 @@ def interface(graph: NnefGraph, states: Sequence[StateTensor], dtype: str) -> di
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
         "symbols": list(graph.symbols),
+        "sizes": list(enforced_relations(graph.assertions)),
         "states": [asdict(state) for state in states],
         "dtype": dtype,
     }

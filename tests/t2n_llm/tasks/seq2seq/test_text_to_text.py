@@ -150,6 +150,11 @@ def test_a_source_beyond_the_table_of_positions_is_refused(tmp_path: Path) -> No
     """FSMT enlarges its table there, which an archive cannot do: tract is told where the table ends."""
     with pytest.warns(UserWarning, match=r"modeling_fsmt\.py:\d+: the archive is right where .*T <= 256"):
         result = _checked_export("fsmt", {}, tmp_path)
+    parts = result.manifest["parts"]
+    assert {role: part["graph"]["sizes"] for role, part in parts.items()} == {
+        "encoder": ["T <= 256"],
+        "decoder": ["P+S <= 256"],
+    }
     with TractWheel(timeout_seconds=60).load(result.output_dir / "encoder.nnef.tar") as engine:
         engine.run([np.full((1, 256), 7, np.int64)])
         with pytest.raises(EngineRunError, match="No possible scenario"):
