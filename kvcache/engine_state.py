@@ -1,7 +1,7 @@
 """Keys and values as state of the engine from the start: the graph takes token ids and gives logits, nothing else.
 
 In: a finished document and its states. Out: the document with `tract_transformers_dyn_kv_cache`, or the quantised form of it, in
-place of each input, concatenation and output (facts/tract.md §3.3, §4.3).
+place of each input, concatenation and output (docs/contributing/engine-facts.md#stateful-caches).
 """
 
 from __future__ import annotations

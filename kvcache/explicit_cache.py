@@ -2,7 +2,8 @@
 
 Layers are transformers' own classes, in the kinds that the model's config asks for. Sliding layers keep all positions: their
 window is in the attention mask, which is right at any length, while the cache keeps the one form that tract turns into engine
-state (facts/tract.md §4.2). They keep their window only where that is asked for (`kvcache.windows`).
+state (docs/contributing/engine-facts.md#cache-detection). They keep their window only where that is asked for
+(`kvcache.windows`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Experts in the engine's words: `tract_moe_ffn` with a router made outside it, and products over all experts.
 
 In: calls of `t2n::experts` and `t2n::grouped_linear`. Out: NNEF operations, and stored tensors that are parts of parameters, since
-blocks can be sliced while they stream but not in a graph (facts/tract.md §1.6).
+blocks can be sliced while they stream but not in a graph (docs/contributing/engine-facts.md#where-blocks-may-be-used).
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ def _(input: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor
 @translates(torch.ops.t2n.rotary_embedding.default)
 def translate_rotary_embedding(b: NnefBuilder, input: Value, cos: Value, sin: Value) -> Value:
     """t2n::rotary_embedding(Tensor input, Tensor cos, Tensor sin) -> Tensor"""
-    # facts/tract.md §3.3: one element type for the three, one rank, half-split convention only.
+    # docs/contributing/engine-facts.md#operators-of-tract_transformers: one element type for the three, one rank,
+    # half-split convention only.
     dtype = result_dtype(input, cos, sin)
     operands = [b.align_rank(b.cast(value, dtype), input.rank) for value in (input, cos, sin)]
     return b.emit("tract_transformers_apply_rope", operands, shape=input.shape, dtype=dtype)

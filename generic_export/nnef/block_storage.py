@@ -289,7 +289,8 @@ def _permuted_product(op: NnefOperation, moved: Mapping[str, tuple[int, ...] | N
 def _blocks_first(op: NnefOperation, blocks: set[str]) -> NnefOperation:
     """Return an einsum whose first operand is the one in blocks."""
     # tract moves a reshape that joins axes of the other operand (heads after attention) behind the product, which then sums
-    # over two axes; with blocks as the second operand and a batch axis it gives wrong numbers (docs/engine-notes.md).
+    # over two axes; with blocks as the second operand and a batch axis it gives wrong numbers
+    # (docs/contributing/engine-facts.md#where-blocks-may-be-used).
     terms, output, operands = _einsum(op)
     if len(operands) != 2 or not isinstance(operands[1], Reference) or operands[1].name not in blocks:
         return op

@@ -20,7 +20,7 @@ from generic_export.nnef.text import Parameter, module_fragment_text
 MODULE_FRAGMENTS = "module_fragments"
 """The property that names the fragments which stand for modules, with commas between them."""
 
-# What breaks tract's parser (facts/tract.md §2.2), and words of NNEF.
+# What breaks tract's parser (docs/contributing/engine-facts.md#identifiers-and-literals), and words of NNEF.
 _RESERVED = re.compile(r"true|false|inf|\d|(graph|fragment|variable|external|if|else|for|in|yield|tensor|shape_of)$")
 _NUMBER = re.compile(r"_\d+(?=_|$)")
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")

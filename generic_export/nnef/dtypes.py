@@ -31,7 +31,7 @@ WRAPPING_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.uint16,
 
 
 def as_read(value: float) -> float:
-    """Return a number as tract reads it from the text of a graph: rounded to f32 (facts/tract.md §2.2)."""
+    """Return a number as tract reads it: rounded to f32 (docs/contributing/engine-facts.md#identifiers-and-literals)."""
     return float(torch.tensor(value, dtype=torch.float64).to(torch.float32))
 
 

@@ -4,7 +4,8 @@ In: a finished document. Out: the same without the casts to f16 of what products
 
 Whatever the machine, the engine's kernels for such operands sum in f32, and they can store f16 (tract 0.23.9, `tract-linalg`:
 those that take f32 activations beside panels of f16 or Q4_0 all declare `store(f16)`). So the bytes are the same, and the cast is
-gone, which on Intel is a hundred times as slow behind a product as elsewhere (docs/engine-notes.md).
+gone, which on Intel is a hundred times as slow behind a product as elsewhere
+(docs/contributing/engine-facts.md#conversions-behind-a-product).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`graph.nnef` as people read it: one commented block per module, the element type and shape beside each line.
 
-In: an `NnefGraph`. Out: text that tract's parser accepts (facts/tract.md §2).
+In: an `NnefGraph`. Out: text that tract's parser accepts (docs/contributing/engine-facts.md#graph-language).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def graph_text(graph: NnefGraph) -> str:
     lines.extend(_body(graph.operations, {fragment.name for fragment in graph.fragments}))
     lines.append("}")
     text = "\n".join(lines) + "\n"
-    # tract <= 0.23.7 runs the file through a template engine (facts/tract.md §1.1).
+    # tract <= 0.23.7 runs the file through a template engine (docs/contributing/engine-facts.md#container).
     for marker in ("{{", "{%", "{#"):
         if marker in text:
             raise GraphError(f"the text of graph {graph.name!r} holds {marker!r}, which tract reads as a template.")
@@ -192,7 +192,7 @@ def argument_text(value: Argument) -> str:
     """Return one argument as NNEF text.
 
     Raises:
-        GraphError: a NaN, which NNEF cannot spell (facts/tract.md §2.2).
+        GraphError: a NaN, which NNEF cannot spell (docs/contributing/engine-facts.md#identifiers-and-literals).
     """
     if isinstance(value, Reference):
         return value.name
@@ -210,7 +210,7 @@ def argument_text(value: Argument) -> str:
 
 
 def _float(value: float) -> str:
-    """A float literal always has a dot: an integer literal would be a tract dimension (facts/tract.md §0.5)."""
+    """A float literal always has a dot: an integer would be a size (docs/contributing/engine-facts.md#identifiers-and-literals)."""
     if math.isnan(value):
         raise GraphError("NaN has no NNEF literal.", "Replace it in the model, for instance by a tensor that holds it.")
     if math.isinf(value):

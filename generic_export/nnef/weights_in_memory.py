@@ -3,7 +3,7 @@
 In: a document whose products read matrices in f16 or in blocks. Out: one in which they read those cast, or all rows of them
 gathered. tract folds both away at load, as it does with whatever depends on constants alone, and then multiplies by its kernels for
 the wider type (tract 0.23.9: on x86 a product in blocks goes token by token, and only f32 has kernels for AVX-512;
-docs/engine-notes.md).
+docs/contributing/engine-facts.md#q4_0-products-on-x86).
 """
 
 from __future__ import annotations

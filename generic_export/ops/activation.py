@@ -30,7 +30,8 @@ def sigmoid(b: NnefBuilder, self: Value) -> Value:
     if value.dtype is torch.float16:
         return b.unary("sigmoid", value)
     # tract: no f64 kernel, and the one for f32 stops at 4.5e-7 where PyTorch goes to 0, 1.7e-3 off at -10. A decay
-    # exp(-5 * sigmoid(x)) that is 1 forgets 2e-6 of its state a step with it (docs/engine-notes.md).
+    # exp(-5 * sigmoid(x)) that is 1 forgets 2e-6 of its state a step with it
+    # (docs/contributing/engine-facts.md#numerical-limits-of-operators).
     return b.unary("recip", b.binary("add", b.unary("exp", b.unary("neg", value)), b.scalar(1.0, value.dtype)))
 
 
@@ -47,7 +48,8 @@ def gelu(b: NnefBuilder, self: Value, *, approximate: str = "none") -> Value:
     """gelu(Tensor self, *, str approximate='none') -> Tensor"""
     value = b.cast(self, torch.float32) if self.dtype is torch.float64 else self  # tract: no f64 kernel
     if approximate == "tanh":
-        attributes = {"fast_impl": False}  # facts/tract.md §3.2: fast_impl=true is x^2, not GELU
+        # docs/contributing/engine-facts.md#operators-of-tract_core: fast_impl=true is x^2, not GELU.
+        attributes = {"fast_impl": False}
         result = b.emit("tract_core_gelu_approx", [value], shape=self.shape, dtype=value.dtype, attributes=attributes)
     else:
         result = b.fragment("gelu_exact", [value], shape=self.shape, dtype=value.dtype)
@@ -57,7 +59,8 @@ def gelu(b: NnefBuilder, self: Value, *, approximate: str = "none") -> Value:
 @translates(aten.softplus.default)
 def softplus(b: NnefBuilder, self: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
     """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
-    # facts/tract.md §3.4: tract's softplus is log(exp(x)+1), infinite for x > 88.
+    # docs/contributing/engine-facts.md#equivalents-of-pytorch-operators: tract's softplus is log(exp(x)+1),
+    # infinite for x > 88.
     scaled = arithmetic(b, "mul", self, float(beta)) if beta != 1 else self
     limit = b.scalar(float(threshold), self.dtype)
     smooth = b.unary("softplus", b.binary("min", scaled, limit))

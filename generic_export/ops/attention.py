@@ -21,7 +21,7 @@ from generic_export.translate.registry import translates
 
 aten = torch.ops.aten
 
-# facts/tract.md §3.3: the operator's kernel computes in f32 from f16 or f32 heads.
+# docs/contributing/engine-facts.md#the-attention-operator: the operator's kernel computes in f32 from f16 or f32 heads.
 _ENGINE_DTYPES = (torch.float16, torch.float32)
 
 # f16's lowest number: tract's mark for "not visible" (flash_sdpa.rs skips tiles below -65503).
@@ -56,7 +56,8 @@ def scaled_dot_product_attention(
     q, k, v = (heads.folded(b.cast(tensor, wide)) for tensor in (query, key, value))
     mask, engine_causal = attn_mask, False
     if is_causal:
-        # facts/tract.md §3.3: tract's own causal mask is aligned at the bottom right, PyTorch's at the top left.
+        # docs/contributing/engine-facts.md#the-attention-operator: tract's own causal mask is aligned at the
+        # bottom right, PyTorch's at the top left.
         engine_causal = same_dim(query.shape[-2], key.shape[-2]) and wide in _ENGINE_DTYPES
         mask = None if engine_causal else causal_mask(b, query.shape[-2], key.shape[-2], past=0)
     result = _attention(b, (q, k, v), None if mask is None else heads.folded_mask(mask), factor, engine_causal)
@@ -111,7 +112,8 @@ class _Heads:
         self._b = b
         self._batch = batch
         self._grouped = grouped
-        # facts/tract.md §8: tract refuses a symbolic number of heads; those go to the batch, which may be symbolic.
+        # docs/contributing/engine-facts.md#the-attention-operator: tract refuses a symbolic number of heads;
+        # those go to the batch, which may be symbolic.
         self._heads_apart = len(batch) >= 2 and isinstance(batch[-1], int)
         if grouped and not self._heads_apart:
             raise TranslationError("grouped-query attention needs a static number of heads, and a batch axis.")
@@ -170,8 +172,9 @@ def engine_attention(
 def additive_mask(b: NnefBuilder, mask: Value, steps: Dim, total: Dim, hidden: float = HIDDEN) -> Value:
     """Return a bool mask as floats to add to scores: 0 where a query may look, `hidden` elsewhere; last two axes full.
 
-    facts/tract.md §3.3: the operator takes a float mask only, and does not repeat its last two axes. Not -inf, since the
-    kernel makes NaN of a query whose first 32 keys are all -inf, as under a sliding window or left padding.
+    The operator takes a float mask only, and does not repeat its last two axes. Not -inf, since the kernel makes NaN of a
+    query whose first 32 keys are all -inf, as under a sliding window or left padding
+    (docs/contributing/engine-facts.md#the-attention-operator).
     """
     full = b.broadcast(mask, (*mask.shape[:-2], steps, total))
     return b.select(full, b.scalar(0.0, torch.float32), b.scalar(hidden, torch.float32))

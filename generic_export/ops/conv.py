@@ -57,7 +57,8 @@ def window_count(size: Dim, padding: Pair, kernel: int, dilation: int, stride: i
 
 def _static_kernel(weight: Value) -> list[int]:
     if not all(isinstance(dim, int) for dim in weight.shape):
-        # facts/tract.md §3.1: channels and kernel must be concrete, only the batch and the image may be symbolic.
+        # docs/contributing/engine-facts.md#operators-of-tract_nnef: channels and kernel must be concrete, only
+        # the batch and the image may be symbolic.
         raise TranslationError(f"convolution with a kernel of dynamic shape {[dim_text(d) for d in weight.shape]}.")
     return [int(dim) for dim in weight.shape]  # type: ignore[arg-type]
 
@@ -88,7 +89,8 @@ def window_attributes(
     padding: Sequence[Pair], stride: list[int], dilation: list[int], groups: int
 ) -> dict[str, Argument]:
     """Return the arguments of `conv` and `deconv`."""
-    # facts/tract.md §3.1: an empty padding means SAME_UPPER and any border but 'constant' aborts: say everything.
+    # docs/contributing/engine-facts.md#operators-of-tract_nnef: an empty padding means SAME_UPPER and any
+    # border but 'constant' aborts: say everything.
     return {
         "border": "constant",
         "padding": pairs(padding),
@@ -176,7 +178,8 @@ def _settled_kernel(b: NnefBuilder, weight: Value, groups: int) -> Value:
     """Return a depthwise kernel as something that tract reads in the shape it has.
 
     tract 0.23.9 takes an axis that was inserted into a constant kernel away again when it specialises a depthwise convolution
-    of static size, and computes with the wrong strides (docs/engine-notes.md). A maximum with itself stands in between.
+    of static size, and computes with the wrong strides (docs/contributing/engine-facts.md#depthwise-convolutions). A maximum with
+    itself stands in between.
     """
     computed = b.label_of(weight) is None and weight.dtype in (torch.float16, torch.float32)
     depthwise = groups > 1 and weight.shape[0] == groups and weight.shape[1] == 1

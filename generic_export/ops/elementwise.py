@@ -133,7 +133,7 @@ def pow_tensor_scalar(b: NnefBuilder, self: Value, exponent: Scalar) -> Value:
 
 
 def _repeated_product(b: NnefBuilder, base: Value, exponent: Scalar | complex) -> Value:
-    """Return an integer or complex power; facts/tract.md §2.5: pow with a constant becomes a float-only operation."""
+    """Return an integer or complex power: tract's pow is for floats only (docs/contributing/engine-facts.md#typing-rules)."""
     if not isinstance(exponent, int) or exponent < 0:
         raise TranslationError(f"pow of {base.dtype} with the exponent {exponent} has no NNEF form.")
     result: Value | None = None

@@ -167,8 +167,8 @@ def _table(b: NnefBuilder, weight: Value) -> Value:
     """Return the embedding table, as a constant of its own when a matrix product reads the same tensor.
 
     tract packs the weight of a product once, at load, but re-packs it at every run when anything else reads that very
-    constant (measured in docs/engine-notes.md: 16 x slower LM head). Folding the table out and back costs nothing in
-    the archive and gives the gather its own constant.
+    constant: a 16 x slower LM head (docs/contributing/engine-facts.md#tied-embeddings). Folding the table out and
+    back costs nothing in the archive and gives the gather its own constant.
     """
     label = b.label_of(weight)
     columns = weight.shape[-1]
@@ -272,7 +272,7 @@ def indexed_first(axes: Sequence[int], rank: int) -> list[int]:
 
 
 def wrap(b: NnefBuilder, index: Value, size: Dim) -> Value:
-    """Count negative indices from the end, as PyTorch does (an index out of range aborts tract: facts §0.12)."""
+    """Count negative indices from the end: outside, tract aborts (docs/contributing/engine-facts.md#what-aborts-the-process)."""
     zero = b.scalar(0, torch.int64)
     behind = b.binary("add", index, b.scalar(size, torch.int64))
     return b.select(b.binary("lt", index, zero, dtype=torch.bool), behind, index)
@@ -326,7 +326,8 @@ def arange(b: NnefBuilder, start: Dim, end: Dim, step: Dim = 1, *, dtype: torch.
         raise TranslationError(f"arange with the step {step!r} has no NNEF form: the length would not be a size.")
     span = sympy.sympify(end) - sympy.sympify(start) if step > 0 else sympy.sympify(start) - sympy.sympify(end)
     length = floor_div(simplify_dim(span + abs(step) - 1), abs(step))
-    # facts/tract.md §3.2: dimension arguments give an i64 tensor of exact symbolic length.
+    # docs/contributing/engine-facts.md#operators-of-tract_core: dimension arguments give an i64 tensor of exact
+    # symbolic length.
     literals: list[Argument] = [DimLiteral(dim_text(bound)) for bound in bounds]
     value = b.emit("tract_core_range", literals, shape=[length], dtype=torch.int64)
     return b.cast(_opaque_range(b, value, start if step > 0 else -1), dtype or torch.int64)

@@ -173,7 +173,7 @@ def comparison(b: NnefBuilder, self: Value, other: Operand, *, operator: str) ->
         equal = complex_equal(b, as_complex_dtype(b, self, dtype), as_complex_dtype(b, other, dtype))
         return equal if operator == "eq" else b.unary("not", equal)
     if dtype is torch.bool:
-        dtype = torch.int64  # facts/tract.md §2.5: comparing bool tensors fails at run
+        dtype = torch.int64  # comparing bool tensors fails at run (docs/contributing/engine-facts.md#typing-rules)
     return b.binary(operator, operand(b, self, dtype), operand(b, other, dtype), dtype=torch.bool)
 
 

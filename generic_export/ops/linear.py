@@ -59,7 +59,7 @@ def _empty_product(b: NnefBuilder, expression: str, values: Sequence[Value]) -> 
 
 
 def _integer_product(b: NnefBuilder, expression: str, values: Sequence[Value]) -> Value:
-    """Multiply and sum in i64: exact, and facts/tract.md §2.5 says that an i64 einsum aborts the engine."""
+    """Multiply and sum in i64: exact, and an i64 einsum aborts (docs/contributing/engine-facts.md#typing-rules)."""
     terms, output = expression.split("->")
     letters = output + "".join(sorted(set(terms) - set(output) - {","}))
     result: Value | None = None

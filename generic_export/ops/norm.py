@@ -1,4 +1,4 @@
-"""Normalisations. tract's own RMS norm computes in f32 whatever its input (facts/tract.md §3.2); the others do here."""
+"""Normalizations, computed in f32 as by tract's own RMS norm (docs/contributing/engine-facts.md#operators-of-tract_core)."""
 
 from __future__ import annotations
 

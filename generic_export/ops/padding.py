@@ -18,7 +18,8 @@ aten = torch.ops.aten
 
 Amounts = list[tuple[Dim, Dim]]
 
-# PyTorch's name of a mode -> tract's name of a border (facts/tract.md §3.1: 'replicated', sic)
+# PyTorch's name of a mode -> tract's name of a border, which is 'replicated'
+# (docs/contributing/engine-facts.md#operators-of-tract_nnef).
 _BORDERS = {"reflect": "reflect", "replicate": "replicated"}
 
 

@@ -61,7 +61,7 @@ class Window:
         """Return the arguments of tract's pools: full rank, with a border that is left out of the computation."""
         return {
             "size": ints([1, 1, *self.kernel]),
-            # facts/tract.md §3.1: any border but 'ignore' and 'constant' aborts.
+            # docs/contributing/engine-facts.md#operators-of-tract_nnef: any border but 'ignore' and 'constant' aborts.
             "border": "ignore",
             "padding": pairs([(0, 0), (0, 0), *self.padding]),
             "stride": ints([1, 1, *self.stride]),

@@ -27,7 +27,10 @@ _IDENTITIES: dict[str, Scalar] = {
 
 
 def reduced_axes(dim: Sequence[int] | int | None, rank: int) -> list[int]:
-    """Return the axes of a reduction as non-negative positions; none given means all (facts §8: `axes=[]` aborts)."""
+    """Return the axes of a reduction as non-negative positions; none given means all.
+
+    To tract `axes=[]` means none, and a negative axis aborts (docs/contributing/engine-facts.md#operators-of-tract_nnef).
+    """
     if dim is None or (isinstance(dim, Sequence) and not dim):
         return list(range(rank))
     given = [dim] if isinstance(dim, int) else dim
@@ -276,5 +279,6 @@ def softmax(b: NnefBuilder, self: Value, dim: int, dtype: torch.dtype | None = N
     value = b.cast(self, dtype) if dtype is not None else self
     if value.rank == 0:
         return b.full((), 1.0, value.dtype)
-    attributes = {"axes": ints([axis_of(dim, value.rank)])}  # facts/tract.md §3.1: the default axis is 1
+    # docs/contributing/engine-facts.md#operators-of-tract_nnef: the default axis is 1.
+    attributes = {"axes": ints([axis_of(dim, value.rank)])}
     return b.emit("softmax", [value], shape=value.shape, dtype=value.dtype, attributes=attributes)

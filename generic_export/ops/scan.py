@@ -65,7 +65,7 @@ def scan(b: NnefBuilder, name: str, loop: Loop, step: Step) -> tuple[Values, Val
         "full": rows(body.constant_names, [b.materialised(value) for value in loop.constants]),
         "state": ArrayLiteral(tuple(TupleLiteral((name, b.materialised(init), after)) for name, init, after in states)),  # type: ignore[arg-type]
         "output": ArrayLiteral((*full, *last)),
-        # facts/tract.md §3.2: with 0 the states of one turn are the initial states of the next.
+        # docs/contributing/engine-facts.md#scan-loops: with 0 the states of one turn are the initial states of the next.
         "reset_every_turn": 0 if _goes_on(b, loop) else 1,
     }
     steps = loop.sequences[0].shape[loop.axis]

@@ -18,7 +18,10 @@ aten = torch.ops.aten
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """Return an axis as a non-negative position (facts/tract.md §8: tract aborts on negative ones)."""
+    """Return an axis as a non-negative position.
+
+    tract aborts on negative ones, or ignores them (docs/contributing/engine-facts.md#operators-of-tract_nnef).
+    """
     return axis + rank if axis < 0 else axis
 
 

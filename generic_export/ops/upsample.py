@@ -45,7 +45,7 @@ class Resampling:
     centred: bool = True
 
     def coordinates(self) -> str:
-        """Return tract's name of the mapping (facts/tract.md §3.4)."""
+        """Return tract's name of the mapping (docs/contributing/engine-facts.md#equivalents-of-pytorch-operators)."""
         if self.align_corners:
             return "align_corners"
         return "half_pixel" if self.centred else "asymmetric"
@@ -218,7 +218,10 @@ def _source_positions(b: NnefBuilder, length: Dim, size: Dim, scale: float | Non
 
 
 def _clamped(b: NnefBuilder, position: Value, length: Dim) -> Value:
-    """Return whole positions as indices inside the axis (facts/tract.md §0.12: outside the gather aborts)."""
+    """Return whole positions as indices inside the axis; others abort.
+
+    See docs/contributing/engine-facts.md#what-aborts-the-process.
+    """
     low = b.binary("max", position, b.scalar(0.0, torch.float32))
     last = b.scalar(sympy.sympify(length) - 1, torch.float32)
     return b.cast(b.binary("min", low, last), torch.int64)

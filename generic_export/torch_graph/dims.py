@@ -27,7 +27,8 @@ Dim: TypeAlias = int | sympy.Expr
 
 Shape: TypeAlias = tuple[Dim, ...]
 
-# facts/tract.md §2.2: an identifier used as a value must not start with these, or tract's parser fails elsewhere.
+# docs/contributing/engine-facts.md#identifiers-and-literals: an identifier used as a value must not start with these, or tract's
+# parser fails elsewhere.
 _RESERVED_PREFIXES = ("true", "false", "inf")
 _SYMBOL_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -176,7 +177,7 @@ def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
 
 
 def dim_text(dim: Dim) -> str:
-    """Return `dim` in tract's dimension language (facts/tract.md §2.3).
+    """Return `dim` in tract's dimension language (docs/contributing/engine-facts.md#symbols-and-sizes).
 
     Raises:
         DimensionError: the expression uses a function that tract has no form for.

@@ -26,7 +26,8 @@ def loop(
 
     Args:
         step: reads nothing but its arguments, and every slice (tract has no loop over what its body does not read). It compares no
-            slice with a constant: tract takes that out of the loop, and then does not fit the shapes (docs/engine-notes.md).
+            slice with a constant: tract takes that out of the loop, and then does not fit the shapes
+            (docs/contributing/engine-facts.md#scan-loops).
         states: what the first step begins with; a step's next states have the same shapes.
         sequences: equally long along axis 0.
         constants: what every step reads whole; they follow the slices.

@@ -37,7 +37,7 @@ _TORCH_ROOT = os.path.dirname(torch.__file__)
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _OWN_ROOTS = tuple(os.path.join(_PACKAGE, name) for name in ("torch_graph", "torchscript", "compat.py"))
 
-# facts/tract.md §2.2: such identifiers break tract's expression parser.
+# docs/contributing/engine-facts.md#identifiers-and-literals: such identifiers break tract's expression parser.
 _RESERVED_PREFIXES = ("true", "false", "inf")
 _RESERVED_WORDS = frozenset(
     """
@@ -164,7 +164,7 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def identifier(name: str) -> str:
-    """Return `name` as an identifier that tract's NNEF parser accepts (facts/tract.md §2.2)."""
+    """Return `name` as an identifier that tract's parser accepts (docs/contributing/engine-facts.md#identifiers-and-literals)."""
     text = re.sub(r"[^A-Za-z0-9_]", "_", name)
     if not text or text[0].isdigit() or text in _RESERVED_WORDS or text.startswith(_RESERVED_PREFIXES):
         return f"v_{text}"

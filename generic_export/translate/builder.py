@@ -215,7 +215,7 @@ class NnefBuilder:
                 "tract_core_cast", [DimLiteral(dim_text(value))], shape=(), dtype=dtype, attributes=_to(dtype)
             )
         if dtype.is_floating_point and value != value:
-            # facts/tract.md §2.2: `nan` is no literal.
+            # docs/contributing/engine-facts.md#identifiers-and-literals: `nan` is no literal.
             return self.unary("log", self.materialised(Value(-1, (), dtype, constant=-1.0, literal=True)))
         if dtype is torch.float64 and as_read(value) != value:
             return self._exact_f64(float(value))
@@ -226,16 +226,17 @@ class NnefBuilder:
             return self.emit(
                 "tract_core_cast", [literal], shape=(), dtype=dtype, attributes=_to(dtype), constant=bool(value)
             )
-        # facts/tract.md §0.5: an integer literal is a dimension, not an i64.
+        # docs/contributing/engine-facts.md#identifiers-and-literals: an integer literal is a size, not an i64.
         return self.emit(
             "tract_core_cast", [int(value)], shape=(), dtype=dtype, attributes=_to(dtype), constant=int(value)
         )
 
     def _exact_f64(self, value: float) -> Value:
-        """Return an f64 constant as a sum: facts/tract.md §2.2, every float literal is parsed as f32."""
+        """Return an f64 constant as a sum: literals are f32 (docs/contributing/engine-facts.md#identifiers-and-literals)."""
         if abs(value) < F32_SMALLEST:
             raise TranslationError(
-                f"the f64 number {value:g}: tract takes products with one so close to zero for zero (docs/engine-notes.md).",
+                f"the f64 number {value:g}: tract takes products with one so close to zero for zero "
+                "(docs/contributing/engine-facts.md#identifiers-and-literals).",
                 f"Use one of at least {F32_SMALLEST:.2g}, or 0.",
             )
         scaled = True
@@ -271,7 +272,10 @@ class NnefBuilder:
     # --- shapes ----------------------------------------------------------------------------------
 
     def align_rank(self, value: Value, rank: int) -> Value:
-        """Add leading axes up to `rank`: tract aligns ranks on the left, PyTorch on the right (facts §0.3)."""
+        """Add leading axes up to `rank`.
+
+        tract itself adds trailing ones (docs/contributing/engine-facts.md#ranks-and-unchecked-shapes).
+        """
         if value.literal or value.rank >= rank:
             return value
         return self.unsqueeze(value, range(rank - value.rank))
@@ -337,7 +341,10 @@ class NnefBuilder:
         return self.emit("tract_core_broadcast", [value], shape=shape, dtype=value.dtype, attributes=attributes)
 
     def slice(self, value: Value, axis: int, begin: Dim, end: Dim, stride: int = 1) -> Value:
-        """Take `begin:end:stride` along one axis, with 0 <= begin <= end <= size (facts §3.1: nothing else is safe)."""
+        """Take `begin:end:stride` along one axis, with 0 <= begin <= end <= size.
+
+        Other bounds are not safe in tract (docs/contributing/engine-facts.md#operators-of-tract_nnef).
+        """
         if same_dim(begin, 0) and same_dim(end, value.shape[axis]) and stride == 1:
             return value
         if stride == 1 and (joined := self._joined_at(value, axis, begin, end)) is not None:
@@ -410,12 +417,13 @@ class NnefBuilder:
         return self.emit(operator, operands, shape=shape, dtype=dtype or left.dtype)
 
     def _integer_square(self, value: Value) -> Value:
-        # facts/tract.md §2.5: `x * x` becomes Square, which has no integer kernel; -(x * -x) is another product.
+        # docs/contributing/engine-facts.md#typing-rules: `x * x` becomes Square, which has no integer kernel;
+        # -(x * -x) is another product.
         wide = value if value.dtype.is_signed else self.cast(value, torch.int64)
         return self.cast(self.unary("neg", self.binary("mul", wide, self.unary("neg", wide))), value.dtype)
 
     def select(self, condition: Value, if_true: Value, if_false: Value) -> Value:
-        """Choose element by element; both branches must have one element type (facts §2.5: no coercion)."""
+        """Choose element by element; tract converts neither branch (docs/contributing/engine-facts.md#typing-rules)."""
         shape = broadcast_shape(condition.shape, broadcast_shape(if_true.shape, if_false.shape))
         branches = [self._exact(branch) for branch in (if_true, if_false)]
         operands = [self.align_rank(value, len(shape)) for value in (condition, *branches)]
@@ -428,7 +436,7 @@ class NnefBuilder:
     def reduce(
         self, operator: str, value: Value, axes: Sequence[int], *, keepdim: bool, dtype: torch.dtype | None = None
     ) -> Value:
-        """Reduce along non-negative axes (facts §8: a negative axis aborts the engine)."""
+        """Reduce along non-negative axes: others abort (docs/contributing/engine-facts.md#what-aborts-the-process)."""
         if operator == "mean_reduce" and not all(isinstance(value.shape[axis], int) for axis in axes):
             # `mean_reduce` divides by a size, see `unlike_masks`.
             count = self.scalar(sympy.Mul(*(value.shape[axis] for axis in axes)), value.dtype)
@@ -453,7 +461,10 @@ class NnefBuilder:
         return value
 
     def einsum(self, expression: str, values: Sequence[Value], *, accumulator: torch.dtype) -> Value:
-        """Emit a product written as an einsum; `accumulator` is also the element type of the result (facts §3.2)."""
+        """Emit a product written as an einsum.
+
+        `accumulator` is also the element type of the result (docs/contributing/engine-facts.md#operators-of-tract_core).
+        """
         values = list(values)
         for each in rejoined_operands(self._repeated, self.maker_of, expression, values):
             parts = [self.picked(*part) for part in zip(each.parts, each.picked, strict=True)]
@@ -464,7 +475,7 @@ class NnefBuilder:
             for letter, dim in zip(term, value.shape, strict=True):
                 known = sizes.setdefault(letter, dim)
                 if not same_dim(known, dim) and not (same_dim(dim, 1) or same_dim(known, 1)):
-                    # facts/tract.md §0.4: tract does not check, it returns garbage.
+                    # docs/contributing/engine-facts.md#ranks-and-unchecked-shapes: tract does not check.
                     raise GraphError(
                         f"einsum {expression!r}: axis {letter!r} is {dim_text(known)} and {dim_text(dim)}."
                     )

@@ -102,8 +102,9 @@ def unlike_masks(b: Calculator, operator: str, left: Value, right: Value) -> tup
     """Return a product or quotient in which tract sees no size.
 
     It takes a size there for a mask, and notes for each operation before it at which elements that mask is not 0. Where two ways
-    meet, as in residual blocks, it multiplies their notes: the load takes minutes (docs/engine-notes.md). It sees no size through
-    `recip`, which it makes of quotients itself, but later, nor through a root.
+    meet, as in residual blocks, it multiplies their notes: the load takes minutes
+    (docs/contributing/engine-facts.md#sizes-taken-for-masks). It sees no size through `recip`, which it makes of
+    quotients itself, but later, nor through a root.
     """
     if operator == "div" and _may_be_made_of_sizes(b, right):
         return "mul", left, b.unary("recip", right)

@@ -176,7 +176,10 @@ def _translate_op(op: TorchOp, builder: NnefBuilder, values: _Values) -> None:
 
 
 def _check_result(op: TorchOp, variable: TensorVariable, value: Value) -> None:
-    """A translation must give what PyTorch computed: tract itself would not notice (facts/tract.md §0.4)."""
+    """A translation must give what PyTorch computed.
+
+    tract itself checks little (docs/contributing/engine-facts.md#ranks-and-unchecked-shapes).
+    """
     if value.dtype is not variable.dtype:
         raise GraphError(
             f"{op.target} at {op.module_path}: translated to {value.dtype}, PyTorch makes {variable.dtype}."

@@ -1,7 +1,8 @@
 """Part of a parameter as a stored tensor of its own: cut, turned and padded while it streams.
 
 In: a parameter's source and a `TensorPart` that says what to take of it. Out: a source of that part, one slice of the first
-axis (one expert) in memory at a time. Engines read such parts where a model slices its weights (facts/tract.md §1.6).
+axis (one expert) in memory at a time. Engines read such parts where a model slices its weights
+(docs/contributing/engine-facts.md#where-blocks-may-be-used).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The gated delta rule (Yang et al. 2024): a matrix state that forgets, and corrects what it answers for a key.
 
-tract has an operator for it, `tract_transformers_gdn_recurrent`; on CPU the loop is faster (docs/engine-notes.md). In and out as
-`torch_chunk_gated_delta_rule` (one decay per head) and `chunk_kimi_delta_attention` (one per key channel) of
-transformers, position by position instead of in chunks of a fixed length.
+tract has an operator for it, `tract_transformers_gdn_recurrent`; on CPU the loop is faster
+(docs/contributing/engine-facts.md#recurrent-layers). In and out as `torch_chunk_gated_delta_rule` (one decay per head) and
+`chunk_kimi_delta_attention` (one per key channel) of transformers, position by position instead of in chunks of a fixed length.
 """
 
 from __future__ import annotations

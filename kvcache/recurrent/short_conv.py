@@ -1,7 +1,8 @@
 """The short causal convolution in front of a recurrence, over inputs that already carry the columns before them.
 
 It is written as its taps: shifted columns times their weights, summed. tract computes a depthwise convolution over a length that is
-a symbol as a product for each channel (Im2col, docs/engine-notes.md), which took more than half of a decoding step of Mamba.
+a symbol as a product for each channel (Im2col, docs/contributing/engine-facts.md#depthwise-convolutions), which took more than half
+of a decoding step of Mamba.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Test bundles: PyTorch's inputs and answers as npz files in the layout that tract's command line reads.
 
-float16 does not exist there (facts/tract.md §4.4): arrays are f32, and the command casts (`--allow-float-casts`).
+float16 does not exist there (docs/contributing/engine-facts.md#bundles-in-npz): arrays are f32, and the command casts
+(`--allow-float-casts`).
 """
 
 from __future__ import annotations

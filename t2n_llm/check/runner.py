@@ -20,7 +20,8 @@ from kvcache.states import StateTensor, is_window_symbol
 from t2n_llm.check.engines import chosen_engine
 from t2n_llm.check.options import EngineOptions
 
-# `--llm` of the command line and of tract's own causal_llm example apply this transform (facts/tract.md §4.4, §4.5).
+# `--llm` of the command line and tract's own causal_llm example apply this transform
+# (docs/contributing/engine-facts.md#installing-and-options, docs/contributing/engine-facts.md#the-causal_llm-example).
 STATEFUL_TRANSFORM = "transformers_detect_all"
 BIND_BATCH = '{"name":"set_symbols","values":{"B":1}}'
 _NUMPY_DTYPES = {"f16": np.float16, "f32": np.float32, "i64": np.int64, "bool": np.bool_}
@@ -118,7 +119,7 @@ class WheelRunner:
         if left:
             raise EngineLoadError(
                 f"{self._archive}: after {STATEFUL_TRANSFORM} the archive still has inputs {', '.join(left[:3])}.",
-                "Its caches are not in the form that tract recognises (facts/tract.md §4.2).",
+                "Its caches are not in the form that tract recognises (docs/contributing/engine-facts.md#cache-detection).",
             )
         return self._fed(model)
 
@@ -183,7 +184,8 @@ class WheelRunner:
             transforms = [STATEFUL_TRANSFORM] if stateful else []
             model = self._engine.load(self._archive, transforms=transforms)
             if stateful and any("B" in fact.shape for fact in model.inputs):
-                # facts/tract.md §4.6: the batch must be bound before the caches become state.
+                # docs/contributing/engine-facts.md#setting-symbols-of-stateful-caches: the batch must be bound
+                # before the caches become state.
                 model.close()
                 model = self._engine.load(self._archive, transforms=[BIND_BATCH, *transforms])
             self._models[stateful] = model

@@ -14,10 +14,12 @@ from kvcache.attention_latent import ABSORBED_KEYS
 from t2n_llm.graph.options import GraphOptions
 
 LARGEST_CHUNK = 512
-"""Tokens; more at once is not faster (docs/engine-notes.md)."""
+"""Tokens; more at once is not faster (docs/contributing/engine-facts.md#chunks-of-a-prompt)."""
 
-_SCORED_CHUNK = 128  # of attention as products: scores of more queries leave the caches (docs/engine-notes.md)
-_LATENT_CHUNK = 64  # of absorbed latent attention, whose products grow faster than its savings (docs/engine-notes.md)
+# Of attention as products: scores of more queries leave the CPU's caches (docs/contributing/engine-facts.md#chunks-of-a-prompt).
+_SCORED_CHUNK = 128
+# Of absorbed latent attention: its products grow faster than its savings (docs/contributing/engine-facts.md#latent-attention).
+_LATENT_CHUNK = 64
 
 MEMORY = 256 << 20
 """Bytes that the scores of attention and the logits of one call may take."""

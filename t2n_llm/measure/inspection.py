@@ -217,7 +217,7 @@ def cache_state(outline: GraphOutline, max_positions: int | None = None) -> Cach
 
 
 def _cache_inputs(outline: GraphOutline) -> Iterator[_Cache]:
-    """Yield the inputs that tract would take for caches: one side of a concat that is an output (engine-notes.md)."""
+    """Yield the inputs that tract would take for caches (docs/contributing/engine-facts.md#cache-detection)."""
     externals: Mapping[str, External] = {external.name: external for external in outline.externals}
     for call in outline.invocations:
         parts, axis = call.argument("0"), call.argument("axis")

@@ -1,8 +1,9 @@
 """Arithmetic on numbers that are known while a module is captured, done once: its result is a number in the graph.
 
 In: a captured graph in which a model computes a constant from constants (a quantile, a scale, padding, the sum of a mask
-that hides nothing). Out: the same, filled in. tract would do it with f32 literals, whatever the element type (facts/tract.md §2.2),
-and meets patches that it cannot apply where equal ones stand side by side (MarkupLM's paths, TimesFM's masks).
+that hides nothing). Out: the same, filled in. tract would do it with f32 literals, whatever the element type
+(docs/contributing/engine-facts.md#identifiers-and-literals), and meets patches that it cannot apply where equal ones stand side by
+side (MarkupLM's paths, TimesFM's masks; docs/contributing/engine-facts.md#rewrites-that-fail-or-lose-values).
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from generic_export.errors import EngineRunError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# numpy dtype name -> tract datum type. tract has no bf16 and its public API no complex (facts/tract.md §1.4).
+# numpy dtype name -> tract datum type. tract has no bf16 and its public API no complex
+# (docs/contributing/engine-facts.md#element-types-of-tensor-files).
 DATUM_TYPES = {
     "bool": "bool",
     **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
@@ -194,7 +195,8 @@ class Engine(Examiner, Protocol):
 def conform_inputs(facts: Sequence[IoFact], arrays: Sequence[Array]) -> list[Array]:
     """Check arrays against the declared inputs and lay them out as the engine reads them.
 
-    tract does not protect itself: too few inputs is a segmentation fault (facts/tract.md §5.3).
+    tract does not protect itself: too few inputs is a segmentation fault
+    (docs/contributing/engine-facts.md#failures-of-the-wheel).
 
     Args:
         facts: the model's declared inputs.

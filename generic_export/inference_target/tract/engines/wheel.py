@@ -1,7 +1,8 @@
 """The pip-installed tract, run in a child process: one child per open model.
 
 In: an archive path and arrays. Out: `LoadedModel`, whose failures are always exceptions of `errors.py`.
-A panic in tract aborts the process it lives in (facts/tract.md §0); here that process is `wheel_worker.py`.
+A panic in tract aborts the process it lives in (docs/contributing/engine-facts.md#what-aborts-the-process);
+here that process is `wheel_worker.py`.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ def _version_in(packages: Path) -> str:
 def _check_transforms(transforms: Sequence[str]) -> None:
     for transform in transforms:
         if "(" in transform and not transform.lstrip().startswith("{"):
-            # facts/tract.md §4.1: name(key: value) works in the command only; here tract drops the parameters.
+            # docs/contributing/engine-facts.md#transforms: name(key: value) works in the command only; here tract
+            # drops the parameters.
             raise OptionError(f"transform {transform!r}: the wheel ignores parameters in parentheses.", "Use JSON.")
 
 

@@ -31,7 +31,7 @@ from generic_export.inference_target.tract.engines import wheel_worker
 from generic_export.inference_target.tract.engines.engine import condense_error, last_words
 from generic_export.processes import Child
 
-WHEEL_VERSION = "0.23.9"  # the release that facts/tract.md describes and that the tests run
+WHEEL_VERSION = "0.23.9"  # the release that docs/contributing/engine-facts.md describes and that the tests run
 
 INSTALL_HINT = f"Install it: pip install tract=={WHEEL_VERSION}"
 _RESET_SECONDS = 10.0
@@ -290,7 +290,7 @@ def _environment(packages: Path | None, threads: int | None = None) -> dict[str,
     """Return the environment of a worker: a folder of packages stands before the installed ones."""
     environment = {**os.environ, **_WORKER_ENVIRONMENT}
     if threads is not None:
-        # Attention with FlashSDPA alone takes more than one (facts/tract.md §6).
+        # Attention with FlashSDPA alone takes more than one (docs/contributing/engine-facts.md#threads).
         environment["RAYON_NUM_THREADS"] = str(threads)
     if packages is not None:
         others = [path for path in [environment.get("PYTHONPATH")] if path]

@@ -112,7 +112,8 @@ class EngineWorker:
         for transform in transforms:
             model.transform(transform)
         marks.append(time.perf_counter())
-        # Facts are read while the model is alive: symbols lose their names with it (facts/tract.md §5.3).
+        # Facts are read while the model is alive: symbols lose their names with it
+        # (docs/contributing/engine-facts.md#failures-of-the-wheel).
         inputs = [self._fact(model.input_name(i), model.input_fact(i)) for i in range(model.input_count())]
         outputs = [self._fact(model.output_name(i), model.output_fact(i)) for i in range(model.output_count())]
         before = time.perf_counter()
@@ -261,9 +262,10 @@ _ENABLERS = {
 def blocks_that_go_back() -> Iterator[None]:
     """While a model is loaded, freed weights go back to the system; after it, what a turn frees is kept for the next one.
 
-    Loading holds every weight twice for a while, and glibc would keep the first copies (facts/tract.md §6). A turn takes and
-    frees the same blocks again and again, caches among them: mapped on their own they are zeroed page by page each time, which
-    takes more than half of a step at 8,192 positions. Without glibc nothing happens.
+    Loading holds every weight twice for a while, and glibc would keep the first copies
+    (docs/contributing/engine-facts.md#memory-of-loads). A turn takes and frees the same blocks again and again, caches among
+    them: mapped on their own they are zeroed page by page each time, which takes more than half of a step at 8,192 positions.
+    Without glibc nothing happens.
     """
     try:
         library = ctypes.CDLL(None)

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-TRACT_CLI_VERSION = "0.23.9"  # the release that facts/tract.md describes and that the tests run
+TRACT_CLI_VERSION = "0.23.9"  # the release that docs/contributing/engine-facts.md describes and that the tests run
 
 # What NNEF archives can need. The default features add CUDA, TensorFlow and TFLite: twice the build time.
 CARGO_FEATURES = ("transformers", "extra", "pulse", "onnx")

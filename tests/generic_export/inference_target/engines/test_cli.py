@@ -54,7 +54,7 @@ CACHES = {"in_cache_key_0": "out_cache_key_0", "in_cache_value_0": "out_cache_va
 
 
 def write_archive(folder: Path, graph: str, w: np.ndarray | None = None) -> Path:
-    """Write graph.nnef and, when given, the float weight `w` by hand (facts/tract.md §1.3)."""
+    """Write graph.nnef and, when given, the float weight `w` by hand (docs/contributing/engine-facts.md#tensor-files)."""
     folder.mkdir(exist_ok=True)
     (folder / "graph.nnef").write_text(HEADER + graph)
     if w is not None:

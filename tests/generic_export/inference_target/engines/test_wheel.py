@@ -82,7 +82,7 @@ SLOW_INPUT_SHAPE = (1, 3_000_000, 1)
 
 
 def write_archive(folder: Path, graph: str, w: np.ndarray | None = None) -> Path:
-    """Write graph.nnef and, when given, the f32 weight `w` by hand (facts/tract.md §1.3)."""
+    """Write graph.nnef and, when given, the f32 weight `w` by hand (docs/contributing/engine-facts.md#tensor-files)."""
     folder.mkdir(exist_ok=True)
     (folder / "graph.nnef").write_text(HEADER + graph)
     if w is not None:
