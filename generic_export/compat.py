@@ -294,6 +294,10 @@ _COMPARED_IN_KERNELS = "c10/core/SymInt.h"
 """The operators of sizes in C++; what kernels require of sizes is asked elsewhere."""
 
 
+COMPARING_STRIDES = frozenset({"_compute_stride", "_hinted_eq", "is_contiguous"})
+"""Functions of PyTorch's shape code in Python that compare nothing but strides; 2.15 has the second."""
+
+
 @contextmanager
 def captured_for_any_size(of_kernels: Callable[[], bool], of_layouts: Callable[[bool], bool]) -> Iterator[None]:
     """Let captures reason about sizes that may be 0, 1 or many, and leave what they assume to us, for the length of the block.
@@ -580,6 +584,7 @@ def stacks_taken_from(frames: Callable[[], StackSummary]) -> AbstractContextMana
 
 __all__ = [
     "CAPTURE_LOGGERS",
+    "COMPARING_STRIDES",
     "COMPOSITE",
     "EXTREMA",
     "MODULE_STATE",

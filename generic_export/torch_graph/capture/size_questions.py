@@ -14,16 +14,14 @@ from typing import Any
 
 import torch
 
-from generic_export.compat import captured_for_any_size, cut_sizes_seen, slice_ends_decided
+from generic_export.compat import COMPARING_STRIDES, captured_for_any_size, cut_sizes_seen, slice_ends_decided
 from generic_export.torch_graph.sizes.branch import Branch, source_in_model
 
 _NOT_ASKING = ("torch/__init__.py", "torch/fx/experimental/")
 _OF_LAYOUTS = frozenset({"as_strided", "contiguous", "flatten", "is_contiguous", "reshape", "unflatten", "view"})
 """Operators that compare strides with `==` in C++, and sizes in other ways (`InferSize.h`)."""
-_COMPARING_STRIDES = frozenset({"_compute_stride", "_hinted_eq", "is_contiguous"})
-"""Functions of PyTorch's own shape code that compare nothing but strides."""
-_OPERATORS = torch._ops.__file__
 _TORCH = str(Path(torch.__file__).parent)
+_OPERATORS = f"{_TORCH}/_ops.py"
 
 
 class TableEndsError(Exception):
@@ -83,7 +81,7 @@ def _asked_for_a_layout(in_kernel: bool) -> bool:
     """Say whether strides are compared, which no value depends on."""
     frame: FrameType | None = sys._getframe(2)  # of who answers
     while frame is not None:
-        if frame.f_code.co_name in _COMPARING_STRIDES and frame.f_code.co_filename.startswith(_TORCH):
+        if frame.f_code.co_name in COMPARING_STRIDES and frame.f_code.co_filename.startswith(_TORCH):
             return True
         if frame.f_code.co_name == "__call__" and frame.f_code.co_filename == _OPERATORS:
             return in_kernel and getattr(frame.f_locals["self"], "__name__", "").partition(".")[0] in _OF_LAYOUTS
