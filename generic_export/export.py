@@ -41,7 +41,7 @@ from generic_export.logs import logging_at
 from generic_export.nnef.composition import Composition, compose
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.half_storage import store_in_half
-from generic_export.tested_versions import TORCH, TRACT, doubts
+from generic_export.tested_versions import TORCH, TRACT, new_doubts
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
 from generic_export.torch_graph.nested import FlatCall
@@ -117,7 +117,7 @@ def export_model_to_nnef(
         EngineError: the engine refuses or cannot run the archive, which is kept as `<name>.failed.<suffix>`.
         MismatchError: the engine's outputs differ from PyTorch's; the archive is kept likewise.
     """
-    for doubt in doubts(TORCH, TRACT):
+    for doubt in new_doubts(TORCH, TRACT):
         warnings.warn(doubt, stacklevel=2)
     assertions = parse_extensions(custom_extensions)
     level = level_for(file_path_export, compression_level)

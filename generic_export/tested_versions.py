@@ -59,4 +59,15 @@ def doubts(*tested: VersionRange) -> Iterator[str]:
             yield doubt
 
 
-__all__ = ["TORCH", "TRACT", "TRANSFORMERS", "VersionRange", "doubts"]
+_told: set[str] = set()
+
+
+def new_doubts(*tested: VersionRange) -> Iterator[str]:
+    """Yield the warnings that this process has not given yet, each once."""
+    for doubt in doubts(*tested):
+        if doubt not in _told:
+            _told.add(doubt)
+            yield doubt
+
+
+__all__ = ["TORCH", "TRACT", "TRANSFORMERS", "VersionRange", "doubts", "new_doubts"]

@@ -5,6 +5,9 @@ In: the name of a new entry, and the names so far. Out: the name noted, or an er
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 from generic_export.errors import ArchiveError
 from generic_export.write.output_path import GRAPH_FILE
 
@@ -38,6 +41,31 @@ def add_name(names: dict[str, bool], name: str) -> None:
         raise ArchiveError(f"archive entry {name!r}: {reason}.", "Rename the tensor or the file.")
     names.update(dict.fromkeys(folders, False))
     names[name] = True
+
+
+def check_case(folded: dict[str, str], name: str, folder: Path) -> None:
+    """Check that a file and the folders it is in are no others to the disk that differ in upper and lower case alone.
+
+    Args:
+        folded: without case -> as it was given, of every file and folder so far; changed in place.
+        name: of the new file in `folder`.
+        folder: exists.
+
+    Raises:
+        ArchiveError: they are, as on the usual disks of macOS and Windows.
+    """
+    parts = name.split("/")
+    for path in ("/".join(parts[:depth]) for depth in range(1, len(parts) + 1)):
+        known = folded.setdefault(path.casefold(), path)
+        if known != path and _ignores_case(folder):
+            raise ArchiveError(
+                f"{folder}: {known!r} and {path!r} are one name on this disk.", "Rename the tensor, or write a tar."
+            )
+
+
+def _ignores_case(folder: Path) -> bool:
+    with tempfile.NamedTemporaryFile(prefix="case-", dir=folder) as probe:
+        return Path(probe.name).with_name(Path(probe.name).name.upper()).exists()
 
 
 def _is_unicode(name: str) -> bool:

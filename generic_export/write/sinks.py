@@ -14,6 +14,7 @@ from typing import Protocol
 
 from generic_export.files import sync, sync_folder
 from generic_export.write.direct_file import OutputFile, Region, Staging
+from generic_export.write.entry_names import check_case
 from generic_export.write.gzip_stream import GzipStream
 
 _READ_BYTES = 4 * 1024 * 1024
@@ -76,11 +77,13 @@ class DirectorySink:
         folder.mkdir(exist_ok=existing)
         self._folder = folder
         self._files: list[Path] = []
+        self._folded: dict[str, str] = {}
 
     def allocate(self, sizes: Mapping[str, int]) -> None:
         del sizes  # each file is allocated when it is opened
 
     def place(self, name: str, size: int) -> EntryPlace:
+        check_case(self._folded, name, self._folder)
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         self._files.append(path)

@@ -23,6 +23,7 @@ from generic_export.weights.offload import OffloadStore
 from generic_export.weights.safetensors_index import UnreadableTensor
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
 from generic_export.weights.values import read_tensor, values_of
+from generic_export.write.entry_names import check_case
 from generic_export.write.output_path import check_free_space
 
 StorePath = str | os.PathLike[str]
@@ -189,7 +190,9 @@ def _write_all(
         _check_targets(output_dir, targets.values(), overwrite)
         check_free_space(output_dir, sum(sizes.values()))
         staging = _staging_folder(output_dir)
+        folded: dict[str, str] = {}
         for name, source in tensors.items():
+            check_case(folded, f"{name}.dat", staging)
             file = staging / f"{name}.dat"
             file.parent.mkdir(parents=True, exist_ok=True)
             _write_dat(file, source, dtypes[name], device)

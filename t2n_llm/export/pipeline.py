@@ -20,7 +20,7 @@ from generic_export.errors import (
     SourceChangedError,
     WeightError,
 )
-from generic_export.tested_versions import TORCH, TRACT, TRANSFORMERS, doubts
+from generic_export.tested_versions import TORCH, TRACT, TRANSFORMERS, new_doubts
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.half import CastReport
 from generic_export.weights.held_file import HeldFile, refuse_changed
@@ -125,7 +125,7 @@ def _opened(
     """
     ref, options = _asked(source, options, choices)
     reporter = reporter or LogReporter()
-    for doubt in doubts(TORCH, TRANSFORMERS, TRACT):
+    for doubt in new_doubts(TORCH, TRANSFORMERS, TRACT):
         reporter.warn(doubt)
     with ExitStack() as stack:
         if output_dir is not None:

@@ -330,7 +330,7 @@ def _local_folder(name: str) -> Path | None:
         return path
     if path is not None:
         raise SourceError(f"{name}: a file, not a folder.", "Give the folder that holds config.json, or a .gguf file.")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or Path(name).drive:
         raise SourceError(
             f"{name}: no such folder.", "Give a folder with a config.json, or a hub id such as owner/name."
         )

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import typer
 
+from generic_export import tested_versions
 from t2n_llm.cli.app import app
 from t2n_llm.cli.console import OutputMode, Sink
+from t2n_llm.measure.environment import read_environment
 from tests.t2n_llm.command_line import Outcome, call, run, strict_json
 from tests.t2n_llm.fork_server import ForkedCommand
 
@@ -136,6 +138,12 @@ def test_env_says_what_a_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert record["packages"]["tract"] and record["packages"]["torch"]
     assert record["memory_bytes"] > record["available_bytes"] > 0 and record["cores"] >= 1
     assert all(free > 0 for _, free in record["disks"].values())
+
+
+def test_env_says_what_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tested_versions, "version", lambda package: "99.1")
+    rows = [text for name, text in read_environment().rows() if name == "not tried"]
+    assert [text.split(" was")[0] for text in rows] == ["torch 99.1", "transformers 99.1", "tract 99.1"]
 
 
 def test_a_cache_counts_linked_files_once(tmp_path: Path) -> None:

@@ -224,6 +224,7 @@ def test_a_download_that_breaks_off_or_does_not_fit(hub: Hub, parent: Path, tmp_
 NAMES = {
     "/does/not/exist": "no such folder",
     "./nowhere": "no such folder",
+    "C:\\models\\nowhere": "no such folder",
     "~nobody-of-that-name/model": "no such folder",
     "~nobody-of-that-name/model.gguf": "no such folder",
     "a/b/c": "no such folder",

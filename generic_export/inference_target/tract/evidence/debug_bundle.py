@@ -308,7 +308,9 @@ def _write_shell_line(
         "model", "io.npz", tolerance=case.target.check_io_tolerance, registries=case.target.registries, half=half
     )
     weights_first = "[ ! -f weights.json ] || python3 reproduce.py || true  # makes the weights\n"
-    (content / "reproduce.sh").write_text(f'#!/bin/sh\ncd "$(dirname "$0")" || exit 2\n{weights_first}{line}\n')
+    (content / "reproduce.sh").write_text(
+        f'#!/bin/sh\ncd "$(dirname "$0")" || exit 2\n{weights_first}{line}\n', newline="\n"
+    )
     (content / "reproduce.sh").chmod(0o755)
 
 
