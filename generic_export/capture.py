@@ -149,7 +149,7 @@ def _captured_otherwise(
                 continue
             return result, other, f"{error.message} It was captured through {stand.how}. {stand.caution}".strip()
     except SpecializedAxisError as frozen:
-        raise frozen from error
+        raise SpecializedAxisError(f"{error.message} {frozen.message}", error.hint) from error
     raise error
 
 

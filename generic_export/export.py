@@ -143,16 +143,17 @@ def export_model_to_nnef(
         how = _Writing(target_path, level, overwrite, half, fragments, bundle)
 
         def attempt(target: InferenceTarget) -> None:
-            prepared = prepare(
-                model,
-                arguments,
-                target,
-                input_names,
-                output_names,
-                kwargs=keywords,
-                allow_same_io_names=allow_same_io_names,
-                auto_harden_jit=auto_harden_jit,
-            )
+            with _told_of_skipped_padding(model):
+                prepared = prepare(
+                    model,
+                    arguments,
+                    target,
+                    input_names,
+                    output_names,
+                    kwargs=keywords,
+                    allow_same_io_names=allow_same_io_names,
+                    auto_harden_jit=auto_harden_jit,
+                )
             document = _document(prepared, target, assertions, nnef_variable_naming_scheme)
             _write(prepared, document, target, how)
 
@@ -254,8 +255,27 @@ _PADDING_SKIPPED = (
 
 def _skips_padding(model: nn.Module) -> bool:
     """Say whether a module has PyTorch's fast path for padded batches, which captures do not take."""
-    encoders = (module for module in model.modules() if isinstance(module, nn.TransformerEncoder))
-    return torch.backends.mha.get_fastpath_enabled() and any(encoder.enable_nested_tensor for encoder in encoders)
+    return torch.backends.mha.get_fastpath_enabled() and any(map(_is_nesting, model.modules()))
+
+
+def _is_nesting(module: nn.Module) -> bool:
+    return isinstance(module, nn.TransformerEncoder) and module.enable_nested_tensor
+
+
+@contextmanager
+def _told_of_skipped_padding(model: nn.Module) -> Iterator[None]:
+    """Warn where an encoder that skips padding is captured with a mask: an example without padding shows no difference."""
+    masked: list[bool] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        masked.append((args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")) is not None)
+
+    with ExitStack() as stack:
+        for module in filter(_is_nesting, model.modules() if torch.backends.mha.get_fastpath_enabled() else ()):
+            stack.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        yield
+    if any(masked):
+        warnings.warn(_PADDING_SKIPPED, stacklevel=4)
 
 
 def _document(

@@ -282,3 +282,9 @@ def softmax(b: NnefBuilder, self: Value, dim: int, dtype: torch.dtype | None = N
     # docs/contributing/engine-facts.md#operators-of-tract_nnef: the default axis is 1.
     attributes = {"axes": ints([axis_of(dim, value.rank)])}
     return b.emit("softmax", [value], shape=value.shape, dtype=value.dtype, attributes=attributes)
+
+
+@translates(aten._softmax.default)
+def softmax_of_kernel(b: NnefBuilder, self: Value, dim: int, half_to_float: bool) -> Value:
+    """_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
+    return softmax(b, self, dim, torch.float32 if half_to_float else None)

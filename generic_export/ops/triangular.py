@@ -7,11 +7,12 @@ from collections.abc import Callable
 import sympy
 import torch
 
+from generic_export.compat import torch_sympy
 from generic_export.errors import TranslationError
 from generic_export.ops.indexing import gather, positions, written_out
 from generic_export.ops.shape import axis_of, volume
 from generic_export.ops.variants import variant
-from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim, smaller_dim
+from generic_export.torch_graph.dims import Dim, plain_size, same_dim, simplify_dim, smaller_dim
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
 
@@ -80,7 +81,7 @@ def _diagonal_length(rows: Dim, columns: Dim, offset: int) -> Dim:
     below = simplify_dim(sympy.sympify(rows) + min(offset, 0))
     right = simplify_dim(sympy.sympify(columns) - max(offset, 0))
     length = smaller_dim(below, right)
-    return max(length, 0) if isinstance(length, int) else length
+    return max(length, 0) if isinstance(length, int) else simplify_dim(plain_size(torch_sympy.Max(length, 0)))
 
 
 @translates(aten.diag_embed.default)

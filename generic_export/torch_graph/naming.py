@@ -81,7 +81,8 @@ def _user_frame() -> StackSummary:
     for frame, line in walk_stack(inspect.currentframe()):
         path = frame.f_code.co_filename
         if _is_user_code(path):
-            call = FrameSummary(path, line, frame.f_code.co_name, lookup_line=False, line="")
+            # torch.fx drops a stack without a frame of this name.
+            call = FrameSummary(path, line, "forward", lookup_line=False, line="")
             return StackSummary.from_list([call])
     return StackSummary()
 

@@ -208,8 +208,7 @@ def _one(size: int) -> int:
 def _frozen_by_trace(model: nn.Module, dynamic_axes: DynamicAxes, reason: str) -> SpecializedAxisError:
     symbols = sorted({symbol_name(symbol) for axes in dynamic_axes.values() for symbol in axes.values()})
     return SpecializedAxisError(
-        f"{type(model).__name__}: torch.export cannot capture the module, and torch.jit.trace freezes {', '.join(symbols)}: "
-        f"{reason}.",
+        f"{type(model).__name__}: torch.jit.trace freezes {', '.join(symbols)}: {reason}.",
         "Export without those dynamic axes, or write the forward so that torch.export or torch.jit.script takes it.",
     )
 

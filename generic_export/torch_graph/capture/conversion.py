@@ -43,7 +43,7 @@ class _UnknownSizeError(Exception):
     """A size is made of values; never seen outside a conversion."""
 
 
-_WITHOUT_VALUES = {
+WITHOUT_VALUES = {
     "index": "Write torch.where(mask, new, old) for x[mask] = new; return the mask beside x instead of x[mask].",
     "nonzero": "Keep the mask, and write torch.where(mask, new, old).",
     "masked_select": "Return values and mask, or write torch.where(mask, values, 0).",
@@ -57,12 +57,12 @@ _WITHOUT_VALUES = {
 
 def _by_values(node: Node, module: nn.Module) -> NotCapturableError:
     """Return the error of a result whose size depends on values: it names operator, line and what to write."""
-    maker = next((each for each in _before(node) if _operator_name(each) in _WITHOUT_VALUES), node)
+    maker = next((each for each in _before(node) if _operator_name(each) in WITHOUT_VALUES), node)
     name, source = _operator_name(maker), node_source(maker) or node_source(node)
     where = f" at {source}" if source else ""
     return NotCapturableError(
         f"{type(module).__name__}{where}: the size of the result of {name} depends on values, which NNEF cannot express.",
-        _WITHOUT_VALUES.get(name, "Change that line so that sizes do not depend on values."),
+        WITHOUT_VALUES.get(name, "Change that line so that sizes do not depend on values."),
     )
 
 

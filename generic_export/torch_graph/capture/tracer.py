@@ -7,6 +7,8 @@ Runs on fake tensors with symbolic sizes, so meta modules work and no weight is 
 from __future__ import annotations
 
 import logging
+import os
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +31,7 @@ from generic_export.compat import (
 from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
 from generic_export.logs import logging_at
 from generic_export.torch_graph.capture.branches import OneWay, symbols_at
-from generic_export.torch_graph.capture.conversion import Conversion, check_symbolic, symbol_names
+from generic_export.torch_graph.capture.conversion import WITHOUT_VALUES, Conversion, check_symbolic, symbol_names
 from generic_export.torch_graph.capture.freezes import Freezes, recorded_freezes, with_whole_sizes
 from generic_export.torch_graph.capture.interpretation import agrees
 from generic_export.torch_graph.capture.jit_trace import checked_trace, graph_of, trace_of
@@ -447,10 +449,28 @@ def _capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) 
     noted = getattr(error, "t2n_source", "")
     source = noted or user_source(text) or ("" if is_over_values(error) else next(iter(freezes), ""))
     where = f" at {source}" if source else ""
+    if _reads_packed(error):
+        return NotCapturableError(
+            f"{type(module).__name__}{where or _line_before(error)}: the sizes of a packed sequence depend on values, which NNEF "
+            "cannot express.",
+            WITHOUT_VALUES["_pack_padded_sequence"],
+        )
     return NotCapturableError(
         f"{type(module).__name__}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}",
         "Change that line so that it does not depend on values or on one size; the cause carries PyTorch's full account.",
     )
+
+
+def _reads_packed(error: Exception) -> bool:
+    """Say whether the code of packed sequences failed, or that of a recurrent layer over one."""
+    paths = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    packing, layer = (os.path.join("torch", "nn", *below) for below in (("utils", "rnn.py"), ("modules", "rnn.py")))
+    return any(path.endswith(packing) or (path.endswith(layer) and isinstance(error, TypeError)) for path in paths)
+
+
+def _line_before(error: Exception) -> str:
+    found = user_source("".join(traceback.format_tb(error.__traceback__)))
+    return f" at {found}" if found else ""
 
 
 def torch_version() -> str:

@@ -107,6 +107,8 @@ def _as_in_example(condition: sympy.Basic, example: Sizes) -> Iterator[sympy.Bas
 
 def _condition(branch: Branch, example: Sizes, names: Names) -> SizeCondition:
     text = str(branch.condition.xreplace(dict(names)))
+    if not branch.holds(example):  # an axis of one position that is dropped, and may be longer
+        return SizeCondition(None, text, branch.source)
     span = _span(branch, example)
     is_frozen = span is not None and (span.least > 1 or span.most == 1) and span.most is not None
     is_equality = isinstance(branch.condition, sympy.Eq)
