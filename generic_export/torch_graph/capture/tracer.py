@@ -455,6 +455,12 @@ def _capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) 
             "cannot express.",
             WITHOUT_VALUES["_pack_padded_sequence"],
         )
+    if is_over_values(error):
+        return NotCapturableError(
+            f"{type(module).__name__}{where or _line_before(error)}: a number that is read from a tensor decides a size or a "
+            "branch, which torch.export cannot capture.",
+            "Make it the size of an input's axis, or compute with masks and torch.where; the cause carries PyTorch's full account.",
+        )
     return NotCapturableError(
         f"{type(module).__name__}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}",
         "Change that line so that it does not depend on values or on one size; the cause carries PyTorch's full account.",

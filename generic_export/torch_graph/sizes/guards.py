@@ -35,7 +35,7 @@ from generic_export.torch_graph.ir import SizeCondition
 from generic_export.torch_graph.naming import node_source
 from generic_export.torch_graph.sizes.answers import proved
 from generic_export.torch_graph.sizes.branch import Branch, Sizes, source_of_guard
-from generic_export.torch_graph.sizes.proofs import computed
+from generic_export.torch_graph.sizes.proofs import computed, is_zero_exactly
 
 aten = torch.ops.aten
 
@@ -187,6 +187,8 @@ def _without_common_factors(condition: Any) -> sympy.Basic:
 
 def _is_proved(part: sympy.Basic, least: Mapping[sympy.Symbol, int]) -> bool:
     """Say whether a comparison holds at every declared size, where there is something at all."""
+    if isinstance(part, sympy.Eq) and is_zero_exactly(part.lhs - part.rhs):
+        return True
     return part == sympy.true or proved(part, {symbol: max(1, least[symbol]) for symbol in part.free_symbols})
 
 

@@ -28,7 +28,7 @@ _EXTREMA = {torch_sympy.Min: 1, torch_sympy.Max: -1, sympy.Min: 1, sympy.Max: -1
 def without_symbolic_divisors(expr: sympy.Expr) -> sympy.Expr:
     """Return a size with `n // (n // 4)` as 4 wherever `n` is a multiple of 4, as an axis split in fours is.
 
-    So are `4 n // 4` and `n**2 // n` with n.
+    So are `4 n // 4` and `n**2 // n` with n, and `b n // 4` is `b (n // 4)`.
     """
     return expr.replace(torch_sympy.FloorDiv, _constant_quotient)
 
@@ -44,6 +44,11 @@ def _constant_quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
             term.as_coeff_Mul()[0].is_Integer for term in sympy.Add.make_args(quotient)
         ):
             return quotient
+    factors = sympy.Mul.make_args(sympy.factor_terms(base))
+    whole = next((each for each in factors if _is_whole(each, divisor)), None)
+    if whole is not None and len(factors) > 1:
+        rest = sympy.Mul(*(each for each in factors if each is not whole))
+        return rest if whole == divisor else rest * torch_sympy.FloorDiv(whole, divisor)
     return torch_sympy.FloorDiv(base, divisor)
 
 
@@ -101,6 +106,33 @@ def is_multiple(expr: sympy.Expr, divisor: int) -> bool:
         return False
     periods = itertools.product(range(divisor), repeat=len(symbols))
     return all(expr.subs(dict(zip(symbols, sizes, strict=True))) % divisor == 0 for sizes in periods)
+
+
+def is_zero_exactly(expr: sympy.Expr) -> bool:
+    """Say whether an expression is 0 once the quotients and remainders of multiples are exact; False where that is not enough.
+
+    So is `b n % 4 b`, and `b n - 4 (b n // 4)`, with `n = m + (-m % 4)`.
+    """
+    exact = expr.replace(torch_sympy.FloorDiv, _exact_quotient)
+    for kind in REMAINDERS:
+        exact = exact.replace(kind, lambda number, divisor, kind=kind: _exact_remainder(kind, number, divisor))
+    return bool(sympy.expand(exact) == 0)
+
+
+def _exact_quotient(number: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    return number / divisor if _is_whole(number, divisor) else torch_sympy.FloorDiv(number, divisor)
+
+
+def _exact_remainder(kind: type, number: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    common = sympy.gcd(sympy.expand(number), divisor)
+    left = sympy.cancel(divisor / common)
+    return sympy.Integer(0) if _is_whole(sympy.cancel(number / common), left) else kind(number, divisor)
+
+
+def _is_whole(number: sympy.Expr, divisor: sympy.Expr) -> bool:
+    """Say whether a factor of a number is a multiple of a divisor at all sizes."""
+    factors = sympy.Mul.make_args(sympy.factor_terms(number))
+    return any(each == divisor or (divisor.is_Integer and is_multiple(each, int(divisor))) for each in factors)
 
 
 @lru_cache(maxsize=4096)
