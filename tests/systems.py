@@ -22,4 +22,8 @@ def _can_link() -> bool:
 
 
 needs_posix = pytest.mark.skipif(WINDOWS, reason="it does what only POSIX can")
+needs_terminal = pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="it types into a pseudo terminal, and looks into Linux's /proc for who reads",
+)
 needs_links = pytest.mark.skipif(not _can_link(), reason="links need a privilege here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,13 @@ def test_every_module_is_imported() -> None:
         "-c", f"import importlib; print([importlib.import_module(name) and 1 for name in {names!r}])"
     )
     assert told.count("1") == len(names)
+
+
+def test_the_tests_that_run_on_windows_are_imported() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "systems.yml").read_text(encoding="utf-8")
+    paths = re.findall(r"\btests/[\w/.]+", workflow)
+    assert len(paths) > 3 and all((ROOT / path).exists() for path in paths)
+    run_like_windows("-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "--collect-only", "-q", *paths)
 
 
 # Each replaces what the one before wrote; a folder cannot be exchanged there.

@@ -1,8 +1,8 @@
 """Lets the project's code run as on Windows, in a process that has this folder in PYTHONPATH (and in those that it starts).
 
-What differs there and can be stood in for: `sys.platform` and `os.name`, as the project's own modules see them; modules and names
-that only POSIX has; locks by `msvcrt`; a process is not forked; what is open can be neither removed nor replaced; no symbolic link
-without a privilege; no folder can be opened.
+What differs there and can be stood in for: `sys.platform` and `os.name`, as the project's own modules and its tests see them;
+modules and names that only POSIX has; locks by `msvcrt`; a process is not forked; what is open can be neither removed nor replaced;
+no symbolic link without a privilege; no folder can be opened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = tuple(f"{ROOT / name}{os.sep}" for name in ("generic_export", "t2n_llm", "quant", "kvcache"))
+PACKAGES = tuple(f"{ROOT / name}{os.sep}" for name in ("generic_export", "t2n_llm", "quant", "kvcache", "tests"))
 ABSENT_MODULES = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 ABSENT_NAMES = {
     os: """
@@ -69,7 +69,7 @@ class _View(types.ModuleType):
 
     def __init__(self, module: types.ModuleType, absent: frozenset[str]) -> None:
         super().__init__(module.__name__)
-        self.__dict__.update(_module=module, _absent=absent)
+        self.__dict__.update(_module=module, _absent=absent, _replaced=[])
 
     def __getattr__(self, name: str) -> Any:
         if name in self._absent:
@@ -77,7 +77,16 @@ class _View(types.ModuleType):
         return getattr(self._module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._module, name, value)  # sys.stdout = ...
+        if name in self.__dict__:  # what is stood in for, which a test changes for a while
+            self.__dict__[name] = value
+        else:
+            self._replaced.append((name, getattr(self._module, name, None)))
+            setattr(self._module, name, value)  # sys.stdout = ...
+
+    def __delattr__(self, name: str) -> None:
+        """Undo a change: pytest and unittest.mock delete what they set, as it was not the view's own."""
+        place = max(number for number, (other, _) in enumerate(self._replaced) if other == name)
+        setattr(self._module, *self._replaced.pop(place))
 
 
 def _no_library(name: str | None, **options: Any) -> Any:
@@ -107,7 +116,8 @@ def _msvcrt() -> types.ModuleType:
 
 
 def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-    if not level and globals and str(globals.get("__file__", "")).startswith(PACKAGES):
+    file = str(globals.get("__file__", "")) if globals else ""
+    if not level and file.startswith(PACKAGES) and file != __file__:  # the stand-in itself needs POSIX
         if name in ABSENT_MODULES:
             raise ImportError(f"No module named {name!r} on Windows", name=name)
         if name in _VIEWS:
@@ -156,6 +166,8 @@ def _refusing(change: Callable[..., Any], count: int) -> Callable[..., Any]:
             sys._getframe(1).f_code.co_name == "opener"
         )  # of tempfile: what Windows removes by itself when it is closed
         for path in () if own else args[:count]:
+            if ".filelock-probe-" in str(path):  # filelock does not do this on Windows
+                continue
             if not getattr(_checking, "busy", False) and os.path.lexists(path) and _is_held(os.fspath(path)):
                 raise PermissionError(errno.EACCES, "The process cannot access the file (WinError 32)", os.fspath(path))
         if count == 2 and change is _rename and os.path.lexists(args[1]):

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import psutil
+
 from tests.shared_folders import content
 from tests.t2n_llm.fork_server import PipedCommand
 from tests.t2n_llm.hub_variables import hub_variables
@@ -57,7 +59,7 @@ def call(*arguments: object, variables: Mapping[str, str] | None = None) -> Outc
 
 
 def run(*arguments: object, stdin: IO[bytes] | None = None, variables: Mapping[str, str] | None = None) -> Outcome:
-    """Run the command in a fork of a process that has imported it already: its own exit code, streams and exit handlers.
+    """Run the command as a process: its own exit code, streams and exit handlers. `fork_server` says how it is started.
 
     Args:
         arguments: of the command line.
@@ -145,7 +147,7 @@ class RunningCommand:
 
     def children(self, word: str) -> list[int]:
         """Return the processes it started whose command line holds a word."""
-        return [pid for pid in self.processes() if pid != self._process.pid and word in _text(pid, "cmdline")]
+        return [pid for pid in self.processes() if pid != self._process.pid and word in _command_line(pid)]
 
     def processes(self) -> list[int]:
         """Return every living process of the run, itself included."""
@@ -153,7 +155,7 @@ class RunningCommand:
 
     def press_ctrl_c(self) -> None:
         """Interrupt the whole group, as a terminal does."""
-        os.killpg(self._process.pid, signal.SIGINT)
+        os.killpg(self._process.pid, signal.SIGINT)  # tests that do this are marked: Windows has no such call
 
     def terminate(self) -> None:
         """Ask the one process to end, as a job scheduler does."""
@@ -161,7 +163,7 @@ class RunningCommand:
 
     def kill(self) -> None:
         """Kill the one process, which can do nothing about it."""
-        self._process.send_signal(signal.SIGKILL)
+        psutil.Process(self._process.pid).kill()
 
     def end(self) -> Outcome:
         """Wait for the end; assert that none of its processes outlives it."""
@@ -171,17 +173,18 @@ class RunningCommand:
             time.sleep(0.02)
         left = self.processes()
         for pid in left:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
         self._process.close()
         assert not left, f"{len(left)} processes outlived the command"
         assert self._process.returncode is not None
         return Outcome(self._process.returncode, out, self._said + err)
 
 
-def _text(pid: int, name: str) -> str:
+def _command_line(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/{name}").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:  # it has ended
         return ""
 
 

@@ -5,21 +5,22 @@ exit handlers. It reads the variables of huggingface-hub, whose pauses between a
 from a new process in what is imported already: tests of imports and of other variables that are read while importing start a real
 process.
 
-In: arguments, environment, files. Out: a `ForkedCommand`, which has the methods of `subprocess.Popen` that tests use.
+On Linux alone: Windows cannot fork, and on macOS importing PyTorch starts threads. There each command is a new interpreter
+(`NewCommand`), which takes seconds to start and pauses as long as usual.
+
+In: arguments, environment, files. Out: a `Command`, which has the methods of `subprocess.Popen` that tests use.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import termios
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,12 +41,13 @@ _PRELOADED = (
     "t2n_llm.tasks.text_generation",
     "tests.t2n_llm.hub_variables",
 )
+_ROOT = Path(__file__).resolve().parents[2]
 _MESSAGE_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class ForkedCommand:
-    """A running command, in a session of its own.
+    """A running command, forked from the server, in a session of its own.
 
     Args:
         arguments: of `t2n-llm`.
@@ -98,7 +100,66 @@ class ForkedCommand:
         return json.loads(self._replies.recv(_MESSAGE_BYTES))
 
 
-class PipedCommand(ForkedCommand):
+class NewCommand:
+    """A running command in a new interpreter, in a session of its own where the system has sessions.
+
+    Of its descendants, those are not found whose parent ended before `processes` was called.
+
+    Args:
+        arguments, environment, standard: as for `ForkedCommand`. A terminal does not become its controlling one.
+
+    Attributes:
+        pid, returncode: as of `ForkedCommand`.
+    """
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], standard: Sequence[int]) -> None:
+        stdin, stdout, stderr = standard
+        paths = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "t2n_llm.cli.app", *arguments],
+            env={"OMP_NUM_THREADS": "1", **environment, "PYTHONPATH": paths},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=sys.platform != "win32",
+        )
+        self.pid = self._process.pid
+        self._known = {psutil.Process(self.pid)}
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def processes(self) -> list[int]:
+        """Return every living process that descends from the command, itself included."""
+        for process in list(self._known):
+            with suppress(psutil.NoSuchProcess):
+                self._known.update(process.children(recursive=True))
+        return [each.pid for each in self._known if each.is_running() and _status(each) != psutil.STATUS_ZOMBIE]
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout: float = 300.0) -> int:
+        """Wait for the end; return the exit code."""
+        return self._process.wait(timeout)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the one process. On Windows it is killed, whatever the signal."""
+        os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+if sys.platform == "linux":
+    Command = ForkedCommand
+else:
+    Command = NewCommand
+
+
+class PipedCommand(Command):
     """A running command whose output is read through pipes.
 
     Args:
@@ -154,9 +215,8 @@ def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start the server of this process; it ends when the socket is closed."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, __file__, str(theirs.fileno())]
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=root, env=environment)
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=_ROOT, env=environment)
     theirs.close()
     return ours, process
 
@@ -244,6 +304,9 @@ def _become(request: dict, standard: list[int]) -> None:
 
 
 def _take_standard_files(descriptors: list[int]) -> None:
+    import fcntl
+    import termios
+
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
     for descriptor in set(descriptors) - {0, 1, 2}:

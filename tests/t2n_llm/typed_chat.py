@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import select
 import signal
@@ -11,7 +10,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from tests.t2n_llm.fork_server import ForkedCommand
+from tests.t2n_llm.fork_server import Command
 
 _PATIENCE_SECONDS = 120.0
 _ASLEEP_LOOKS = 7  # at 0.1 s each: longer than two presses that are taken for one
@@ -19,13 +18,15 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 
 
 class TypedCommand:
-    """`t2n-llm` on a pseudo-terminal; a context manager."""
+    """`t2n-llm` on a pseudo terminal; a context manager. Tests that use it are marked `needs_terminal`."""
 
     def __init__(self, *arguments: object) -> None:
+        import pty
+
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
         self._terminal, theirs = pty.openpty()
         try:
-            self._process = ForkedCommand([str(argument) for argument in arguments], environment, [theirs] * 3)
+            self._process = Command([str(argument) for argument in arguments], environment, [theirs] * 3)
         finally:
             os.close(theirs)
         self._shown = ""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from generic_export.write import direct_file, gzip_stream
 from generic_export.write.direct_file import OutputFile, Region, Staging
 from generic_export.write.gzip_stream import GzipStream
+from tests.systems import needs_posix
 
 SIZE = 200_000
 
@@ -54,6 +55,7 @@ def test_regions_side_by_side(tmp_path_factory, edges, step, small, allocated, r
         assert write_regions(path, regions[::-1] if reverse else regions, allocated=allocated) == expected
 
 
+@needs_posix
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
 def test_a_file_system_without_direct_writes(tmp_path, monkeypatch, number):
     monkeypatch.setattr(direct_file, "STAGING_BYTES", 8192)

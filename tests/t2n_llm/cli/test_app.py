@@ -17,6 +17,7 @@ from generic_export.inference_target.tract.releases.install import find_tract_cl
 from generic_export.nnef.dat import HEADER_BYTES
 from tests.families import save_tiny_model
 from tests.shared_folders import content
+from tests.systems import needs_posix
 from tests.t2n_llm.command_line import RunningCommand, call, refused, run_python, strict_json, unchanged
 from tests.trained_model import REAL_MODEL
 
@@ -238,6 +239,7 @@ def bytes_below(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@needs_posix
 def test_ctrl_c_while_capturing(tiny_llama: Path, parent: Path) -> None:
     running = RunningCommand(*fresh(tiny_llama, parent / "x"))
     running.wait_for_stage("Capturing")
@@ -246,6 +248,7 @@ def test_ctrl_c_while_capturing(tiny_llama: Path, parent: Path) -> None:
         refused(running.end(), "interrupted")
 
 
+@needs_posix
 def test_interrupted_while_writing_weights(large_model: Path, parent: Path) -> None:
     running = RunningCommand("export", large_model, "-o", parent / "a" / "x", "--no-tokenizer", "--no-check")
     running.wait_for_stage("Writing")
@@ -255,6 +258,7 @@ def test_interrupted_while_writing_weights(large_model: Path, parent: Path) -> N
     assert list(parent.rglob("*")) == []
 
 
+@needs_posix
 def test_ctrl_c_while_the_engine_runs(tiny_llama: Path, tiny_export: Path, parent: Path) -> None:
     """Twice, as impatient people do."""
     shutil.copytree(tiny_export, parent / "x")
@@ -267,6 +271,7 @@ def test_ctrl_c_while_the_engine_runs(tiny_llama: Path, tiny_export: Path, paren
         refused(running.end(), "interrupted")
 
 
+@needs_posix
 def test_terminated_in_json(tiny_llama: Path, parent: Path) -> None:
     running = RunningCommand(*fresh(tiny_llama, parent / "x"), "--json")
     running.wait_until(lambda: bool(running.children("wheel_worker")))
@@ -277,6 +282,7 @@ def test_terminated_in_json(tiny_llama: Path, parent: Path) -> None:
     assert list(parent.rglob("*")) == []
 
 
+@needs_posix
 def test_terminated_while_pytorch_runs_in_its_own_process(tiny_llama: Path, parent: Path) -> None:
     running = RunningCommand(*fresh(tiny_llama, parent / "x"), "--low-memory")
     running.wait_for_stage("Running PyTorch")

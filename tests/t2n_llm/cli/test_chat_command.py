@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from t2n_llm.measure.generate import ExportedModel
+from tests.systems import needs_terminal
 from tests.t2n_llm.command_line import Outcome, call, refused, run, strict_json
 from tests.t2n_llm.typed_chat import typed_chat
 
@@ -20,6 +21,7 @@ def _piped(folder: Path, text: str | bytes, *arguments: object) -> Outcome:
         return run("chat", folder, *arguments, stdin=file)
 
 
+@needs_terminal
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(endless_export: Path, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     with typed_chat(endless_export) as chat:
@@ -46,6 +48,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(endless_export: Path, tmp_p
     assert messages[0]["content"] == "The old man" and messages[1]["content"][:10] in chat.shown
 
 
+@needs_terminal
 def test_ctrl_c_at_the_prompt(real_export: Path) -> None:
     with typed_chat(real_export, "-n", 4) as chat:
         chat.press("half a line")
@@ -66,6 +69,7 @@ def test_ctrl_c_at_the_prompt(real_export: Path) -> None:
     assert "Traceback" not in chat.shown
 
 
+@needs_terminal
 def test_a_stopped_answer_and_one_more_ctrl_c_leave(endless_export: Path) -> None:
     with typed_chat(endless_export) as chat:
         chat.type("The old man")
@@ -79,6 +83,7 @@ def test_a_stopped_answer_and_one_more_ctrl_c_leave(endless_export: Path) -> Non
         assert chat.end() == 0
 
 
+@needs_terminal
 def test_commands_and_mistakes_in_a_terminal(real_export: Path, tmp_path: Path) -> None:
     saved = tmp_path / "with space.json"
     with typed_chat(real_export, "--system", "Be brief.", "-n", 4) as chat:

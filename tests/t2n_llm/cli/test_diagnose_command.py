@@ -19,6 +19,7 @@ from t2n_llm.explain.tiny_twin import tiny_twin
 from t2n_llm.export.next_step import diagnose_command
 from t2n_llm.source.reference import SourceRef
 from tests.families import FAMILIES
+from tests.systems import needs_posix
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
 from tests.t2n_llm.explain.test_coverage import LLAMA_8B, write_config
 from tests.trained_model import REAL_MODEL
@@ -185,6 +186,7 @@ def test_a_part_of_a_model_with_its_weights() -> None:
     assert tried and all(verdict.path.startswith("model.layers.0.mlp") and verdict.metrics for verdict in tried)
 
 
+@needs_posix
 def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "model", FAMILIES["llama"]())
     words = ["--tiny", "--strategy", "leaves", "--html", tmp_path / "page.html", "--json", tmp_path / "part.json"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import sys
 import warnings
 from collections.abc import Mapping
@@ -17,8 +16,9 @@ from generic_export import tested_versions
 from t2n_llm.cli.app import app
 from t2n_llm.cli.console import OutputMode, Sink
 from t2n_llm.measure.environment import read_environment
+from tests.systems import needs_posix
 from tests.t2n_llm.command_line import Outcome, call, run, strict_json
-from tests.t2n_llm.fork_server import ForkedCommand
+from tests.t2n_llm.fork_server import Command
 
 _MODULE = [sys.executable, "-m", "t2n_llm.cli.app"]
 _GENERATING = ("generate", "chat", "serve")  # they tell what they make as it comes
@@ -90,8 +90,10 @@ def test_completion_is_installed(shell: str, file: str, tmp_path: Path) -> None:
 
 def on_a_terminal(words: list[str], variables: Mapping[str, str]) -> str:
     """Run a command on a terminal of its own, and return what that shows."""
+    import pty
+
     ours, theirs = pty.openpty()
-    running = ForkedCommand(words, {**os.environ, "TERM": "xterm-256color", **variables}, [theirs] * 3)
+    running = Command(words, {**os.environ, "TERM": "xterm-256color", **variables}, [theirs] * 3)
     os.close(theirs)
     shown = b""
     with contextlib.suppress(OSError):  # the other end is closed
@@ -103,6 +105,7 @@ def on_a_terminal(words: list[str], variables: Mapping[str, str]) -> str:
     return shown.decode(errors="replace")
 
 
+@needs_posix
 @pytest.mark.parametrize(
     "words", [["verify", "{export}"], ["verify", "/nowhere"], ["--help"], ["export", "--help"]], ids=" ".join
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from generic_export.errors import DiskFullError
 from generic_export.write.archive import WriteProgress
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.reporter import LogReporter
+from tests.systems import needs_posix
 from tests.t2n_llm.command_line import call, fill, refused, small_disk, unchanged
 
 UP_PROJ = "model.layers.1.mlp.up_proj.weight"
@@ -400,7 +400,10 @@ def test_disk_full_while_writing(moment: str, archive: str, tiny_llama: Path, pa
         assert [path.name for path in disk.iterdir()] == ["ballast"]
 
 
+@needs_posix
 def test_a_limit_on_file_sizes_is_an_error_like_others(tiny_llama: Path, parent: Path) -> None:
+    import resource
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:

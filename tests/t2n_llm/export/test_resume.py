@@ -15,6 +15,7 @@ from generic_export.write.archive import WriteProgress
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.export.verify import verify_export
 from t2n_llm.reporter import LogReporter
+from tests.systems import needs_posix
 from tests.t2n_llm.command_line import RunningCommand, fill, refused, small_disk
 
 OPTIONS = {"check": False, "require_tokenizer": False, "archive": "tar"}
@@ -128,6 +129,7 @@ def test_a_full_disk_leaves_nothing_even_with_resume(archive: str, tiny_llama: P
         assert os.listdir(disk) == ["ballast"]
 
 
+@needs_posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_says_that_it_kept_the_partial(number: int, large_model: Path, parent: Path) -> None:
     running = RunningCommand(

@@ -16,6 +16,7 @@ from t2n_llm.cli.comparison import Grid, plot_comparison
 from t2n_llm.measure.benchmark import Samples
 from t2n_llm.measure.comparison import ComparisonPlan, Point, SpeedComparison, SpeedRun, compare
 from t2n_llm.measure.rivals.protocol import Turns
+from tests.systems import needs_posix
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
 from tests.t2n_llm.measure.rival_programs import llama_cpp_lacks
 from tests.trained_model import REAL_MODEL
@@ -77,7 +78,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_loaded(real_expor
     refused(call("bench", real_export, "--against", "torch", "--against", "torch"), "would take part twice")
 
 
-@pytest.mark.parametrize("end", ["ctrl-c", "kill"])
+@pytest.mark.parametrize("end", [pytest.param("ctrl-c", marks=needs_posix), "kill"])
 def test_no_process_and_no_file_outlives_a_comparison(
     end: str, real_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

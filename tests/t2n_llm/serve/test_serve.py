@@ -20,6 +20,7 @@ from openai import APIStatusError, BadRequestError, InternalServerError, NotFoun
 from t2n_llm.chat.conversation import HeldConversation
 from t2n_llm.measure.generate import ExportedModel
 from t2n_llm.sampling.wishes import Sampling
+from tests.systems import WINDOWS
 from tests.t2n_llm.fork_server import PipedCommand
 
 _HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -44,12 +45,12 @@ class _Server:
     def client(self) -> OpenAI:
         return OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=120)
 
-    def end(self) -> int:
+    def end(self) -> None:
+        """Interrupt it; assert that it ends well. On Windows it can only be killed."""
         self._process.send_signal(signal.SIGINT)
         self._process.communicate(timeout=60)
         self._process.close()
-        assert self._process.returncode is not None
-        return self._process.returncode
+        assert WINDOWS or self._process.returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def server(endless_export: Path) -> Iterator[_Server]:
     """A server with small limits."""
     running = _Server(endless_export, "--max-waiting", 2, "--max-request-bytes", _MOST_BYTES)
     yield running
-    assert running.end() == 0
+    running.end()
 
 
 @pytest.fixture
@@ -220,4 +221,4 @@ def test_an_answer_ends_when_its_time_is_up(endless_export: Path) -> None:
             assert made.choices[0].finish_reason == "length"
             assert made.usage is not None and 0 < made.usage.completion_tokens < 900
     finally:
-        assert server.end() == 0
+        server.end()

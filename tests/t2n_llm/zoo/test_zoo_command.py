@@ -12,6 +12,7 @@ import pytest
 
 from t2n_llm.zoo.history import read_results, write_results
 from t2n_llm.zoo.verdict import FAILED, RIGHT, CellVerdict
+from tests.systems import needs_posix
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
 
 RIGHT_ONE = CellVerdict("llama", "f32", RIGHT, "done")
@@ -94,6 +95,7 @@ def test_a_cell_over_its_limits_is_a_verdict(tmp_path: Path) -> None:
     assert strict_json(outcome.out)["cells"][0]["outcome"] == "memory"
 
 
+@needs_posix
 def test_ctrl_c_ends_the_hosts_and_their_cells(tmp_path: Path) -> None:
     results = tmp_path / "out.jsonl"
     command = RunningCommand("zoo", "run", "--only", "opt,gpt2", "--jobs", 1, "--no-expect", "--results", results)
