@@ -60,7 +60,9 @@ class Worker:
 
     def __init__(self, key: str, path: str, task: Task, limits: Limits, *, isolated: bool = False) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise OptionError("a diagnosis needs a system that can fork processes (Linux, macOS).")
+            raise OptionError(
+                "a diagnosis needs a system that can fork processes.", "Run it on Linux or macOS, or in WSL."
+            )
         self.key, self.path, self.isolated = key, path, isolated
         self._limits = limits
         self._stage: Stage | None = None
