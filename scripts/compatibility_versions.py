@@ -122,9 +122,9 @@ def section(cells: Mapping[tuple[str, str], Cell]) -> Iterator[str]:
     yield SECTION
     yield ""
     yield "Written by `scripts/compatibility_versions.py`. Each row is a run of `scripts/version_smoke --short` in an environment"
-    yield "of its own, with the releases of `constraints.txt` and one other: the bundled model exported and checked in tract, three"
-    yield "families of the zoo, and for PyTorch and Python ten operators. *Refused*: pip does not install it beside this package,"
-    yield "whose bounds (`pyproject.toml`) say why."
+    yield "of its own, with one release and, beside it, those that `constraints.txt` had that day: the bundled model exported and"
+    yield "checked in tract, three families of the zoo, and for PyTorch and Python ten operators. *Refused*: pip does not"
+    yield "install it beside this package, whose bounds (`pyproject.toml`) say why."
     yield ""
     yield "| package | release | with | smoke |"
     yield "|---|---|---|---|"

@@ -45,6 +45,7 @@ def test_every_module_is_imported() -> None:
     assert told.count("1") == len(names)
 
 
+@pytest.mark.nightly
 def test_the_tests_that_run_on_windows_are_imported() -> None:
     workflow = (ROOT / ".github" / "workflows" / "systems.yml").read_text(encoding="utf-8")
     paths = re.findall(r"\btests/[\w/.]+", workflow)

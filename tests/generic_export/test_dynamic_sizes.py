@@ -66,6 +66,7 @@ ON_BOTH_SIDES: dict[str, Case] = {
     "differences of what is left": lambda x: torch.cat([x[:, 4:][:, 1:] - x[:, 4:][:, :-1], x], 1),
     "incomplete windows": lambda x: F.max_pool1d(x.transpose(1, 2), 2, 3, ceil_mode=True),
     "incomplete windows in two axes": lambda x: F.avg_pool2d(x[:, None], 3, 3, 1, ceil_mode=True),
+    "a softmax in a map": lambda x: torch.vmap(lambda row: row.softmax(-1))(x),
     "a map over the batch": lambda x: torch.vmap(lambda row: row.cumsum(0) * 2)(x),
     "rows of a table, summed": lambda x: (x + torch.linspace(0, 1, 64)[: x.shape[1], None]).cumsum(1),
     "every second of the last": lambda x: x[:, -9:][:, ::2],

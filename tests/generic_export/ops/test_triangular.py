@@ -47,6 +47,15 @@ def test_diagonals_of_a_wide_matrix(offset: int) -> None:
     )
 
 
+@pytest.mark.parametrize("offset", [3, -2])
+def test_a_diagonal_that_a_small_matrix_does_not_have(offset: int) -> None:
+    def with_last(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x.diagonal(offset), x[0, -1:]])
+
+    sizes = [(torch.randn(size, size),) for size in (1, 2, 3, 4, 9)]
+    check(with_last, (torch.randn(5, 5),), *sizes, dynamic_axes={"input_0": {0: "T", 1: "T"}})
+
+
 def test_triangle_indices() -> None:
     check(lambda x: (x + torch.tril_indices(3, 4, -1), torch.triu_indices(3, 5, 1) + x[0, 0]), (torch.zeros(2, 3),))
 

@@ -99,6 +99,24 @@ def test_where_nobody_holds_the_archive_to_a_size_the_capture_is_refused() -> No
         tracer.trace()
 
 
+class AroundWindows(nn.Module):
+    """It fills up what is left over, and cuts a batch of shifted sequences into windows of four, whatever the batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, T, 4]."""
+        length = x.shape[1]
+        filled = F.pad(x, (0, 0, 0, -length % 4))
+        windows = filled.roll(-2, 1).reshape(-1, 4, 4).softmax(1)
+        return windows.reshape(x.shape[0], -1, 4)[:, :length]
+
+
+@pytest.mark.parametrize("length", [6, 8])
+def test_windows_of_a_filled_batch_are_whole(length: int, recwarn: pytest.WarningsRecorder) -> None:
+    others = [(torch.randn(batch, other, 4),) for batch, other in ((1, 3), (3, 8), (2, 9), (1, 23))]
+    check(AroundWindows(), (torch.randn(2, length, 4),), *others, dynamic_axes=LENGTH)
+    assert not [each for each in recwarn if "right where" in str(each.message)]
+
+
 class Refusing(nn.Module):
     """It takes whole windows only, and says so."""
 

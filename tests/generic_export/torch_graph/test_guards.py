@@ -68,6 +68,57 @@ def test_no_value_depends_on_how_tensors_lie_in_memory(
     assert not [each for each in recwarn if "right where" in str(each.message)]
 
 
+class Helped(nn.Module):
+    """What drops an axis is written in a method of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, T, 4], or [B, 4] where T is 1."""
+        return self.without_ones(x) * 2
+
+    def without_ones(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x without its second axis, where it has one position."""
+        return x.squeeze(1) + 1
+
+
+def test_the_line_of_a_method_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"test_guards\.py:\d+: the archive is right where T >= 2"):
+        check(Helped(), (torch.randn(2, 4, 4),), (torch.randn(2, 9, 4),), dynamic_axes=LENGTH)
+
+
+def test_an_example_that_is_itself_no_size_of_the_graph_is_refused() -> None:
+    with pytest.raises(SpecializedAxisError, match=r"test_guards\.py:\d+: .*right only where T >= 2"):
+        check(Helped(), (torch.randn(2, 1, 4),), dynamic_axes=LENGTH)
+
+
+def test_packed_sequences_are_named() -> None:
+    class Packing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(4, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
+
+    with pytest.raises(
+        SpecializedAxisError, match=r"test_guards\.py:\d+: the sizes of a packed sequence .*padded batch"
+    ):
+        check(Packing(), (torch.randn(2, 5, 4), torch.tensor([5, 3])), dynamic_axes={**LENGTH, "input_1": {0: "B"}})
+
+
+def test_an_encoder_that_skips_padding_says_so_without_any() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    nothing = torch.zeros(2, 5, dtype=torch.bool)
+    model = Function(lambda x, padding: x)
+    model.encoder = encoder
+    model.function = lambda x, padding: encoder(x, src_key_padding_mask=padding)
+    axes = {**LENGTH, "input_1": {0: "B", 1: "T"}}
+    with pytest.warns(UserWarning, match="skips the positions that src_key_padding_mask leaves out"):
+        check(model, (torch.randn(2, 5, 8), nothing), dynamic_axes=axes)
+    assert not encoder._forward_pre_hooks
+
+
 def test_a_question_about_one_size_is_tried_at_that_size(recwarn: pytest.WarningsRecorder) -> None:
     """Both answers come to the same there: the sum and the mean of one."""
     check(
