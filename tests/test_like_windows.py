@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -96,6 +97,24 @@ def test_what_tests_of_files_and_processes_promise_holds(tests: tuple[str, ...])
     """There nothing open can be renamed, a file has one place to read from, and nothing is forked."""
     paths = [f"tests/generic_export/{name}" for name in tests]
     assert " passed" in run_like_windows("-m", "pytest", "-p", "no:cacheprovider", "-n", "0", *paths)
+
+
+@pytest.mark.nightly
+def test_a_model_is_served(tmp_path: Path) -> None:
+    save_first_layers(tmp_path / "model", 1)
+    run_like_windows("-c", _COMMANDS, json.dumps([["export", "model", "-o", "out", "--quiet"]]), cwd=tmp_path)
+    command = [sys.executable, "-m", "t2n_llm.cli.app", "serve", "out", "--port", "0"]
+    variables = {**os.environ, "PYTHONPATH": str(STAND_IN)}
+    with subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            address = next(found[0] for line in server.stderr if (found := re.search(r"http://127[\d.]+:\d+/v1", line)))
+            body = json.dumps({"prompt": "The sea was calm", "max_tokens": 4}).encode()
+            request = Request(f"{address}/completions", body, {"Content-Type": "application/json"})
+            with urlopen(request, timeout=120) as answer:
+                assert json.load(answer)["choices"][0]["text"]
+        finally:
+            server.kill()
 
 
 @pytest.mark.nightly
