@@ -17,8 +17,8 @@ import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral, TupleLiteral
-from generic_export.ops.indexing import gather, written_out
-from generic_export.ops.reduction import widened
+from generic_export.ops.indexing import gather, positions, written_out
+from generic_export.ops.reduction import sum_of, widened
 from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value, ints
@@ -28,6 +28,7 @@ aten = torch.ops.aten
 _MAX_SCALE_DENOMINATOR = 4096
 _MAX_WRITTEN_WEIGHTS = 512 * 512
 _CUBIC_A = -0.75  # PyTorch's (and tract's) coefficient of the cubic kernel
+_SMOOTH_CUBIC_A = -0.5  # PyTorch's for antialiased interpolation
 
 
 @dataclass(frozen=True)
@@ -207,14 +208,18 @@ def _source_positions(b: NnefBuilder, length: Dim, size: Dim, scale: float | Non
         ratio = b.binary("div", b.scalar(sympy.sympify(length) - 1, f32), gaps)
         # One single position lies at the start; the clamp of the gaps alone would leave it there too: 0 * ratio.
         return b.binary("mul", index, ratio)
-    if scale is not None:
-        ratio = b.scalar(float(np.float32(1.0 / scale)), f32)
-    else:
-        ratio = b.binary("div", b.scalar(sympy.sympify(length), f32), b.scalar(sympy.sympify(size), f32))
+    ratio = _step(b, length, size, scale)
     if not how.centred:
         return b.binary("mul", index, ratio)
     centre = b.binary("mul", b.binary("add", index, b.scalar(0.5, f32)), ratio)
     return centre if how.interpolator == "nearest" else b.binary("sub", centre, b.scalar(0.5, f32))
+
+
+def _step(b: NnefBuilder, length: Dim, size: Dim, scale: float | None) -> Value:
+    """Return how many positions of the source one of the result is, in f32."""
+    if scale is not None:
+        return b.scalar(float(np.float32(1.0 / scale)), torch.float32)
+    return b.binary("div", *(b.scalar(sympy.sympify(each), torch.float32) for each in (length, size)))
 
 
 def _clamped(b: NnefBuilder, position: Value, length: Dim) -> Value:
@@ -304,20 +309,65 @@ def upsample(
 def _antialiased(
     b: NnefBuilder, value: Value, sizes: Sequence[Dim], scales: Sequence[float | None], align_corners: bool, mode: str
 ) -> Value:
-    """Resample with the weights that PyTorch itself gives to an image of single ones, written out in the graph."""
-    if value.rank != 4 or not all(isinstance(dim, int) for dim in (*value.shape[2:], *sizes)):
-        raise TranslationError("antialiased interpolation at a dynamic size: its weights are written out per size.")
+    if value.rank != 4:
+        raise TranslationError(
+            f"antialiased interpolation of a tensor of {value.rank} axes: it is for pictures, [N, C, H, W]."
+        )
     result = widened(b, value)
     for axis, (size, scale) in enumerate(zip(sizes, scales, strict=True), start=2):
-        length = int(value.shape[axis])  # type: ignore[arg-type]
-        if length * int(size) > _MAX_WRITTEN_WEIGHTS:  # type: ignore[arg-type]
-            raise TranslationError(f"antialiased interpolation from {length} to {size}: too many weights to write out.")
-        eye = torch.eye(length, dtype=torch.float64).reshape(1, 1, length, length)
-        operator = getattr(aten, f"_upsample_{mode}2d_aa").default
-        weights = operator(eye, [length, int(size)], align_corners, None, scale)[0, 0]  # type: ignore[arg-type]
-        expression = "bchw,hk->bckw" if axis == 2 else "bchw,wk->bchk"
-        result = b.einsum(expression, [result, written_out(b, weights, result.dtype)], accumulator=result.dtype)
+        length = value.shape[axis]
+        if isinstance(length, int) and isinstance(size, int):
+            weights = _written_weights(b, length, size, scale, align_corners, mode, result.dtype)
+        else:
+            weights = b.cast(_computed_weights(b, length, size, scale, align_corners, mode), result.dtype)
+        expression = "bchw,kh->bckw" if axis == 2 else "bchw,kw->bchk"
+        result = b.einsum(expression, [result, weights], accumulator=result.dtype)
     return b.cast(result, value.dtype)
+
+
+def _written_weights(
+    b: NnefBuilder, length: int, size: int, scale: float | None, align_corners: bool, mode: str, dtype: torch.dtype
+) -> Value:
+    """Return the weights [size, length] that PyTorch itself gives to a picture of single ones."""
+    if length * size > _MAX_WRITTEN_WEIGHTS:
+        raise TranslationError(f"antialiased interpolation from {length} to {size}: too many weights to write out.")
+    eye = torch.eye(length, dtype=torch.float64).reshape(1, 1, length, length)
+    weights = getattr(aten, f"_upsample_{mode}2d_aa").default(eye, [length, size], align_corners, None, scale)[0, 0]
+    return written_out(b, weights.T.contiguous(), dtype)
+
+
+def _computed_weights(
+    b: NnefBuilder, length: Dim, size: Dim, scale: float | None, align_corners: bool, mode: str
+) -> Value:
+    """Return the weights [size, length] of an axis of dynamic size: the kernel, stretched where the picture shrinks, at distances.
+
+    See ATen/native/cpu/UpSampleKernel.cpp, `_compute_index_ranges_weights`.
+    """
+    if align_corners:
+        raise TranslationError(
+            "antialiased interpolation with align_corners at a dynamic size.", "Leave align_corners out."
+        )
+    f32 = torch.float32
+    one = b.scalar(1.0, f32)
+    places = b.unsqueeze(_source_positions(b, length, size, scale, Resampling("linear")), [1])
+    apart = b.unary("abs", b.binary("sub", b.cast(positions(b, length, 1, 2), f32), places))
+    distance = b.binary("div", apart, b.binary("max", _step(b, length, size, scale), one))
+    weights = _triangle(b, distance) if mode == "bilinear" else _cubic_kernel(b, distance)
+    return b.binary("div", weights, sum_of(b, weights, [1], keepdim=True))
+
+
+def _triangle(b: NnefBuilder, distance: Value) -> Value:
+    above = b.binary("sub", b.scalar(1.0, distance.dtype), distance)
+    return b.binary("max", above, b.scalar(0.0, distance.dtype))
+
+
+def _cubic_kernel(b: NnefBuilder, distance: Value) -> Value:
+    """Return Keys' kernel with a = -0.5: both of its polynomials are 0 where the other one holds."""
+    one, two = (b.scalar(number, distance.dtype) for number in (1.0, 2.0))
+    a = _SMOOTH_CUBIC_A
+    inner = _polynomial(b, b.binary("min", distance, one), [a + 2, -(a + 3), 0.0, 1.0])
+    outer = _polynomial(b, b.binary("min", b.binary("max", distance, one), two), [a, -5 * a, 8 * a, -4 * a])
+    return b.binary("add", inner, outer)
 
 
 @variant(aten._upsample_bilinear2d_aa.default, mode="bilinear")

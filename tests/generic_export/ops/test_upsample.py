@@ -67,6 +67,17 @@ def test_antialiased_downscaling() -> None:
         )
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    "wanted", [{"size": (5, 4)}, {"scale_factor": 0.5}, {"scale_factor": 2.0}, {"size": (40, 3)}], ids=str
+)
+def test_antialiased_at_dynamic_sizes(mode: str, wanted: dict[str, Any]) -> None:
+    sizes = [(torch.randn(1, 2, height, width),) for height, width in ((4, 6), (23, 9), (64, 31), (5, 4))]
+    axes = {"input_0": {2: "H", 3: "W"}}
+    options = {**wanted, "mode": mode, "antialias": True}
+    check(lambda x: F.interpolate(x, **options), (torch.randn(1, 2, 11, 8),), *sizes, dynamic_axes=axes)
+
+
 GRID_SAMPLES = [
     {"mode": mode, "padding_mode": padding, "align_corners": aligned}
     for mode in ("bilinear", "nearest", "bicubic")
