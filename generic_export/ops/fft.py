@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, DimLiteral
 from generic_export.ops.complex import as_complex_dtype, both_parts
 from generic_export.ops.shape import axis_of, volume
@@ -87,17 +86,15 @@ def fft_c2r(b: NnefBuilder, self: Value, dim: Sequence[int], normalization: int,
 
 
 def _doubled_inside(b: NnefBuilder, value: Value, axis: int, bins: Dim, size: Dim) -> Value:
-    """Double every frequency but 0 and, for an even size, the last one."""
-    odd = simplify_dim(sympy.Mod(sympy.sympify(size), 2))
-    if not isinstance(odd, int):
-        raise TranslationError(f"an inverse real transform of size {size}: it must be known to be even, or odd.")
-    end = bins if odd else simplify_dim(sympy.sympify(bins) - 1)
-    if same_dim(bins, 1):
-        return value
-    middle = as_pairs(b.slice(value, axis, 1, end))
-    doubled = as_complex(b.binary("mul", middle, b.scalar(2.0, middle.dtype)))
-    parts = [b.slice(value, axis, 0, 1), doubled]
-    return b.concat(parts if odd else [*parts, b.slice(value, axis, end, bins)], axis)
+    """Double every frequency but 0 and, for an even size, the last one: 1 + min(k, 1) * min(size - 2 k, 1) times each."""
+    pairs = as_pairs(value)
+    one, two, whole = (b.scalar(number, pairs.dtype) for number in (1.0, 2.0, sympy.sympify(size)))
+    places = b.cast(_range(b, bins), pairs.dtype)
+    opposite = b.binary("min", b.binary("sub", whole, b.binary("mul", places, two)), one)
+    times = b.binary("add", one, b.binary("mul", b.binary("min", places, one), opposite))
+    return as_complex(
+        b.binary("mul", pairs, b.unsqueeze(times, [other for other in range(pairs.rank) if other != axis]))
+    )
 
 
 def _zeros(b: NnefBuilder, value: Value, axis: int, count: Dim) -> Value:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from generic_export.errors import TranslationError
 from tests.engine_check import check
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -92,9 +91,19 @@ def test_short_time_transform(name: str, window: str | None) -> None:
     check(Spectrum(), (torch.randn(2, 80),), (torch.randn(2, 61),), dynamic_axes=AXES, atol=2e-5)
 
 
-def test_a_real_inverse_of_unknown_parity_is_refused() -> None:
-    with pytest.raises(TranslationError, match="even, or odd"):
-        check(lambda x: torch.fft.irfft(torch.fft.rfft(x), n=x.shape[1]), (torch.randn(2, 10),), dynamic_axes=AXES)
+def test_a_real_inverse_of_an_even_or_an_odd_length() -> None:
+    others = [(torch.randn(2, length),) for length in (1, 2, 3, 7, 16)]
+    check(lambda x: torch.fft.irfft(torch.fft.rfft(x), n=x.shape[1]), (torch.randn(2, 10),), *others, dynamic_axes=AXES)
+
+
+def test_a_convolution_of_two_dynamic_lengths() -> None:
+    def convolved(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1] + kernel.shape[1] - 1
+        return torch.fft.irfft(torch.fft.rfft(x, length) * torch.fft.rfft(kernel, length), length)
+
+    others = [(torch.randn(1, length), torch.randn(1, taps)) for length, taps in ((4, 3), (9, 2), (2, 8), (30, 11))]
+    axes = {"input_0": {1: "T"}, "input_1": {1: "K"}}
+    check(convolved, (torch.randn(1, 6), torch.randn(1, 5)), *others, dynamic_axes=axes)
 
 
 def test_over_two_dynamic_axes() -> None:
