@@ -119,10 +119,16 @@ def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
             shape.append(min(first, second, key=lambda size: len(str(size))))
         else:
             raise GraphError(
-                f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.",
-                "They are equal in the example, and not at every size. Give axes of one size one symbol, or declare one static.",
+                f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.", _advice(first, second)
             )
     return tuple(shape)
+
+
+def _advice(left: Dim, right: Dim) -> str:
+    equal = "They are equal in the example, and not at every size."
+    if all(sympy.sympify(each).is_Symbol for each in (left, right)):
+        return f"{equal} Give both axes one symbol, or declare one static."
+    return f"{equal} Take one from the other in the model, as in y[:, : x.shape[1]], or declare the axes static."
 
 
 def _meets_from_one(left: Dim, right: Dim) -> bool:
