@@ -35,6 +35,7 @@ class NotesSources:
 
 _TORCH_ROOT = os.path.dirname(torch.__file__)
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_CALLER_OF_MODELS = os.path.join(_PACKAGE, "torch_graph", "nested.py")
 _OWN_ROOTS = tuple(os.path.join(_PACKAGE, name) for name in ("torch_graph", "torchscript", "compat.py"))
 
 # docs/contributing/engine-facts.md#identifiers-and-literals: such identifiers break tract's expression parser.
@@ -80,6 +81,8 @@ def short_stacks() -> AbstractContextManager[Any]:
 def _user_frame() -> StackSummary:
     for frame, line in walk_stack(inspect.currentframe()):
         path = frame.f_code.co_filename
+        if path == _CALLER_OF_MODELS:  # what follows called the export
+            break
         if _is_user_code(path):
             # torch.fx drops a stack without a frame of this name.
             call = FrameSummary(path, line, "forward", lookup_line=False, line="")
