@@ -244,7 +244,16 @@ def _without_negative_dividends(expr: sympy.Expr) -> sympy.Expr:
     if not expr.has(torch_sympy.FloorDiv):
         return expr
     replaced = expr.replace(torch_sympy.FloorDiv, _of_no_negative)
-    return _without_subtracted_quotients(expr if replaced == expr else sympy.expand(replaced))
+    return _in_each_sum(expr if replaced == expr else sympy.expand(replaced))
+
+
+def _in_each_sum(expr: sympy.Expr) -> sympy.Expr:
+    """Return a size without subtracted quotients, also in what it divides and compares."""
+    if not expr.has(torch_sympy.FloorDiv):
+        return expr
+    args = [_in_each_sum(arg) for arg in expr.args]
+    same = all(new is old for new, old in zip(args, expr.args, strict=True))
+    return _without_subtracted_quotients(expr if same else expr.func(*args))
 
 
 def _without_subtracted_quotients(expr: sympy.Expr) -> sympy.Expr:

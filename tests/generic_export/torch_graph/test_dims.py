@@ -162,6 +162,13 @@ def test_a_missing_symbol_value_is_named() -> None:
         evaluate_dim(S + P, {"S": 3})
 
 
+def test_a_quotient_is_subtracted_nowhere_in_a_size() -> None:
+    rest = S - FloorDiv(S, 2)
+    assert dim_text(rest) == "(S+1)/2"
+    assert dim_text(2 * FloorDiv(rest, 2)) == "2*((S+1)/4)"
+    assert dim_text(Min(rest, P)) == "min((S+1)/2, P)"
+
+
 def test_extrema_that_one_period_decides_are_gone() -> None:
     height = dim_symbol("H")
     quarter, doubled_eighth = FloorDiv(height + 3, 4), 2 * FloorDiv(height + 7, 8)

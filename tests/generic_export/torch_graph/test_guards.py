@@ -47,13 +47,19 @@ def test_the_engine_refuses_what_the_archive_is_not_right_for(name: str, tmp_pat
             engine.run([torch.randn(2, length, 6).numpy()])
 
 
+def _in_pairs(x: torch.Tensor) -> torch.Tensor:
+    pairs = x.shape[1] // 2
+    return x[:, : 2 * pairs].reshape(x.shape[0], pairs, 8)
+
+
 # Of [B, T, 4], as long as the example is; strides in memory are those of a whole tensor there, and elsewhere not.
 LAYOUTS: dict[str, Forward] = {
-    "reshape": lambda x: x[:, : 2 * (x.shape[1] // 2)].reshape(x.shape[0], x.shape[1] // 2, 8),
+    "reshape": _in_pairs,
     "flatten": lambda x: x[:, :6].flatten(1).sum(1),
     "flatten the batch": lambda x: x[:, :6].flatten(0, 1) * 2,
     "contiguous": lambda x: x[:, :6].contiguous() + 1,
     "view": lambda x: x[:, :6].contiguous().view(-1, 4) + 1,
+    "of a half": lambda x: _in_pairs(x[:, x.shape[1] // 2 :]),
     "of a cut": lambda x: x[:, 1:][:, : 2 * ((x.shape[1] - 1) // 2)].reshape(x.shape[0], -1, 8),
 }
 
