@@ -108,7 +108,7 @@ def enforced(assertions: Sequence[Assertion], conditions: Sequence[SizeCondition
 
 
 def enforced_relations(assertions: Sequence[str]) -> tuple[str, ...]:
-    """Return the relations among those of a document, outside of which tract refuses to run it."""
+    """Return those of a document's assertions that tract checks before a run."""
     parts = [assertion.partition(": ") for assertion in assertions]
     return tuple(relation for label, _, relation in parts if relation and not label.endswith(_AGAIN))
 

@@ -317,10 +317,8 @@ def captured_for_any_size(of_kernels: Callable[[], bool], of_layouts: Callable[[
         if known is not None and (file or of_kernels()):  # C++ says where it asks
             return known
         if _is_equality_of_sizes(node):
-            is_compared_in_kernel = file.endswith(_COMPARED_IN_KERNELS)
-            if is_compared_in_kernel and node.hint is isinstance(node.expr, sympy.Ne):
-                return node.hint
-            if of_layouts(is_compared_in_kernel):
+            in_kernel, differ = file.endswith(_COMPARED_IN_KERNELS), node.hint is isinstance(node.expr, sympy.Ne)
+            if (in_kernel and differ) or of_layouts(in_kernel):
                 return bool(node.hint)
         return guard_bool(node, file, line)
 

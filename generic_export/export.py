@@ -255,11 +255,14 @@ _PADDING_SKIPPED = (
 
 def _skips_padding(model: nn.Module) -> bool:
     """Say whether a module has PyTorch's fast path for padded batches, which captures do not take."""
-    return torch.backends.mha.get_fastpath_enabled() and any(map(_is_nesting, model.modules()))
+    return bool(_encoders_that_skip(model))
 
 
-def _is_nesting(module: nn.Module) -> bool:
-    return isinstance(module, nn.TransformerEncoder) and module.enable_nested_tensor
+def _encoders_that_skip(model: nn.Module) -> list[nn.TransformerEncoder]:
+    if not torch.backends.mha.get_fastpath_enabled():
+        return []
+    encoders = (module for module in model.modules() if isinstance(module, nn.TransformerEncoder))
+    return [encoder for encoder in encoders if encoder.enable_nested_tensor]
 
 
 @contextmanager
@@ -271,8 +274,8 @@ def _told_of_skipped_padding(model: nn.Module) -> Iterator[None]:
         masked.append((args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")) is not None)
 
     with ExitStack() as stack:
-        for module in filter(_is_nesting, model.modules() if torch.backends.mha.get_fastpath_enabled() else ()):
-            stack.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        for encoder in _encoders_that_skip(model):
+            stack.callback(encoder.register_forward_pre_hook(note, with_kwargs=True).remove)
         yield
     if any(masked):
         warnings.warn(_PADDING_SKIPPED, stacklevel=4)

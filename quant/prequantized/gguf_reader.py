@@ -1,7 +1,7 @@
 """The `gguf` package's reader: long arrays of a file's metadata stay one piece, the tensors of all parts of a model are there.
 
 In: the class of that package. Out: one that reads the same file into the same fields; a vocabulary of 262,144 strings, numbers and
-types is not taken apart before somebody wants it. Format: `gguf.md` of ggml, `gguf_metadata_value_t`.
+types is not decoded until it is read. Format: `gguf.md` of ggml, `gguf_metadata_value_t`.
 """
 
 from __future__ import annotations

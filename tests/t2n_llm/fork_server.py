@@ -88,7 +88,7 @@ class ForkedCommand:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the one process."""
+        """Send a signal to the process, and to none of its descendants."""
         os.kill(self.pid, number)
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class NewCommand:
         return self._process.wait(timeout)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the one process. On Windows it is killed, whatever the signal."""
+        """Send a signal to the process. On Windows, any signal kills it."""
         os.kill(self.pid, number)
 
     def close(self) -> None:

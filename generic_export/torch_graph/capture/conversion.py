@@ -53,6 +53,7 @@ WITHOUT_VALUES = {
     "repeat_interleave": "Repeat by a number, or gather with indices that are an input.",
     "_pack_padded_sequence": "Run the layer on the padded batch (batch_first) and mask what it returns.",
 }
+"""What to write instead of operators whose results have sizes that depend on values."""
 
 
 def _by_values(node: Node, module: nn.Module) -> NotCapturableError:

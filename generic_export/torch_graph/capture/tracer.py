@@ -243,7 +243,7 @@ class TorchModuleTracer(CaptureRequest):
         """Return the size of each symbol in the example.
 
         Raises:
-            SpecializedAxisError: a symbol is no axis of an input, so that nobody could hold the archive to a branch on it.
+            SpecializedAxisError: a symbol is not the size of an input's axis, so tract cannot check a condition on it.
         """
         sizes = symbols_at(program, [tensor.shape for tensor in call.tensors])
         if sizes is None:
@@ -451,13 +451,13 @@ def _capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) 
     where = f" at {source}" if source else ""
     if _reads_packed(error):
         return NotCapturableError(
-            f"{type(module).__name__}{where or _line_before(error)}: the sizes of a packed sequence depend on values, which NNEF "
+            f"{type(module).__name__}{where or _raised_at(error)}: the sizes of a packed sequence depend on values, which NNEF "
             "cannot express.",
             WITHOUT_VALUES["_pack_padded_sequence"],
         )
     if is_over_values(error):
         return NotCapturableError(
-            f"{type(module).__name__}{where or _line_before(error)}: a number that is read from a tensor decides a size or a "
+            f"{type(module).__name__}{where or _raised_at(error)}: a number that is read from a tensor decides a size or a "
             "branch, which torch.export cannot capture.",
             "Make it the size of an input's axis, or compute with masks and torch.where; the cause carries PyTorch's full account.",
         )
@@ -469,12 +469,13 @@ def _capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) 
 
 def _reads_packed(error: Exception) -> bool:
     """Say whether the code of packed sequences failed, or that of a recurrent layer over one."""
-    paths = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     packing, layer = (os.path.join("torch", "nn", *below) for below in (("utils", "rnn.py"), ("modules", "rnn.py")))
     return any(path.endswith(packing) or (path.endswith(layer) and isinstance(error, TypeError)) for path in paths)
 
 
-def _line_before(error: Exception) -> str:
+def _raised_at(error: Exception) -> str:
+    """Return " at file:line" of the model's code that an error came from ("" if it came from none)."""
     found = user_source("".join(traceback.format_tb(error.__traceback__)))
     return f" at {found}" if found else ""
 

@@ -11,7 +11,7 @@ the conditions under which the program does what its module does.
 | of several symbols, in words that tract has | a relation: tract refuses sizes that break it |
 | anything else | no relation: the capture is refused (`tracer.py`), with the line that asked |
 
-What the model's own code asks is dropped where `tracer.py` shows that the program is right on the other side as well.
+A condition of the model's own code is dropped if `tracer.py` shows that the program is also right where it fails.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def _constant_quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
         ):
             return quotient
     factors = sympy.Mul.make_args(sympy.factor_terms(base))
-    whole = next((each for each in factors if _is_whole(each, divisor)), None)
-    if whole is not None and len(factors) > 1:
+    whole = next((each for each in factors if _is_whole(each, divisor)), None) if len(factors) > 1 else None
+    if whole is not None:
         rest = sympy.Mul(*(each for each in factors if each is not whole))
         return rest if whole == divisor else rest * torch_sympy.FloorDiv(whole, divisor)
     return torch_sympy.FloorDiv(base, divisor)

@@ -116,9 +116,8 @@ def test_an_encoder_that_skips_padding_says_so_without_any() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
     nothing = torch.zeros(2, 5, dtype=torch.bool)
-    model = Function(lambda x, padding: x)
+    model = Function(lambda x, padding: encoder(x, src_key_padding_mask=padding))
     model.encoder = encoder
-    model.function = lambda x, padding: encoder(x, src_key_padding_mask=padding)
     axes = {**LENGTH, "input_1": {0: "B", 1: "T"}}
     with pytest.warns(UserWarning, match="skips the positions that src_key_padding_mask leaves out"):
         check(model, (torch.randn(2, 5, 8), nothing), dynamic_axes=axes)
