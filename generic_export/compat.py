@@ -6,7 +6,7 @@ All of them are in torch 2.10 to 2.15, where they were tried; where releases dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from traceback import StackSummary
@@ -299,7 +299,9 @@ COMPARING_STRIDES = frozenset({"_compute_stride", "_hinted_eq", "is_contiguous"}
 
 
 @contextmanager
-def captured_for_any_size(of_kernels: Callable[[], bool], of_layouts: Callable[[bool], bool]) -> Iterator[None]:
+def captured_for_any_size(
+    of_kernels: Callable[[], bool], of_layouts: Callable[[bool], bool], asking_for_models: Iterable[str] = ()
+) -> Iterator[None]:
     """Let captures reason about sizes that may be 0, 1 or many, and leave what they assume to us, for the length of the block.
 
     PyTorch's kernels ask whether a size is 0 or 1 in order to lay out memory (`reshape` of a batch of 1), and get the answer of
@@ -309,6 +311,7 @@ def captured_for_any_size(of_kernels: Callable[[], bool], of_layouts: Callable[[
     Args:
         of_kernels: returns True when the question comes from PyTorch's own Python code.
         of_layouts: returns True when it comes from what compares strides alone; given whether a kernel in C++ asks.
+        asking_for_models: files of ours that ask what the code that called them would ask.
     """
     guard_bool = SymNode.guard_bool
 
@@ -327,7 +330,7 @@ def captured_for_any_size(of_kernels: Callable[[], bool], of_layouts: Callable[[
             fake_mode.shape_env.frozen = True
 
     # PyTorch says of each guard which line asked for it, and those here are none.
-    passed_over = frozenset({*symbolic_shapes.uninteresting_files(), __file__})
+    passed_over = frozenset({*symbolic_shapes.uninteresting_files(), __file__, *asking_for_models})
     with (
         mock.patch.object(symbolic_shapes, "uninteresting_files", lambda: passed_over),
         fx_config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,33 +78,42 @@ def judged(module: RandomModule, count: int) -> tuple[str, str]:
             return EXPORT, str(error)
         except Exception as error:
             return UNTOLD, f"{type(error).__name__}: {error}"
-        return _compared(module, archive, count)
+        try:
+            return _compared(module, archive, count)
+        except EngineError as error:
+            return DIED, f"at the load: {error}"
 
 
 def _compared(module: RandomModule, archive: Path, count: int) -> tuple[str, str]:
     refused = ""
-    for sizes in module.other_sizes(count):
-        inputs = module.inputs(sizes)
-        try:
-            with torch.no_grad():
-                expected = module(*inputs).numpy()
-        except (RuntimeError, IndexError):
-            continue
-        if expected.size == 0:
-            continue
-        try:
-            with TractWheel(timeout_seconds=_SECONDS).load(archive) as engine:
+    with TractWheel(timeout_seconds=_SECONDS).load(archive) as engine:
+        for sizes in module.other_sizes(count):
+            inputs = module.inputs(sizes)
+            expected = _expected(module, inputs)
+            if expected is None:
+                continue
+            try:
                 (answer,) = engine.run([each.numpy() for each in inputs])
-        except EngineCrashError as error:
-            return DIED, f"{sizes}: {error}"
-        except EngineTimeoutError as error:
-            return ENDLESS, f"{sizes}: {error}"
-        except EngineError as error:
-            refused = f"{sizes}: {error}"
-            continue
-        if answer.shape != expected.shape or not np.allclose(answer, expected, atol=TOLERANCE, rtol=TOLERANCE):
-            return WRONG, f"{sizes}: {answer.shape} for {expected.shape}"
+            except EngineCrashError as error:
+                return DIED, f"{sizes}: {error}"
+            except EngineTimeoutError as error:
+                return ENDLESS, f"{sizes}: {error}"
+            except EngineError as error:
+                refused = f"{sizes}: {error}"
+                continue
+            if answer.shape != expected.shape or not np.allclose(answer, expected, atol=TOLERANCE, rtol=TOLERANCE):
+                return WRONG, f"{sizes}: {answer.shape} for {expected.shape}"
     return (RUN, refused) if refused else (RIGHT, "")
+
+
+def _expected(module: RandomModule, inputs: Sequence[torch.Tensor]) -> np.ndarray | None:
+    """Return what PyTorch says; None for sizes that it does not take, and for a result without elements."""
+    try:
+        with torch.no_grad():
+            expected: np.ndarray = module(*inputs).numpy()
+    except (RuntimeError, IndexError):
+        return None
+    return expected if expected.size else None
 
 
 def main() -> int:

@@ -36,7 +36,10 @@ class NotesSources:
 _TORCH_ROOT = os.path.dirname(torch.__file__)
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _CALLER_OF_MODELS = os.path.join(_PACKAGE, "torch_graph", "nested.py")
-_OWN_ROOTS = tuple(os.path.join(_PACKAGE, name) for name in ("torch_graph", "torchscript", "compat.py"))
+_OWN_ROOTS = tuple(
+    os.path.join(_PACKAGE, name) for name in ("torch_graph", "torchscript", "capture.py", "compat.py", "export.py")
+)
+_TYPED_IN = ("<stdin>", "<string>")
 
 # docs/contributing/engine-facts.md#identifiers-and-literals: such identifiers break tract's expression parser.
 _RESERVED_PREFIXES = ("true", "false", "inf")
@@ -70,7 +73,7 @@ def user_source(stack_trace: str) -> str:
 
 
 def _is_user_code(path: str) -> bool:
-    return not path.startswith((_TORCH_ROOT, *_OWN_ROOTS, "<"))
+    return path in _TYPED_IN or not path.startswith((_TORCH_ROOT, *_OWN_ROOTS, "<"))
 
 
 def short_stacks() -> AbstractContextManager[Any]:

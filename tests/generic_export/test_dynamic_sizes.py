@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +70,8 @@ ON_BOTH_SIDES: dict[str, Case] = {
     "a map over the batch": lambda x: torch.vmap(lambda row: row.cumsum(0) * 2)(x),
     "rows of a table, summed": lambda x: (x + torch.linspace(0, 1, 64)[: x.shape[1], None]).cumsum(1),
     "every second of the last": lambda x: x[:, -9:][:, ::2],
+    "the first of pieces of three": lambda x: x.split(3, 1)[0],
+    "the first of four pieces": lambda x: torch.chunk(x, 4, dim=1)[0] * 2,
 }
 
 
@@ -90,13 +92,30 @@ def test_a_crop_of_the_middle_has_a_least_length() -> None:
         )
 
 
-def test_a_split_is_held_to_its_number_of_parts() -> None:
+@pytest.mark.parametrize("all_of", [list, lambda pieces: [*pieces], lambda pieces: pieces[:], lambda pieces: pieces + ()])
+def test_a_split_is_held_to_its_number_of_parts(all_of: Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]) -> None:
     with pytest.warns(UserWarning, match="T >= 3"):
         check(
-            lambda x: x.split(x.shape[1] // 2 + 1, 1)[0],
+            lambda x: all_of(x.split(x.shape[1] // 2 + 1, 1))[0],
             *[(torch.randn(batch, length, 4),) for batch, length in ((1, 9), (2, 3), (1, 4), (3, 41))],
             dynamic_axes=LENGTH,
         )
+
+
+def test_a_piece_is_held_to_being_there() -> None:
+    def second(x: torch.Tensor) -> torch.Tensor:
+        return x.split(split_size=3, dim=1)[1]
+
+    with pytest.warns(UserWarning, match=r"test_dynamic_sizes.py:\d+: the archive is right where T > 3"):
+        check(second, *[(torch.randn(1, length, 4),) for length in (9, 4, 5, 6, 7, 23)], dynamic_axes=LENGTH)
+
+
+def test_all_pieces_go_into_a_function_of_pytorch() -> None:
+    check(
+        lambda x: torch.cat(x.chunk(2, 1)[::-1], 1) + torch.cat(tensors=x.split(x.shape[1], 1), dim=1),
+        *[(torch.randn(2, length, 4),) for length in (9, 2, 5, 6)],
+        dynamic_axes=LENGTH,
+    )
 
 
 def test_sizes_that_meet_at_multiples_alone_are_declared(tmp_path: Path) -> None:

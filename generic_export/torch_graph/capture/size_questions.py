@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from generic_export.compat import COMPARING_STRIDES, captured_for_any_size, cut_sizes_seen, slice_ends_decided
+from generic_export.torch_graph.decompose import pieces
 from generic_export.torch_graph.sizes.branch import Branch, source_in_model
 
 _NOT_ASKING = ("torch/__init__.py", "torch/fx/experimental/")
@@ -54,7 +55,8 @@ def sizes_decided(*, within_tables: bool, told: bool) -> Iterator[list[Branch]]:
     ends = slice_ends_decided(
         lambda condition: decided.append(Branch(condition, _line_of_model(), is_certain=True)), within
     )
-    with captured_for_any_size(_asked_by_kernels, _asked_for_a_layout), ends, cut_sizes_seen(note_cut):
+    oblivious = captured_for_any_size(_asked_by_kernels, _asked_for_a_layout, [pieces.__file__])
+    with oblivious, ends, cut_sizes_seen(note_cut):
         yield decided
 
 

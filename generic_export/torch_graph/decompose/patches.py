@@ -30,6 +30,7 @@ from generic_export.compat import (
 )
 from generic_export.errors import CaptureError
 from generic_export.torch_graph.decompose.least_squares import lstsq
+from generic_export.torch_graph.decompose.pieces import Pieces, without_pieces
 from generic_export.torch_graph.decompose.recursive_filters import filters_as_loops
 from generic_export.torch_graph.decompose.statistics import corrcoef, cov
 from generic_export.torch_graph.naming import short_stacks
@@ -134,7 +135,9 @@ class _PlainFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return _REPLACED.get(func, func)(*args, **(kwargs or {}))
+        args = tuple(map(without_pieces, args))
+        kwargs = {name: without_pieces(value) for name, value in (kwargs or {}).items()}
+        return _REPLACED.get(func, func)(*args, **kwargs)
 
 
 def _getitem(self: torch.Tensor, index: Any) -> Any:
@@ -150,16 +153,25 @@ def _getitem(self: torch.Tensor, index: Any) -> Any:
 
 
 def _chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Any:
-    """Chunks of batches that were put together: PyTorch counts them by a division that freezes the batch.
+    """Chunks of an axis that changes; of batches that were put together, PyTorch counts them by a division that freezes the batch.
 
     Inputs that share a batch have symbols of their own here, equal by the end of the capture. That the chunks divide their sum is
     asked as a model's own code would; of one size it would be a condition that the model does not have.
     """
     size = input.shape[dim]
-    summed = isinstance(size, torch.SymInt) and len(size.node.expr.free_symbols) > 1
-    if summed and chunks > 0 and size % chunks == 0:
+    if not isinstance(size, torch.SymInt) or chunks < 1:
+        return input.chunk(chunks, dim)
+    if len(size.node.expr.free_symbols) > 1 and size % chunks == 0:
         return input.split([size // chunks] * chunks, dim)
-    return input.chunk(chunks, dim)
+    return Pieces(input, (size + chunks - 1) // chunks, dim, lambda: aten.chunk.default(input, chunks, dim))
+
+
+def _split(tensor: torch.Tensor, split_size_or_sections: Any = None, dim: int = 0, **options: Any) -> Any:
+    """Pieces of one length, of an axis that changes."""
+    length = options.get("split_size", split_size_or_sections)  # torch.Tensor.split calls it so
+    if isinstance(length, int | torch.SymInt) and isinstance(tensor.shape[dim], torch.SymInt) and length > 0:
+        return Pieces(tensor, length, dim, lambda: aten.split.Tensor(tensor, length, dim))
+    return tensor.split(length, dim)
 
 
 def _tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
@@ -185,6 +197,8 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     _get_item: _getitem,
     torch.chunk: _chunk,
     torch.Tensor.chunk: _chunk,
+    torch.split: _split,
+    torch.Tensor.split: _split,
     torch.tensor_split: _tensor_split,
     torch.Tensor.tensor_split: _tensor_split,
     torch.cov: cov,
