@@ -80,6 +80,17 @@ def shape_guards(program: ExportedProgram) -> list[Any]:
     return list(environment.guards) if environment else []
 
 
+@contextmanager
+def guards_noted(program: ExportedProgram) -> Iterator[None]:
+    """Let what is done to a captured program note what it assumes of sizes, as the capture did, for the length of the block."""
+    environment = _shape_environment(program)
+    if environment is None:
+        yield
+        return
+    with mock.patch.object(environment, "frozen", False):
+        yield
+
+
 def over_sizes_of_inputs(program: ExportedProgram, expr: sympy.Basic) -> sympy.Basic:
     """Return an expression with the symbols that PyTorch found to be equal to others in the places of those."""
     environment = _shape_environment(program)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from generic_export.errors import TranslationError
 from generic_export.ops.conv import surrounded
+from generic_export.ops.indexing import gather, positions
 from generic_export.ops.variants import variant
 from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Scalar, Value
@@ -73,14 +73,27 @@ def _constant(b: NnefBuilder, value: Value, amounts: Amounts, fill: Scalar) -> V
 
 
 def _mirrored(b: NnefBuilder, value: Value, amounts: Amounts, border: str) -> Value:
-    if not _is_plain(amounts):
-        raise TranslationError(f"{border} padding by a dynamic amount: tract's pad takes numbers only.")
+    if not _is_plain(amounts):  # tract's pad takes numbers only
+        for axis, (before, after) in enumerate(amounts):
+            if before != 0 or after != 0:
+                value = gather(b, value, _sources(b, value.shape[axis], before, after, border), axis)
+        return value
     # PyTorch mirrors the whole source, then cuts: a cut may go beyond what the source itself has.
     added = [(max(int(before), 0), max(int(after), 0)) for before, after in amounts]  # type: ignore[arg-type]
     cuts: Amounts = [(min(int(before), 0), min(int(after), 0)) for before, after in amounts]  # type: ignore[arg-type]
     if any(amount for pair in added for amount in pair):
         value = surrounded(b, value, added, border=border)
     return _cropped(b, value, cuts)[0]
+
+
+def _sources(b: NnefBuilder, size: Dim, before: Dim, after: Dim, border: str) -> Value:
+    """Return the index in the source of each place of an axis that is mirrored or repeated at its ends (i64)."""
+    last = b.scalar(simplify_dim(sympy.sympify(size) - 1), torch.int64)
+    length = simplify_dim(sympy.sympify(size) + before + after)
+    source = b.binary("sub", positions(b, length), b.scalar(before, torch.int64))
+    if border == _BORDERS["reflect"]:
+        return b.binary("sub", last, b.unary("abs", b.binary("sub", last, b.unary("abs", source))))
+    return b.binary("min", b.binary("max", source, b.scalar(0, torch.int64)), last)
 
 
 def _circular(b: NnefBuilder, value: Value, amounts: Amounts) -> Value:

@@ -76,20 +76,22 @@ def unfold(b: NnefBuilder, self: Value, dimension: int, size: int, step: int) ->
 # --- strides -------------------------------------------------------------------------------------
 
 
-def _strided_places(
-    b: NnefBuilder, value: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None
-) -> Value:
-    """Return where the elements of a strided view lie in the memory of a contiguous tensor.
+def _require_stored(b: NnefBuilder, value: Value) -> None:
+    """Refuse a tensor that is neither an input nor a parameter, the memory of which no graph knows.
 
     Raises:
-        TranslationError: the tensor is itself a view, whose memory has another order.
+        TranslationError: it is computed.
     """
     makers = [emission.operator for emission in b.emissions if value in emission.outputs]
     if makers not in (["tract_core_external"], ["variable"]):
         raise TranslationError(
-            "as_strided of a computed tensor: the graph knows its elements, not its memory.",
-            "Use unfold, slices or index_select.",
+            "as_strided of a computed tensor that does not lie in memory as it is indexed: the graph knows its elements alone.",
+            "Call contiguous() first, or use unfold, slices or index_select.",
         )
+
+
+def _strided_places(b: NnefBuilder, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None) -> Value:
+    """Return where the elements of a strided view lie in the memory of a contiguous tensor."""
     rank = len(size)
     place = b.full((1,) * rank, storage_offset or 0, torch.int64)
     for axis, (count, step) in enumerate(zip(size, stride, strict=True)):
@@ -98,12 +100,22 @@ def _strided_places(
     return place
 
 
-@translates(aten.as_strided.default, aten.as_strided_copy.default)
+@translates(aten.as_strided.default)
 def as_strided(
     b: NnefBuilder, self: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
 ) -> Value:
     """as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"""
-    place = _strided_places(b, self, size, stride, storage_offset)
+    _require_stored(b, self)
+    return strided_copy(b, self, size, stride, storage_offset)
+
+
+@translates(aten.as_strided_copy.default)
+def strided_copy(
+    b: NnefBuilder, self: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
+) -> Value:
+    """as_strided_copy(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""
+    # `decompose/strided.py` leaves this operator where the tensor is contiguous alone.
+    place = _strided_places(b, size, stride, storage_offset)
     return gather(b, b.reshape(self, [volume(self.shape)]), place, 0)
 
 
@@ -127,7 +139,8 @@ def as_strided_scatter(
     storage_offset: Dim | None = None,
 ) -> Value:
     """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""
-    place = _strided_places(b, self, size, stride, storage_offset)
+    _require_stored(b, self)
+    place = _strided_places(b, size, stride, storage_offset)
     flat = b.reshape(self, [volume(self.shape)])
     return b.reshape(put_rows(b, flat, [place], b.cast(src, self.dtype)), self.shape)
 

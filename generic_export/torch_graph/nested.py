@@ -64,8 +64,10 @@ class FlatCall:
 def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:
     """Return the tensors of a result and their names: `output`, `output_0`, or what dicts and dataclasses call them.
 
+    Numbers are tensors of rank 0; None is left out.
+
     Raises:
-        CaptureError: something in the result is neither a tensor nor None.
+        CaptureError: something in the result is neither a tensor, a number nor None.
     """
     found: _Leaves = []
     if isinstance(result, torch.Tensor):
@@ -75,6 +77,7 @@ def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...
             _take_apart(item, f"output_{index}", found)
     else:
         _take_apart(result, "", found)
+    found = [(name, _as_tensor(leaf)) for name, leaf in found]
     for name, leaf in found:
         if not isinstance(leaf, torch.Tensor) and leaf is not None:
             raise CaptureError(
@@ -85,6 +88,13 @@ def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...
     if len(tensors) == 1 and tensors[0][0] == "output_0":
         tensors = [("output", tensors[0][1])]
     return tuple(name for name, _ in tensors), tuple(tensor for _, tensor in tensors)
+
+
+def _as_tensor(leaf: Any) -> Any:
+    """Return a number, which may be a size, as a tensor of rank 0 (i64, f32 or bool)."""
+    if isinstance(leaf, torch.SymInt):
+        return torch.full((), leaf, dtype=torch.int64)
+    return torch.tensor(leaf) if isinstance(leaf, bool | int | float) else leaf
 
 
 @contextmanager

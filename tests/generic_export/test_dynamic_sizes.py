@@ -72,6 +72,8 @@ ON_BOTH_SIDES: dict[str, Case] = {
     "every second of the last": lambda x: x[:, -9:][:, ::2],
     "the first of pieces of three": lambda x: x.split(3, 1)[0],
     "the first of four pieces": lambda x: torch.chunk(x, 4, dim=1)[0] * 2,
+    "what PyTorch writes with broadcasts": lambda x: F.elu(F.elu(torch.addcmul(x, x, x)) - 1),
+    "a loss of each": lambda x: F.huber_loss(F.softshrink(x), x * 2, reduction="none"),
 }
 
 
@@ -83,6 +85,13 @@ def test_sizes_on_both_sides_of_every_number(name: str, batch: int) -> None:
     check(ON_BOTH_SIDES[name], (torch.randn(batch, lengths[0], 8),), *others, dynamic_axes=LENGTH)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_distances_between_few_and_many(batch: int) -> None:
+    lengths = (30, 1, 7, 25, 26) if batch == 1 else (7, 26)
+    others = [(torch.randn(3 - batch, length, 8),) for length in lengths[1:]]
+    check(lambda x: torch.cdist(x, x * 2), (torch.randn(batch, lengths[0], 8),), *others, dynamic_axes=LENGTH)
+
+
 def test_a_crop_of_the_middle_has_a_least_length() -> None:
     with pytest.warns(UserWarning, match="T >= 8"):
         check(
@@ -92,8 +101,10 @@ def test_a_crop_of_the_middle_has_a_least_length() -> None:
         )
 
 
-@pytest.mark.parametrize("all_of", [list, lambda pieces: [*pieces], lambda pieces: pieces[:], lambda pieces: pieces + ()])
-def test_a_split_is_held_to_its_number_of_parts(all_of: Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]) -> None:
+@pytest.mark.parametrize("all_of", [list, lambda pieces: [*pieces], lambda pieces: pieces[:]])
+def test_a_split_is_held_to_its_number_of_parts(
+    all_of: Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]],
+) -> None:
     with pytest.warns(UserWarning, match="T >= 3"):
         check(
             lambda x: all_of(x.split(x.shape[1] // 2 + 1, 1))[0],

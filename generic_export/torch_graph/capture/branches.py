@@ -96,6 +96,16 @@ class OneWay:
 
         return input_shapes(self.program, min(self.trials, key=rank))
 
+    def shapes_with_one(self, branch: Branch, example: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
+        """Return the shapes of the example, but with 1 for the size that a condition is about; None where that may not be."""
+        sizes = symbols_at(self.program, example)
+        (symbol,) = branch.condition.free_symbols
+        name = self.names.get(symbol)
+        if sizes is None:
+            return None
+        ones = {each: 1 if self.names.get(each) == name else size for each, size in sizes.items()}
+        return input_shapes(self.program, ones)
+
     def stands_for(self, other: OneWay) -> bool:
         """Say whether this program is right where the other one is, and the module goes one of the two ways at every size tried.
 

@@ -55,7 +55,8 @@ class _AsCaptured(Interpreter):
     """Runs a graph; `squeeze` drops the axes whose size was fixed at 1 in the capture, and no dynamic one."""
 
     def run_node(self, n: Node) -> Any:
-        if n.op != "output" and not n.users and not _writes(n):  # a part of a split that is not there at every size
+        # A part of a split that is not there at every size; placeholders without users take their arguments all the same.
+        if n.op not in ("output", "placeholder") and not n.users and not _writes(n):
             return None
         if n.target not in SQUEEZES:
             return super().run_node(n)

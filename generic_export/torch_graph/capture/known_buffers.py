@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from generic_export.compat import DisableTorchFunction, pytree, without_modes
 from generic_export.errors import CaptureError
+from generic_export.torch_graph.sizes.in_tensors import SizeNumber, computed_of_sizes
 
 MOST_VALUES = 64
 """How many values a buffer may have that a module decides by, and what is computed of it."""
@@ -41,6 +42,7 @@ _READERS = frozenset(
     }
 )
 """What gives Python the values of tensors."""
+_PADS = frozenset({torch.nn.functional.pad, torch._C._nn.pad})
 
 
 def small_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -120,7 +122,15 @@ class _KnownValues(TorchFunctionMode):
         if _writes(func, kwargs):
             self._forget(func, args, kwargs)
             return func(*args, **kwargs)
-        whole = len(found) == len(tensors) and not any(map(_is_symbolic, leaves))
+        known, sized = len(found) == len(tensors), any(map(_is_symbolic, leaves))
+        if known and sized and not kwargs and (size := self._of_sizes(func, args)) is not None:
+            self._read |= origins
+            return size
+        if func in _PADS:
+            self._read |= origins
+            args = (args[0], pytree.tree_map_only(torch.Tensor, self._number, args[1]), *args[2:])
+            return func(*args, **kwargs)
+        whole = known and not sized
         if whole and func in _READERS:
             self._read |= origins
             return self._computed(func, args, kwargs)
@@ -128,6 +138,16 @@ class _KnownValues(TorchFunctionMode):
         if whole:
             self._learn(func, args, kwargs, result, origins)
         return result
+
+    def _of_sizes(self, func: Callable[..., Any], args: tuple) -> Any:
+        """Return what is computed of sizes and of single known numbers; None where it is no arithmetic."""
+        numbers = pytree.tree_map_only(torch.Tensor, self._number, args)
+        return None if any(isinstance(each, torch.Tensor) for each in numbers) else computed_of_sizes(func, numbers)
+
+    def _number(self, tensor: torch.Tensor) -> Any:
+        """Return the number in a known tensor of rank 0, and any other tensor as it is."""
+        known = self._known.get(id(tensor))
+        return tensor if known is None or known.value.ndim else known.value.item()
 
     def refuse_written(self, names: Iterator[str]) -> None:
         """Raise an error where a buffer that decided something is written to.
@@ -195,7 +215,7 @@ _NOT_IN_PLACE = frozenset({"__int__", "__index__", "__invert__", "__init__"})
 
 
 def _is_symbolic(value: Any) -> bool:
-    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | SizeNumber)
 
 
 __all__ = ["MOST_VALUES", "decided_by", "forward_decided_by", "small_buffers"]

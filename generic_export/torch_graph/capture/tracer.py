@@ -7,8 +7,6 @@ Runs on fake tensors with symbolic sizes, so meta modules work and no weight is 
 from __future__ import annotations
 
 import logging
-import os
-import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,25 +23,29 @@ from generic_export.compat import (
     CAPTURE_LOGGERS,
     JitGraph,
     OpOverload,
+    guards_noted,
     is_over_values,
+    shape_guards,
     without_printed_graphs,
 )
-from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError, T2NError
+from generic_export.errors import OptionError, T2NError
 from generic_export.logs import logging_at
 from generic_export.torch_graph.capture.branches import OneWay, symbols_at
-from generic_export.torch_graph.capture.conversion import WITHOUT_VALUES, Conversion, check_symbolic, symbol_names
+from generic_export.torch_graph.capture.conversion import Conversion, check_symbolic, symbol_names
 from generic_export.torch_graph.capture.freezes import Freezes, recorded_freezes, with_whole_sizes
 from generic_export.torch_graph.capture.interpretation import agrees
 from generic_export.torch_graph.capture.jit_trace import checked_trace, graph_of, trace_of
 from generic_export.torch_graph.capture.known_buffers import forward_decided_by, small_buffers
+from generic_export.torch_graph.capture.refusals import capture_error, refused
 from generic_export.torch_graph.capture.size_questions import TableEndsError, sizes_decided
 from generic_export.torch_graph.capture.units import kept_whole
 from generic_export.torch_graph.decompose.decomposition import decomposed, functional
 from generic_export.torch_graph.decompose.masked_writes import without_masked_writes
 from generic_export.torch_graph.decompose.patches import capture_patches
+from generic_export.torch_graph.decompose.strided import with_known_strides
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.methods import as_forward
-from generic_export.torch_graph.naming import NotesSources, user_source
+from generic_export.torch_graph.naming import NotesSources
 from generic_export.torch_graph.nested import FlatCall, flat_forward
 from generic_export.torch_graph.request import (
     AxisSymbol,
@@ -69,11 +71,11 @@ from generic_export.torch_graph.state import buffers_kept
 
 @dataclass(frozen=True)
 class _Captured:
-    """A program, what was decided of sizes beside PyTorch's guards, and the conditions under which it is right."""
+    """A program, what was decided of sizes beside PyTorch's guards, and the assumptions under which it is right."""
 
     program: ExportedProgram
     decided: tuple[Branch, ...] = ()
-    conditions: tuple[SizeCondition, ...] = ()
+    branches: tuple[Branch, ...] = ()
 
 
 @dataclass(frozen=True, init=False)
@@ -161,13 +163,11 @@ class TorchModuleTracer(CaptureRequest):
         outputs: list[str] = []
         with self._capturing(call, freezes) as result_names:
             found = self._captured(call, names, freezes.lines)
-            program = functional(found.program)
-            without_masked_writes(program)
-            if self.keep is not None:
-                program = decomposed(program, self.keep)
+            program, later = self._rewritten(found.program, names)
             outputs += result_names
         named = replace(self, input_names=names, output_names=self.output_names or tuple(outputs))
-        conditions = (*self._declared(), *found.conditions)
+        held = self._conditions(found.program, (*found.branches, *later), call, names, freezes.lines)
+        conditions = (*self._declared(), *held)
         converted = Conversion(named, program, bounds_of(conditions))
         declarations = assumed(program, converted.symbols)
         graph = replace(converted.graph(), conditions=conditions, declarations=declarations)
@@ -185,7 +185,20 @@ class TorchModuleTracer(CaptureRequest):
     def _program(self, freezes: Freezes) -> ExportedProgram:
         call, names = self._call()
         with self._capturing(call, freezes):
-            return functional(self._captured(call, names, freezes.lines).program)
+            found = self._captured(call, names, freezes.lines)
+            self._conditions(found.program, found.branches, call, names, freezes.lines)
+            return functional(found.program)
+
+    def _rewritten(self, program: ExportedProgram, names: Sequence[str]) -> tuple[ExportedProgram, list[Branch]]:
+        """Return a program of operators that can stay, and what the others' own code takes for granted of sizes."""
+        known = len(shape_guards(program))
+        with guards_noted(program), sizes_decided(within_tables=False, told=False) as decided:
+            written = functional(program)
+            without_masked_writes(written)
+            with_known_strides(written)
+            if self.keep is not None:
+                written = decomposed(written, self.keep)
+        return written, self._assumed(_Captured(written, tuple(decided)), names, after=known)
 
     @contextmanager
     def _capturing(self, call: FlatCall, freezes: Freezes) -> Iterator[Sequence[str]]:
@@ -212,32 +225,47 @@ class TorchModuleTracer(CaptureRequest):
         return names
 
     def _captured(self, call: FlatCall, names: Sequence[str], freezes: Sequence[str]) -> _Captured:
-        """Return what torch.export captures, and the conditions on sizes under which it is what the module does."""
+        """Return what torch.export captures, and what is assumed of sizes that it is what the module does."""
         shapes = self._dynamic_shapes(names)
         try:
             found = self._asked_first(call, shapes)
         except T2NError:
             raise
         except Exception as error:  # torch.export raises many unrelated classes, none of them documented
-            raise _capture_error(self.module, error, freezes) from error
-        named = replace(self, input_names=names)
-        check_symbolic(named, found.program, freezes)
-        found, branches = self._right_elsewhere(found, named._assumed(found), replace(call, names=tuple(names)), shapes)
+            raise capture_error(self.module, error, freezes) from error
+        check_symbolic(replace(self, input_names=names), found.program, freezes)
+        named = replace(call, names=tuple(names))
+        found, branches = self._right_elsewhere(found, self._assumed(found, names), named, shapes)
+        return replace(found, branches=tuple(branches))
+
+    def _conditions(
+        self,
+        program: ExportedProgram,
+        branches: Sequence[Branch],
+        call: FlatCall,
+        names: Sequence[str],
+        freezes: Sequence[str],
+    ) -> tuple[SizeCondition, ...]:
+        """Return the conditions on sizes under which a program is what the module does.
+
+        Raises:
+            SpecializedAxisError: tract has no words for one of them.
+        """
         if not branches:
-            return found
-        example = self._example_sizes(found.program, branches[0], call)
-        symbols = symbol_names(named, found.program)
+            return ()
+        example = self._example_sizes(program, branches[0], call)
+        symbols = symbol_names(replace(self, input_names=names), program)
         conditions = [each for branch in branches for each in conditions_of(branch, example, symbols)]
         for condition in conditions:
             if condition.relation is None:
-                refusal = _refused(self.module, condition, next(iter(freezes), ""))
-                refusal.declarations = assumed(found.program, symbols)
+                refusal = refused(self.module, condition, next(iter(freezes), ""))
+                refusal.declarations = assumed(program, symbols)
                 raise refusal
         told: dict[str | None, SizeCondition] = {}
         for condition in conditions:  # of those with one relation, one that has a line
             if condition.relation not in told or not told[condition.relation].source:
                 told[condition.relation] = condition
-        return replace(found, conditions=tuple(told.values()))
+        return tuple(told.values())
 
     def _example_sizes(self, program: ExportedProgram, branch: Branch, call: FlatCall) -> Sizes:
         """Return the size of each symbol in the example.
@@ -247,12 +275,13 @@ class TorchModuleTracer(CaptureRequest):
         """
         sizes = symbols_at(program, [tensor.shape for tensor in call.tensors])
         if sizes is None:
-            raise _refused(self.module, SizeCondition(None, str(branch.condition), branch.source), "")
+            raise refused(self.module, SizeCondition(None, str(branch.condition), branch.source), "")
         return sizes
 
-    def _assumed(self, found: _Captured) -> Sequence[Branch]:
+    def _assumed(self, found: _Captured, names: Sequence[str], after: int = 0) -> list[Branch]:
         """Return what is to hold, or to be shown to be right elsewhere: sizes of one are left to who checks the archive at them."""
-        branches = assumptions(found.program, symbol_names(self, found.program), found.decided)
+        symbols = symbol_names(replace(self, input_names=names), found.program)
+        branches = assumptions(found.program, symbols, found.decided, after)
         return branches if self.conditional else [branch for branch in branches if not holds_for_many(branch)]
 
     def _asked_first(self, call: FlatCall, shapes: tuple[dict[int, Any], ...]) -> _Captured:
@@ -302,11 +331,12 @@ class TorchModuleTracer(CaptureRequest):
         """
         named = replace(self, input_names=call.names)
         own = OneWay(found.program, tuple(filter(_is_of_model, branches)), symbol_names(named, found.program))
-        if not own.branches:
+        at_one = [each for each in own.branches if holds_for_many(each)]
+        right = [each for each in at_one if self._agrees_at_one(own, each, call)]
+        branches = [each for each in branches if each not in right]
+        own = replace(own, branches=tuple(each for each in own.branches if each not in right))
+        if len(own.branches) + len(right) == len(at_one):
             return found, branches
-        if all(map(holds_for_many, own.branches)):
-            right = [branch for branch in own.branches if self._agrees_at_one(replace(own, branches=(branch,)), call)]
-            return found, [branch for branch in branches if branch not in right]
         tensors = tuple(
             map(repeated, call.tensors, own.shapes_of_another_way([tensor.shape for tensor in call.tensors]))
         )
@@ -325,13 +355,13 @@ class TorchModuleTracer(CaptureRequest):
                 if not self.conditional:
                     self._refuse_one_size(own, call)
                 return found, branches
-        left = named._assumed(chosen)
+        left = self._assumed(chosen, call.names)
         return chosen, [branch for branch in left if not _is_of_model(branch)]
 
-    def _agrees_at_one(self, way: OneWay, call: FlatCall) -> bool:
+    def _agrees_at_one(self, way: OneWay, branch: Branch, call: FlatCall) -> bool:
         """Say whether a program says what its module says at the one size at which a condition fails, by running both."""
-        shapes = way.shapes_of_another_way([tensor.shape for tensor in call.tensors])
-        return self._agrees(way.program, tuple(map(repeated, call.tensors, shapes)))
+        shapes = way.shapes_with_one(branch, [tensor.shape for tensor in call.tensors])
+        return shapes is not None and self._agrees(way.program, tuple(map(repeated, call.tensors, shapes)))
 
     def _agrees(self, program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> bool:
         """Say whether a program and the module say the same, by running both."""
@@ -348,7 +378,7 @@ class TorchModuleTracer(CaptureRequest):
         for branch in way.branches:
             if len(branch.condition.free_symbols) == 1 and not is_largest_size(branch, example):
                 text = str(branch.condition.xreplace(dict(way.names)))
-                raise _refused(self.module, SizeCondition(None, text, branch.source), "")
+                raise refused(self.module, SizeCondition(None, text, branch.source), "")
 
     def _fills_up_everywhere(
         self, program: ExportedProgram, branch: Branch, places: Sequence[Sequence[torch.Tensor]]
@@ -408,16 +438,6 @@ def _is_of_model(branch: Branch) -> bool:
     return bool(branch.source) and not branch.is_certain
 
 
-def _refused(module: nn.Module, condition: SizeCondition, line: str) -> SpecializedAxisError:
-    """Refuse a module for a condition that tract has no words for."""
-    where = f" at {condition.source or line}" if condition.source or line else ""
-    return SpecializedAxisError(
-        f"{type(module).__name__}{where}: a dynamic axis is frozen by the model: "
-        f"what was captured is right only where {condition.text}.",
-        "Make the axis static, declare the sizes that it may have (DynamicSize), or change that line so that it is right for all.",
-    )
-
-
 _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
 
@@ -439,45 +459,6 @@ def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple(
         tensor if first[id(tensor)] == index else tensor.view_as(tensor) for index, tensor in enumerate(tensors)
     )
-
-
-def _capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) -> CaptureError:
-    """Return one error for whatever torch.export raised, with its first line and the line of the user's code."""
-    text = str(error).strip()
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = lines[0] if lines else type(error).__name__
-    noted = getattr(error, "t2n_source", "")
-    source = noted or user_source(text) or ("" if is_over_values(error) else next(iter(freezes), ""))
-    where = f" at {source}" if source else ""
-    if _reads_packed(error):
-        return NotCapturableError(
-            f"{type(module).__name__}{where or _raised_at(error)}: the sizes of a packed sequence depend on values, which NNEF "
-            "cannot express.",
-            WITHOUT_VALUES["_pack_padded_sequence"],
-        )
-    if is_over_values(error):
-        return NotCapturableError(
-            f"{type(module).__name__}{where or _raised_at(error)}: a number that is read from a tensor decides a size or a "
-            "branch, which torch.export cannot capture.",
-            "Make it the size of an input's axis, or compute with masks and torch.where; the cause carries PyTorch's full account.",
-        )
-    return NotCapturableError(
-        f"{type(module).__name__}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}",
-        "Change that line so that it does not depend on values or on one size; the cause carries PyTorch's full account.",
-    )
-
-
-def _reads_packed(error: Exception) -> bool:
-    """Say whether the code of packed sequences failed, or that of a recurrent layer over one."""
-    paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    packing, layer = (os.path.join("torch", "nn", *below) for below in (("utils", "rnn.py"), ("modules", "rnn.py")))
-    return any(path.endswith(packing) or (path.endswith(layer) and isinstance(error, TypeError)) for path in paths)
-
-
-def _raised_at(error: Exception) -> str:
-    """Return " at file:line" of the model's code that an error came from ("" if it came from none)."""
-    found = user_source("".join(traceback.format_tb(error.__traceback__)))
-    return f" at {found}" if found else ""
 
 
 def torch_version() -> str:

@@ -1,8 +1,8 @@
-"""`int(size)` keeps a symbolic size what it is, in the modules of a model where it would freeze it.
+"""`int(size)` and `range(0, size, size)` keep symbolic sizes what they are, in the modules of a model where they would freeze them.
 
 Python makes a plain number of whatever `int` is called with, so `int(x.shape[1] * 0.5)` asks PyTorch for one size. A capture that
-is refused notes the namespaces where that happened, and is tried once more with another `int` in them: a class that passes for
-the real one, and hands sizes on.
+is refused notes the namespaces where that happened, and is tried once more with others in them: an `int` that passes for the real
+one, and hands sizes on, and a `range` that knows how many steps there are where that is no matter of the size.
 """
 
 from __future__ import annotations
@@ -55,8 +55,22 @@ class _Int(int, metaclass=_Whole):
     """`int`, but for sizes."""
 
 
+def _range(*bounds: Any) -> Any:
+    """`range`, but for as many steps at every size (`range(0, size, size)` has one)."""
+    start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    if not any(isinstance(each, torch.SymInt) for each in bounds):
+        return builtins.range(*bounds)
+    count = -((start - stop) // step)
+    known = count if isinstance(count, builtins.int) else count.node.maybe_as_int()
+    return builtins.range(*bounds) if known is None else [start + place * step for place in builtins.range(known)]
+
+
+_REPLACED: Namespace = {"int": _Int, "range": _range}
+_PLAIN: Namespace = {"int": builtins.int, "range": builtins.range}
+
+
 def calling_namespace() -> Namespace | None:
-    """Return the globals of the innermost code outside PyTorch that is being run, if it calls the builtin `int`."""
+    """Return the globals of the innermost code outside PyTorch that is being run, if it calls the builtin `int` or `range`."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -64,27 +78,29 @@ def calling_namespace() -> Namespace | None:
             "generic_export",
             "contextlib",
         ):
-            calls = "int" in code.co_names and frame.f_globals.get("int", builtins.int) is builtins.int
-            return frame.f_globals if calls else None
+            names, given = code.co_names, frame.f_globals
+            calls = any(name in names and given.get(name, plain) is plain for name, plain in _PLAIN.items())
+            return given if calls else None
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
 
 @contextmanager
 def whole_sizes(namespaces: Sequence[Namespace]) -> Iterator[None]:
-    """Put an `int` that keeps sizes into namespaces, for the length of the block."""
+    """Put an `int` and a `range` that keep sizes into namespaces, for the length of the block."""
     missing = object()
-    before = [namespace.get("int", missing) for namespace in namespaces]
+    before = [{name: namespace.get(name, missing) for name in _REPLACED} for namespace in namespaces]
     for namespace in namespaces:
-        namespace["int"] = _Int
+        namespace.update(_REPLACED)
     try:
         yield
     finally:
-        for namespace, value in zip(namespaces, before, strict=True):
-            if value is missing:
-                namespace.pop("int", None)
-            else:
-                namespace["int"] = value
+        for namespace, values in zip(namespaces, before, strict=True):
+            for name, value in values.items():
+                if value is missing:
+                    namespace.pop(name, None)
+                else:
+                    namespace[name] = value
 
 
 __all__ = ["Namespace", "calling_namespace", "whole_sizes"]

@@ -35,7 +35,7 @@ from generic_export.torch_graph.decompose.recursive_filters import filters_as_lo
 from generic_export.torch_graph.decompose.statistics import corrcoef, cov
 from generic_export.torch_graph.naming import short_stacks
 from generic_export.torch_graph.sizes.answers import proved_sizes
-from generic_export.torch_graph.sizes.in_tensors import as_size_or_tensor, sizes_or_none, stepped, with_sizes
+from generic_export.torch_graph.sizes.in_tensors import as_size_or_tensor, padded, sizes_or_none, stepped, with_sizes
 from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 from generic_export.torch_graph.sizes.quotients import whole_quotients
 
@@ -174,6 +174,11 @@ def _split(tensor: torch.Tensor, split_size_or_sections: Any = None, dim: int = 
     return tensor.split(length, dim)
 
 
+def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str = "") -> torch.Tensor:
+    """Distances without the question whether there are more than 25, for which PyTorch has another kernel."""
+    return torch.cdist(x1, x2, p, compute_mode="donot_use_mm_for_euclid_dist")
+
+
 def _tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
     """Sections of a size that changes: PyTorch gives each the size that it has in the example."""
     size, sections = input.shape[dim], indices_or_sections
@@ -199,12 +204,14 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.Tensor.chunk: _chunk,
     torch.split: _split,
     torch.Tensor.split: _split,
+    torch.cdist: _cdist,
     torch.tensor_split: _tensor_split,
     torch.Tensor.tensor_split: _tensor_split,
     torch.cov: cov,
     torch.Tensor.cov: cov,
     torch.as_tensor: as_size_or_tensor,
     torch.arange: stepped,
+    torch.nn.functional.pad: padded,
     torch.linalg.lstsq: lstsq,
     torch.corrcoef: corrcoef,
     torch.Tensor.corrcoef: corrcoef,

@@ -22,7 +22,9 @@ class Pieces(tuple[torch.Tensor, ...]):
         split: returns all pieces as PyTorch makes them, which asks for their number.
     """
 
-    def __new__(cls, tensor: torch.Tensor, length: Any, dim: int, split: Callable[[], tuple[torch.Tensor, ...]]) -> Pieces:
+    def __new__(
+        cls, tensor: torch.Tensor, length: Any, dim: int, split: Callable[[], tuple[torch.Tensor, ...]]
+    ) -> Pieces:
         pieces = super().__new__(cls)
         pieces._cut, pieces._split = (tensor, length, dim), split
         return pieces

@@ -57,13 +57,14 @@ class _Span:
     step: int = 1
 
 
-def assumptions(program: ExportedProgram, names: Names, decided: Sequence[Branch] = ()) -> list[Branch]:
+def assumptions(program: ExportedProgram, names: Names, decided: Sequence[Branch] = (), after: int = 0) -> list[Branch]:
     """Return what is assumed of sizes and is not proved for all of them, each once.
 
     Args:
         program: as captured.
         names: the user's symbols for PyTorch's; those of one name are one size.
         decided: what was decided beside PyTorch's own guards.
+        after: how many of the guards that PyTorch noted to leave out.
     """
     if not names:
         return []
@@ -71,7 +72,7 @@ def assumptions(program: ExportedProgram, names: Names, decided: Sequence[Branch
     same = {symbol: first.setdefault(name, symbol) for symbol, name in names.items()}
     least = _declared_least(program, same)
     found: dict[sympy.Basic, Branch] = {}
-    for branch in (*_noted(program), *decided):
+    for branch in (*_noted(program, after), *decided):
         whole = over_sizes_of_inputs(program, branch.condition).xreplace(same)
         for part in _parts(whole):
             if part.free_symbols <= least.keys() and not _is_proved(part, least):
@@ -136,8 +137,8 @@ def bounds_of(conditions: Sequence[SizeCondition]) -> dict[str, tuple[int, int |
 # --- what is assumed ---
 
 
-def _noted(program: ExportedProgram) -> Iterator[Branch]:
-    for guard in shape_guards(program):
+def _noted(program: ExportedProgram, after: int) -> Iterator[Branch]:
+    for guard in shape_guards(program)[after:]:
         yield Branch(guard.expr, source_of_guard(guard.sloc.framework_loc))
     for node in program.graph.nodes:
         if node.target in SQUEEZES:

@@ -1,8 +1,8 @@
 """Numbers made of sizes that a model's code puts into a tensor for a while.
 
 `torch.ceil(torch.as_tensor(new * length / old)).long()` asks for the number's value, which freezes the length. `SizeNumber` stands
-for such a tensor during a capture: what rounds it is arithmetic on the size, slices are given the size itself, and everything else
-gets a tensor filled with it.
+for such a tensor during a capture: what rounds it, and what is computed of it and of numbers that are known, is arithmetic on the
+size, slices are given the size itself, and everything else gets a tensor filled with it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,19 @@ from typing import Any, TypeAlias
 import torch
 
 Size: TypeAlias = Any  # int, float, torch.SymInt or torch.SymFloat, which have no type in common
+
+_OPERATORS = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "truediv": "true_divide",
+    "floordiv": "floor_divide",
+    "lt": "lt",
+    "le": "le",
+    "gt": "gt",
+    "ge": "ge",
+}
+"""What computes numbers, as Python's `operator` and as `torch` name it."""
 
 _ROUNDING: dict[Any, Callable[[Any], Any]] = {
     torch.ceil: math.ceil,
@@ -33,15 +46,15 @@ _SHAPING = frozenset(
 )
 
 
-def _between(operation: Callable[[Any, Any], Any], *, turned: bool = False) -> Callable[[SizeNumber, Any], Any]:
+def _between(name: str, *, turned: bool = False) -> Callable[[SizeNumber, Any], Any]:
     """Return what an operator does between a number and another one, or a tensor."""
+    operation, of_tensors = getattr(operator, name), getattr(torch, _OPERATORS[name])
 
     def apply(self: SizeNumber, other: Any) -> Any:
-        number = other.value if isinstance(other, SizeNumber) else other
-        plain = isinstance(number, int | float | torch.SymInt | torch.SymFloat)
-        left, right = (self.value, number) if plain else (_as_tensor(self), _as_tensor(other))
-        result = operation(right, left) if turned else operation(left, right)
-        return SizeNumber(result) if plain else result
+        left, right = (other, self) if turned else (self, other)
+        if isinstance(other, torch.Tensor):  # whose value may be known to who follows it
+            return of_tensors(left, right)
+        return SizeNumber(operation(_as_size(left), _as_size(right)))
 
     return apply
 
@@ -64,7 +77,8 @@ def _as_tensors_do(name: str) -> Callable[..., Any]:
 
 for _name in (
     *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__mod__"),
-    *("__floordiv__", "__pow__", "__neg__", "__lt__", "__le__", "__gt__", "__ge__"),
+    *("__floordiv__", "__lt__", "__le__", "__gt__", "__ge__"),
+    *("__pow__", "__neg__"),
 ):
     setattr(_Computes, _name, _as_tensors_do(_name))
 
@@ -72,11 +86,12 @@ for _name in (
 class SizeNumber(_Computes):
     """A tensor of rank 0 that is known to be a size, or a number made of sizes."""
 
-    __add__, __radd__ = _between(operator.add), _between(operator.add, turned=True)
-    __sub__, __rsub__ = _between(operator.sub), _between(operator.sub, turned=True)
-    __mul__, __rmul__ = _between(operator.mul), _between(operator.mul, turned=True)
-    __truediv__, __rtruediv__ = _between(operator.truediv), _between(operator.truediv, turned=True)
-    __floordiv__ = _between(operator.floordiv)
+    __add__, __radd__ = _between("add"), _between("add", turned=True)
+    __sub__, __rsub__ = _between("sub"), _between("sub", turned=True)
+    __mul__, __rmul__ = _between("mul"), _between("mul", turned=True)
+    __truediv__, __rtruediv__ = _between("truediv"), _between("truediv", turned=True)
+    __floordiv__ = _between("floordiv")
+    __lt__, __le__, __gt__, __ge__ = _between("lt"), _between("le"), _between("gt"), _between("ge")
 
     def __init__(self, value: Size) -> None:
         self.value = value
@@ -106,9 +121,18 @@ class SizeNumber(_Computes):
 
     int = long
 
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as an integer; a tensor of it otherwise."""
+        if len(args) == 1 and args[0] in (torch.int64, torch.int32) and not kwargs:
+            return self.long()
+        return _as_tensor(self).to(*args, **kwargs)
+
     def item(self) -> Size:
         """The number."""
         return self.value
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
 
 
 class SizeNumbers(_Computes):
@@ -159,7 +183,43 @@ _OF_ALL = {torch.prod: "prod", torch.sum: "sum"}
 def _as_tensor(value: Any) -> Any:
     if isinstance(value, SizeNumbers):
         return torch.stack([torch.full((), each) for each in value.values])
-    return torch.full((), value.value) if isinstance(value, SizeNumber) else value
+    if not isinstance(value, SizeNumber):
+        return value
+    if isinstance(value.value, torch.SymBool):
+        return torch.full((), torch.sym_ite(value.value, 1, 0)).bool()
+    return torch.full((), value.value)
+
+
+def computed_of_sizes(function: Any, arguments: Sequence[Any]) -> SizeNumber | None:
+    """Return what a function of tensors gives for sizes and plain numbers; None for one that is no arithmetic."""
+    operation = _ARITHMETIC.get(function)
+    return None if operation is None else SizeNumber(operation(*map(_as_size, arguments)))
+
+
+def _turned(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda left, right: operation(right, left)
+
+
+_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+    **{
+        function: getattr(operator, name)
+        for name, of_tensors in _OPERATORS.items()
+        for function in (
+            getattr(torch, of_tensors),
+            getattr(torch.Tensor, of_tensors),
+            getattr(torch.Tensor, f"__{name}__"),
+        )
+    },
+    **{
+        getattr(torch.Tensor, f"__r{name}__"): _turned(getattr(operator, name))
+        for name in ("add", "sub", "mul", "truediv", "floordiv")
+    },
+}
+
+
+def padded(input: torch.Tensor, pad: Sequence[Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`torch.nn.functional.pad` by sizes."""
+    return torch.nn.functional.pad(input, _as_size(pad), *args, **kwargs)
 
 
 def sizes_or_none(data: Any) -> SizeNumbers | None:
@@ -201,4 +261,13 @@ def with_sizes(index: Any) -> Any:
     return index.value if isinstance(index, SizeNumber) else index
 
 
-__all__ = ["SizeNumber", "SizeNumbers", "as_size_or_tensor", "sizes_or_none", "stepped", "with_sizes"]
+__all__ = [
+    "SizeNumber",
+    "SizeNumbers",
+    "as_size_or_tensor",
+    "computed_of_sizes",
+    "padded",
+    "sizes_or_none",
+    "stepped",
+    "with_sizes",
+]

@@ -1,4 +1,4 @@
-"""`math.ceil(size / 2)` and `math.floor(size / 2)` as divisions of integers, while a module is captured.
+"""`math.ceil(size / 2)` and `math.floor(size / 2 + 1)` as divisions of integers, while a module is captured.
 
 Padding as in TensorFlow is counted so (timm's `tf_` models, NASNet). PyTorch keeps the division of floats inside the rounding: then
 nothing cancels, each layer's sizes hold those of all layers before, and a capture takes minutes, then hours. Sizes are below 2^52,
@@ -34,15 +34,16 @@ def whole_quotients() -> Iterator[None]:
 
 def _without_floats(rounded: _Rounding, divided: Callable[[torch.SymInt, int], torch.SymInt]) -> _Rounding:
     def function(value: torch.SymFloat) -> torch.SymInt:
-        quotient = value.node.expr
-        if not isinstance(quotient, torch_sympy.IntTrueDiv):
+        constant, quotient = value.node.expr.as_coeff_Add()
+        more = float(constant)  # sympy takes 1.0 and 1 for two numbers
+        if not isinstance(quotient, torch_sympy.IntTrueDiv) or not more.is_integer():
             return rounded(value)
         size, divisor = quotient.args
         if not divisor.is_Integer or divisor <= 0:
             return rounded(value)
         sizes: Any = value.node.shape_env
         whole = sizes.create_symintnode(size, hint=None)
-        return whole if divisor == 1 else divided(whole, int(divisor))
+        return (whole if divisor == 1 else divided(whole, int(divisor))) + int(more)
 
     return function
 

@@ -36,6 +36,12 @@ def test_pads_at_three_sizes(name: str) -> None:
     check(PADS[name], sample, *others, dynamic_axes=AXES)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "constant"])
+def test_pads_up_to_a_multiple(mode: str) -> None:
+    sizes = [(torch.randn(batch, 3, length),) for batch, length in ((2, 7), (1, 4), (3, 9), (2, 14))]
+    check(lambda x: F.pad(x, (3, -x.shape[2] % 4), mode=mode), *sizes, dynamic_axes={"input_0": {0: "B", 2: "T"}})
+
+
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 def test_one_and_three_dimensions(mode: str) -> None:
     check(lambda x: F.pad(x, (2, 1), mode=mode), (torch.randn(2, 3, 6),))

@@ -180,7 +180,27 @@ def test_a_tensor_without_axes() -> None:
 def test_strides_of_an_input() -> None:
     check(lambda x: (x.as_strided((3, 2), (1, 2), 1), x.as_strided_scatter(x[0, :2], (2,), (3,))), (torch.randn(3, 4),))
     with pytest.raises(TranslationError, match="memory"):
-        check(lambda x: (x * 2).as_strided((2,), (1,)), (torch.randn(4),))
+        check(lambda x: (x * 2).t().as_strided((2,), (1,)), (torch.randn(3, 4),))
+
+
+def _diagonal(x: torch.Tensor) -> torch.Tensor:
+    size = x.shape[1]
+    return (x @ x.transpose(1, 2)).as_strided((x.shape[0], size), (size * size, size + 1))
+
+
+def _overlapping(x: torch.Tensor) -> torch.Tensor:
+    """Windows of four, each two further on, of what is cut in fours: as Longformer makes them."""
+    chunks = (x * 2).view(x.shape[0], x.shape[1] // 4, 4, x.shape[2])
+    size, stride = list(chunks.size()), list(chunks.stride())
+    size[1], stride[1] = 2 * size[1] - 1, stride[1] // 2
+    return chunks.as_strided(size, stride).sum(2)
+
+
+@pytest.mark.filterwarnings("ignore:.*the archive is right where")
+@pytest.mark.parametrize("strided", [_diagonal, _overlapping])
+def test_strides_of_what_is_computed(strided: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    sizes = [(torch.randn(batch, length, 3),) for batch, length in ((2, 8), (1, 12), (3, 4))]
+    check(strided, *sizes, dynamic_axes={"input_0": {0: "B", 1: "T"}})
 
 
 def test_float_ranges() -> None:

@@ -131,6 +131,24 @@ def test_what_the_model_itself_refuses_is_no_other_way() -> None:
     check(Refusing(), (torch.randn(2, 16, 4),), (torch.randn(1, 8, 4),), (torch.randn(3, 40, 4),), dynamic_axes=LENGTH)
 
 
+class OneOrMore(nn.Module):
+    """Asks for one row and for few columns, and says the same of one row; has a buffer that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("unread", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x if x.shape[0] != 1 else x.clone()
+        return rows.sum(1, keepdim=True) if x.shape[1] > 3 else rows
+
+
+@pytest.mark.filterwarnings("ignore:.*the archive is right where")
+def test_a_condition_that_fails_at_one_alone_is_tried_there_whatever_the_others_are() -> None:
+    others = [(torch.randn(rows, columns),) for rows, columns in ((1, 7), (3, 4), (1, 4))]
+    check(OneOrMore(), (torch.randn(2, 7),), *others, dynamic_axes={"input_0": {0: "B", 1: "T"}})
+
+
 class FewOrMany(nn.Module):
     """What it does to six rows is nothing that it does to sixty, and there are three more sizes that change nothing."""
 

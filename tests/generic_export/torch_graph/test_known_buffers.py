@@ -43,6 +43,26 @@ class Padded(nn.Module):
         return self.convolution(nn.functional.pad(x, (left, padding.item() - left)))
 
 
+class Filled(nn.Module):
+    """Fills sizes up to a stride that is in a buffer, as EnCodec and Mimi do, and has a buffer that nobody reads."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode = mode
+        self.register_buffer("stride", torch.tensor(4), persistent=False)
+        self.register_buffer("before", torch.tensor(3), persistent=False)
+        self.register_buffer("unread", torch.ones(2))
+        self.convolution = nn.Conv1d(3, 4, 7, stride=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[-1]
+        steps = torch.ceil((length - 7 + self.before) / self.stride + 1).to(torch.int64) - 1
+        after = steps * self.stride + 7 - self.before - length
+        if length <= max(self.before, after):
+            return x[..., :1]
+        return self.convolution(nn.functional.pad(x, (self.before, after), mode=self.mode))
+
+
 class Written(nn.Module):
     """Counts its calls in the buffer that it decides by."""
 
@@ -97,6 +117,12 @@ def test_paddings_at_any_length() -> None:
     torch.manual_seed(0)
     others = [(torch.randn(1, 3, length),) for length in (5, 12, 31)]
     check(Padded(), (torch.randn(1, 3, 20),), *others, dynamic_axes={"input_0": {2: "T"}})
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])
+def test_sizes_filled_up_by_buffers(mode: str) -> None:
+    others = [(torch.randn(batch, 3, length),) for batch, length in ((2, 5), (3, 12), (1, 31))]
+    check(Filled(mode), (torch.randn(1, 3, 21),), *others, dynamic_axes={"input_0": {0: "B", 2: "T"}})
 
 
 @pytest.mark.parametrize("model", [Written(first=True), Written(first=False), Assigned(first=False), Drawn()])

@@ -41,6 +41,15 @@ def test_a_size_as_a_whole_number_of_a_shape() -> None:
     check(lambda x: x.reshape(int(x.shape[0]) * int(x.shape[1])) + 1, *sizes, dynamic_axes=AXES)
 
 
+def test_a_loop_of_one_step_at_every_size() -> None:
+    def in_pieces(x: torch.Tensor) -> torch.Tensor:
+        size = x.shape[1]
+        return torch.cat([x[:, start : start + size] * 2 for start in range(0, size, size)], 1)
+
+    check(in_pieces, *[(torch.randn(2, length),) for length in (8, 1, 31)], dynamic_axes=AXES)
+    assert "range" not in globals()
+
+
 class Halved(nn.Module):
     """Notes what `int` is while it runs."""
 

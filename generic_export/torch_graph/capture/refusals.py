@@ -1,0 +1,70 @@
+"""What a capture that cannot be is refused with: the cause, the line of the model's code, and what to write instead.
+
+In: what PyTorch raised, or a condition on sizes. Out: an error of this package.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+
+from torch import nn
+
+from generic_export.compat import is_over_values
+from generic_export.errors import CaptureError, NotCapturableError, SpecializedAxisError
+from generic_export.torch_graph.capture.conversion import WITHOUT_VALUES
+from generic_export.torch_graph.ir import SizeCondition
+from generic_export.torch_graph.naming import user_source
+
+
+def refused(module: nn.Module, condition: SizeCondition, line: str) -> SpecializedAxisError:
+    """Refuse a module for a condition that tract has no words for."""
+    where = f" at {condition.source or line}" if condition.source or line else ""
+    return SpecializedAxisError(
+        f"{type(module).__name__}{where}: a dynamic axis is frozen by the model: "
+        f"what was captured is right only where {condition.text}.",
+        "Make the axis static, declare the sizes that it may have (DynamicSize), or change that line so that it is right for all.",
+    )
+
+
+def capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) -> CaptureError:
+    """Return one error for whatever torch.export raised, with its first line and the line of the user's code."""
+    text = str(error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    noted = getattr(error, "t2n_source", "")
+    source = noted or user_source(text) or ("" if is_over_values(error) else next(iter(freezes), ""))
+    where = f" at {source}" if source else ""
+    if _reads_packed(error):
+        return NotCapturableError(
+            f"{type(module).__name__}{where or _raised_at(error)}: the sizes of a packed sequence depend on values, which NNEF "
+            "cannot express.",
+            WITHOUT_VALUES["_pack_padded_sequence"],
+        )
+    if is_over_values(error):
+        return NotCapturableError(
+            f"{type(module).__name__}{where or _raised_at(error)}: a number that is read from a tensor decides a size or a "
+            "branch, which torch.export cannot capture.",
+            "Make it the size of an input's axis, or compute with masks and torch.where; the cause carries PyTorch's full account.",
+        )
+    return NotCapturableError(
+        f"{type(module).__name__}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}",
+        "Change that line so that it does not depend on values or on one size; the cause carries PyTorch's full account.",
+    )
+
+
+def _reads_packed(error: Exception) -> bool:
+    """Say whether the code of packed sequences failed, or that of a recurrent layer over one."""
+    paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packing, layer = (os.path.join("torch", "nn", *below) for below in (("utils", "rnn.py"), ("modules", "rnn.py")))
+    return any(path.endswith(packing) or (path.endswith(layer) and isinstance(error, TypeError)) for path in paths)
+
+
+def _raised_at(error: Exception) -> str:
+    """Return " at file:line" of the model's code that an error came from ("" if it came from none)."""
+    found = user_source("".join(traceback.format_tb(error.__traceback__)))
+    return f" at {found}" if found else ""
+
+
+__all__ = ["capture_error", "refused"]
