@@ -20,6 +20,7 @@ from generic_export.errors import (
     EngineRunError,
     OptionError,
 )
+from generic_export.inference_target.tract.device_forms import refuse_wrong_forms
 from generic_export.inference_target.tract.engines.engine import (
     Array,
     EngineNode,
@@ -98,6 +99,7 @@ class TractWheel:
         Raises:
             EngineMissingError: tract is not installed.
             DeviceMissingError: tract cannot compute on the device asked for.
+            WrongOnDeviceError: the device would compute a form of the graph wrongly.
             EngineLoadError: tract refuses the archive or a transform.
             EngineCrashError, EngineTimeoutError: the child died, or did not answer in time.
             OptionError: a transform is written in a form that the wheel ignores.
@@ -106,7 +108,8 @@ class TractWheel:
         path = Path(archive).absolute()
         if not path.exists():
             raise EngineLoadError(f"{path}: no such archive.")
-        _ = self.version  # EngineMissingError before a process is started
+        version = self.version  # EngineMissingError before a process is started
+        refuse_wrong_forms(path, self.device, version, transforms)
         worker = WorkerConnection(path.name, self.timeout_seconds, self.packages, self.threads)
         try:
             self._choose_device(worker)
