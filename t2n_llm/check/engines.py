@@ -18,7 +18,9 @@ def chosen_engine(options: EngineOptions | None = None) -> TractWheel | TractCli
         EngineMissingError: it is not installed.
     """
     options = options or EngineOptions()
-    return TractCli(options.tract_binary) if options.uses_command else TractWheel()
+    if options.uses_command:
+        return TractCli(options.tract_binary, device=options.device)
+    return TractWheel(device=options.device)
 
 
 def require_engine(options: EngineOptions) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from generic_export.errors import ArchiveError, WrongOnDeviceError
 from generic_export.inference_target.tract.engines.measure import CPU, check_device
@@ -115,6 +116,61 @@ def forms_for(devices: Iterable[str], release: SemanticVersion) -> DeviceForms:
     )
 
 
+# --- notes for people --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceNote:
+    """How a graph is written for a device, and why.
+
+    Attributes:
+        device: "cuda" or "metal".
+        forms: how often each form occurs that was chosen for the device.
+        reasons: why, one for each form; or that nothing was measured.
+        role: of the archive, in an export of several.
+    """
+
+    device: str
+    forms: Mapping[str, int]
+    reasons: tuple[str, ...]
+    role: str = ""
+
+    def asdict(self) -> dict[str, Any]:
+        """Return the note as plain data."""
+        return {"device": self.device, "role": self.role, "forms": dict(self.forms), "reasons": list(self.reasons)}
+
+    def __str__(self) -> str:
+        forms = ", ".join(f"{count} x {form}" for form, count in self.forms.items())
+        return f"{self.device}: {': '.join(filter(None, [forms, '; '.join(self.reasons)]))}"
+
+
+def device_notes(operations: Iterable[NnefOperation], devices: Iterable[str], role: str = "") -> tuple[DeviceNote, ...]:
+    """Return a note for each device but the CPU.
+
+    Args:
+        operations: of the graph.
+        devices: what it was exported for.
+        role: of the archive.
+    """
+    forms = attention_forms(operations)
+    notes = []
+    for device in devices:
+        chosen = {row.instead[0]: row for row in reversed(DEFECTS) if row.device == device and row.instead[0] in forms}
+        reasons = tuple(f"{row.instead[0].value} instead of {row.form.value}: {row.reason}" for row in chosen.values())
+        if device in UNTESTED:
+            reasons = (UNTESTED[device],)
+        if device != CPU:
+            counts = {form.value: forms[form] for form in chosen}
+            notes.append(DeviceNote(device, counts, reasons, role))
+    return tuple(notes)
+
+
+def notes_of(outline: GraphOutline) -> tuple[DeviceNote, ...]:
+    """Return the notes of an archive: for the devices that it names itself."""
+    devices = str(dict(outline.properties).get(DEVICES_PROPERTY, "")).split()
+    return device_notes(_operations(outline), devices)
+
+
 # --- archives -----------------------------------------------------------------------------------
 
 
@@ -188,9 +244,12 @@ __all__ = [
     "UNTESTED",
     "DeviceDefect",
     "DeviceForms",
+    "DeviceNote",
+    "device_notes",
     "devices_of",
     "forms_for",
     "forms_of",
+    "notes_of",
     "refuse_wrong_forms",
     "wrong_forms",
 ]

@@ -130,6 +130,20 @@ class TractWheel:
         with self.load(archive, transforms=transforms) as model:
             return model.profile(example_inputs(model.inputs, sizes))
 
+    def require_device(self) -> None:
+        """Look for the device, before there is an archive to load.
+
+        Raises:
+            EngineMissingError: tract is not installed.
+            DeviceMissingError: tract cannot compute on it.
+        """
+        _ = self.version
+        worker = WorkerConnection(self.device, self.timeout_seconds, self.packages, self.threads)
+        try:
+            self._choose_device(worker)
+        finally:
+            worker.close()
+
     def _choose_device(self, worker: WorkerConnection) -> None:
         if self.device == CPU:
             return
