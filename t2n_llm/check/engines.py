@@ -24,6 +24,12 @@ def chosen_engine(options: EngineOptions | None = None) -> TractWheel | TractCli
 
 
 def require_engine(options: EngineOptions) -> None:
-    """Ask an engine for its version, so that a missing one is known before the work and not after it."""
+    """Look for an engine, and for the device that it is to use, before the work and not after it.
+
+    Raises:
+        EngineMissingError, DeviceMissingError: it is not here.
+    """
     engine = chosen_engine(options)
     logger.info("%s %s will check", engine.name, engine.version)
+    if isinstance(engine, TractWheel):
+        engine.require_device()

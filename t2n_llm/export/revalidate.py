@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, OptionError, SourceError
+from generic_export.inference_target.tract.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.read.contents import read_contents
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.devices import named_after
-from t2n_llm.check.engines import require_engine
+from t2n_llm.check.engines import chosen_engine, require_engine
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.graph.interface import recorded_states
@@ -61,6 +62,8 @@ def validate_folder(
     source = as_loaded(open_original(folder, manifest, ref), task.network, reporter.warn)
     adapter = open_recorded_adapter(manifest.get("adapter"), options.adapter, ref.token)
     checking = replace(options.checking, device=options.device)
+    for archive in archives.values():
+        refuse_wrong_forms(archive, options.device, chosen_engine(checking).version, [DETECT_ALL])
     require_engine(checking)
     exported = graph_options_of(manifest)
     tolerance = Tolerance.for_export(exported.dtype, exported.kv_cache, mixed=exported.mixed)

@@ -138,6 +138,8 @@ class TractWheel:
             DeviceMissingError: tract cannot compute on it.
         """
         _ = self.version
+        if self.device == CPU:
+            return
         worker = WorkerConnection(self.device, self.timeout_seconds, self.packages, self.threads)
         try:
             self._choose_device(worker)
