@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from generic_export.devices import CPU
 from generic_export.errors import DeviceMissingError
-from generic_export.inference_target.tract.engines.measure import CPU
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm.check.agreement import CheckResult, StepResult, Tolerance, ValidationReport, compare_step
 from t2n_llm.check.reference import ReferenceRun

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from generic_export.inference_target.tract.engines.measure import CPU, check_device
+from generic_export.devices import CPU, check_device
 from t2n_llm.option import Panel, option, refuse_invalid
 
 if TYPE_CHECKING:

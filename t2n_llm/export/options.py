@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from generic_export.devices import check_device
 from generic_export.errors import OptionError
-from generic_export.inference_target.tract.engines.measure import check_device
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.options import GraphOptions

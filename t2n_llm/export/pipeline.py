@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from generic_export.devices import CPU
 from generic_export.errors import (
     CacheRangeError,
     EngineLoadError,
@@ -22,7 +23,6 @@ from generic_export.errors import (
     WeightError,
 )
 from generic_export.inference_target.tract.device_forms import device_notes
-from generic_export.inference_target.tract.engines.measure import CPU
 from generic_export.tested_versions import TORCH, TRACT, TRANSFORMERS, new_doubts
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.half import CastReport

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from generic_export.devices import devices_of
 from generic_export.errors import OptionError
-from generic_export.inference_target.tract.device_forms import devices_of
 from t2n_llm.option import Panel, option, refuse_invalid
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from generic_export.devices import CPU
 from generic_export.errors import NotEnoughMemoryError, OptionError
-from generic_export.inference_target.tract.engines.measure import CPU
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.bundles import bundles_size, make_bundles
 from t2n_llm.check.cache_range import by_kind, require_range

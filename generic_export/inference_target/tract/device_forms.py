@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from generic_export.devices import CPU
 from generic_export.errors import ArchiveError, WrongOnDeviceError
-from generic_export.inference_target.tract.engines.measure import CPU, check_device
 from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.attention_forms import AttentionForm, attention_forms
 from generic_export.nnef.graph import NnefOperation
@@ -91,18 +91,6 @@ class DeviceForms:
     operator: bool = True
     padding: bool = False
     fused_softmax: bool = True
-
-
-def devices_of(devices: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the devices that a user names, each once.
-
-    Raises:
-        OptionError: one of them is unknown.
-    """
-    names = (devices,) if isinstance(devices, str) else tuple(devices)
-    for name in names:
-        check_device(name)
-    return tuple(dict.fromkeys(names)) or (CPU,)
 
 
 def forms_for(devices: Iterable[str], release: SemanticVersion) -> DeviceForms:
@@ -246,7 +234,6 @@ __all__ = [
     "DeviceForms",
     "DeviceNote",
     "device_notes",
-    "devices_of",
     "forms_for",
     "forms_of",
     "notes_of",

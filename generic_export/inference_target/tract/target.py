@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from generic_export.devices import CPU, devices_of
 from generic_export.errors import MismatchError, OptionError
 from generic_export.inference_target.example import ExampleCall, ExampleRun
 from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
-from generic_export.inference_target.tract.device_forms import DEVICES_PROPERTY, DeviceForms, devices_of, forms_for
+from generic_export.inference_target.tract.device_forms import DEVICES_PROPERTY, DeviceForms, forms_for
 from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.inference_target.tract.engines.asking import ask_cli, ask_wheel
 from generic_export.inference_target.tract.engines.cli import TractCli
@@ -27,7 +28,6 @@ from generic_export.inference_target.tract.engines.features import (
     features_of,
     registry_names,
 )
-from generic_export.inference_target.tract.engines.measure import CPU
 from generic_export.inference_target.tract.engines.streaming import (
     FIRST_RELEASE,
     Streaming,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.devices import CPU, DEVICES
 from generic_export.errors import DeviceMissingError, OptionError, WrongOnDeviceError
 from generic_export.inference_target.tract.device_forms import (
     DEFECTS,
@@ -18,7 +19,6 @@ from generic_export.inference_target.tract.device_forms import (
     forms_for,
     refuse_wrong_forms,
 )
-from generic_export.inference_target.tract.engines.measure import CPU, DEVICES
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.attention_forms import AttentionForm

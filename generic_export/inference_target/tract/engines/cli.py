@@ -21,6 +21,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
+from generic_export.devices import CPU, check_device
 from generic_export.errors import (
     EngineCrashError,
     EngineError,
@@ -35,9 +36,7 @@ from generic_export.inference_target.tract.device_forms import DETECT_ALL, refus
 from generic_export.inference_target.tract.engines.engine import Array, EngineNode, Profile, condense_error, last_words
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
-    CPU,
     LlmBench,
-    check_device,
     device_missing,
     read_llm_bench,
     read_nodes,

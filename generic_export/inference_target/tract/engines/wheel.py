@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from generic_export.devices import CPU, check_device
 from generic_export.errors import (
     EngineLoadError,
     EngineMissingError,
@@ -32,8 +33,6 @@ from generic_export.inference_target.tract.engines.engine import (
 )
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
-    CPU,
-    check_device,
     device_missing,
     example_inputs,
     read_nodes,
