@@ -126,7 +126,7 @@ def _sizes(engine: Any, entry: Mapping[str, Any], data: Any) -> Iterator[tuple[s
     """Yield for each size the error, relative to the CPU's answer, and whether two runs were the same."""
     samples = [data[f"input_{place}"] for place in range(len(entry["axes"]))]
     for size in entry["sizes"]:
-        inputs = [np.ascontiguousarray(array) for array in inputs_at(samples, entry["axes"], size)]
+        inputs = [np.asarray(array, order="C") for array in inputs_at(samples, entry["axes"], size)]
         first, again = engine.run(inputs), engine.run(inputs)
         expected = [data[f"output_{size}_{place}"] for place in range(len(first))]
         steady = all(np.array_equal(one, two, equal_nan=_is_float(one)) for one, two in zip(first, again, strict=True))

@@ -1,6 +1,6 @@
 """The forms in which a document computes attention, as far as they decide whether a device runs it right.
 
-In: operations of a document. Out: how often each form occurs. `inference_target/tract/device_forms.py` lists where a form is wrong.
+In: operations of a document. Out: how often each form occurs. `engines/device_forms.py` lists where a form is wrong.
 """
 
 from __future__ import annotations

@@ -24,7 +24,10 @@ DECODED = 16
 DEVICE_TEXT = 2000 + DECODED
 """Tokens of the text that is checked on a device, where the model has so many positions."""
 
-PROMPTS = ((64, 64), (100, 64), (120, 128), (248, 64), (512, 128), (512, 512), (2000, 128), (2000, 512))
+PROMPTS = (
+    *((64, 64), (100, 64), (120, 128), (128, 128), (240, 128), (248, 64)),
+    *((512, 128), (512, 512), (2000, 128), (2000, 512)),
+)
 """(tokens of the prompt, tokens fed at once)."""
 
 _BIT_FOR_BIT = Tolerance(0.0, 0.0)

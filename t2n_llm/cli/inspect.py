@@ -79,7 +79,7 @@ def _print_graph(text: str, as_json: bool) -> None:
 def _human(inspection: Inspection, tensors: int) -> Iterator[Any]:
     from rich.markup import escape
 
-    from generic_export.inference_target.tract.device_forms import notes_of
+    from generic_export.inference_target.tract.engines.device_forms import notes_of
 
     contents, outline = inspection.contents, inspection.outline
     values = sum(share.values for share in inspection.shares)

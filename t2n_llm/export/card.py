@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import T2NError
-from generic_export.inference_target.tract.device_forms import DeviceNote
+from generic_export.inference_target.tract.engines.device_forms import DeviceNote
 from generic_export.read.outline import read_outline
 from generic_export.read.reading import read_graph_text
 from t2n_llm.export.revalidate import graph_options_of

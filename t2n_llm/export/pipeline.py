@@ -22,7 +22,7 @@ from generic_export.errors import (
     SourceChangedError,
     WeightError,
 )
-from generic_export.inference_target.tract.device_forms import device_notes
+from generic_export.inference_target.tract.engines.device_forms import device_notes
 from generic_export.tested_versions import TORCH, TRACT, TRANSFORMERS, new_doubts
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.half import CastReport

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, OptionError, SourceError
-from generic_export.inference_target.tract.device_forms import DETECT_ALL, refuse_wrong_forms
+from generic_export.inference_target.tract.engines.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.read.contents import read_contents
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.devices import named_after

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from generic_export.errors import EngineError, EngineMissingError, OptionError, WrongOnDeviceError
-from generic_export.inference_target.tract.device_forms import notes_of
+from generic_export.inference_target.tract.engines.device_forms import notes_of
 from generic_export.inference_target.tract.engines.engine import IoFact
 from generic_export.inference_target.tract.engines.measure import evaluate
 from generic_export.inference_target.tract.engines.wheel import TractWheel

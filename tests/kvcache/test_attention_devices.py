@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF
-from generic_export.inference_target.tract.device_forms import forms_of
+from generic_export.inference_target.tract.engines.device_forms import forms_of
 from generic_export.nnef.attention_forms import AttentionForm
 from generic_export.read.outline import read_outline
 from tests.engine_check import check

@@ -18,10 +18,10 @@ from generic_export.devices import CPU, devices_of
 from generic_export.errors import MismatchError, OptionError
 from generic_export.inference_target.example import ExampleCall, ExampleRun
 from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
-from generic_export.inference_target.tract.device_forms import DEVICES_PROPERTY, DeviceForms, forms_for
 from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.inference_target.tract.engines.asking import ask_cli, ask_wheel
 from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.device_forms import DEVICES_PROPERTY, DeviceForms, forms_for
 from generic_export.inference_target.tract.engines.features import (
     DEFAULT_FEATURES,
     TractFeature,

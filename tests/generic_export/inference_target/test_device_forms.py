@@ -11,7 +11,7 @@ from torch import nn
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.devices import CPU, DEVICES
 from generic_export.errors import DeviceMissingError, OptionError, WrongOnDeviceError
-from generic_export.inference_target.tract.device_forms import (
+from generic_export.inference_target.tract.engines.device_forms import (
     DEFECTS,
     DETECT_ALL,
     UNTESTED,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from generic_export.errors import OptionError, WrongOnDeviceError
-from generic_export.inference_target.tract.device_forms import DETECT_ALL, refuse_wrong_forms
+from generic_export.inference_target.tract.engines.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.attention_forms import AttentionForm, attention_forms
 from t2n_llm.check.agreement import Tolerance, ValidationReport

@@ -32,7 +32,7 @@ from generic_export.errors import (
     OptionError,
 )
 from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
-from generic_export.inference_target.tract.device_forms import DETECT_ALL, refuse_wrong_forms
+from generic_export.inference_target.tract.engines.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.inference_target.tract.engines.engine import Array, EngineNode, Profile, condense_error, last_words
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (

@@ -21,7 +21,7 @@ from generic_export.errors import (
     EngineRunError,
     OptionError,
 )
-from generic_export.inference_target.tract.device_forms import refuse_wrong_forms
+from generic_export.inference_target.tract.engines.device_forms import refuse_wrong_forms
 from generic_export.inference_target.tract.engines.engine import (
     Array,
     EngineNode,
