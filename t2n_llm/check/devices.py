@@ -74,13 +74,13 @@ def device_checks(
     fitting = [(prompt, chunk) for prompt, chunk in PROMPTS if prompt + decoded <= len(ids)]
     results = []
     for prompt, chunk in fitting or [(len(ids) - decoded, len(ids))]:
-        name = f"{prompt} tokens in chunks of {chunk}, {decoded} decoded"
+        name = f"prompt of {prompt} by {chunk}"
         if on_check is not None:
             on_check(name)
         turns = _turns(ids, prompt, chunk, decoded)
         first, again = (runner.run_turns(turns, stateful=True) for _ in range(2))
         results.append(CheckResult.judged(name, _steps(turns, first, reference.text_logits), tolerance))
-        results.append(_repeated(f"{name}, again", first, again))
+        results.append(_repeated(f"{name}, twice", first, again))
     return tuple(results)
 
 

@@ -97,13 +97,15 @@ def test_checks_of_a_device(cuda_export: Path, reference: ReferenceRun) -> None:
     with WheelRunner(cuda_export / "model.nnef.tar") as runner:
         checks = device_checks(EngineKeepsCaches(runner), reference, Tolerance.for_export("f16", mixed=True))
     assert [check.name for check in checks][::2] == [
-        "64 tokens in chunks of 64, 16 decoded",
-        "100 tokens in chunks of 64, 16 decoded",
-        "120 tokens in chunks of 128, 16 decoded",
+        "prompt of 64 by 64",
+        "prompt of 100 by 64",
+        "prompt of 120 by 128",
+        "prompt of 128 by 128",
+        "prompt of 240 by 128",
     ]
     assert all(check.passed for check in checks)
     report = named_after(ValidationReport("wheel", "0.23.9", "f16", Tolerance(1, 1), checks), "cuda")
-    assert report.engine == "wheel on cuda" and report.checks[0].name.startswith("cuda: 64 tokens")
+    assert report.engine == "wheel on cuda" and report.checks[0].name.startswith("cuda: prompt of 64")
 
 
 def test_a_device_that_answers_differently_each_time_fails(cuda_export: Path, reference: ReferenceRun) -> None:
@@ -114,7 +116,7 @@ def test_a_device_that_answers_differently_each_time_fails(cuda_export: Path, re
 
     with WheelRunner(cuda_export / "model.nnef.tar") as runner:
         checks = device_checks(Unsteady(runner), reference, Tolerance.for_export("f16", mixed=True))
-    assert [check.passed for check in checks] == [True, False] * 3
+    assert [check.passed for check in checks] == [True, False] * 5
     assert checks[1].note == "two runs of the same tokens differ"
 
 
