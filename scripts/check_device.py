@@ -276,7 +276,7 @@ def run(folder: Path, device: str, minutes: float, workers: int, *, again: bool)
             done[result["name"]] = result
             file.write(json.dumps(result) + "\n")
 
-    if not todo.empty():
+    if not todo.empty() and time.monotonic() < deadline:
         record(first.judge(todo.get()))  # alone, since it compiles the kernels that the others find
     loops = [
         threading.Thread(target=_drain, args=(worker, todo, record, deadline))

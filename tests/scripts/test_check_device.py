@@ -51,5 +51,7 @@ def test_operators_are_prepared_run_and_kept(tmp_path: Path) -> None:
 
 
 def test_what_was_not_run_says_so(tmp_path: Path) -> None:
-    (tmp_path / "index.json").write_text(json.dumps([]))
-    assert script.run(tmp_path, "cpu", 0.0, 1, again=True) == []
+    entry = {"name": "relu_f32", "kind": "operator", "dtype": "f32", "axes": [0], "sizes": [1], "turns": []}
+    (tmp_path / "index.json").write_text(json.dumps([entry]))
+    (result,) = script.run(tmp_path, "cuda", 0.0, 1, again=True)
+    assert (result["name"], result["outcome"]) == ("relu_f32", "not run")
