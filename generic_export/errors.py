@@ -178,6 +178,10 @@ class DeviceMissingError(EngineMissingError):
     """The engine is there, but cannot compute on the device asked for: not built for it, or no such device."""
 
 
+class WrongOnDeviceError(EngineError):
+    """The engine would compute an archive wrongly on the device asked for; it was not prepared."""
+
+
 class EngineLoadError(EngineError):
     """The engine refused the archive."""
 

@@ -27,6 +27,7 @@ from generic_export.ops.attention import (
     grouped_attention,
     spelled_out_attention,
 )
+from generic_export.ops.padded_attention import padded_attention, takes_padding
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
 from kvcache.attention_families import explicit_attention_families, registered
@@ -334,6 +335,10 @@ def translate_attention(
 ) -> Value:
     """t2n::attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal, float? softcap, ...)"""
     dtype = query.dtype
+    yes_or_no = mask is None or mask.dtype is torch.bool
+    plain = yes_or_no and softcap is None and sinks is None and further_query is None
+    if plain and takes_padding(b, query, key, value):
+        return b.cast(padded_attention(b, query, key, value, mask, scale, is_causal=is_causal), dtype)
     further = None if further_query is None or further_key is None else (further_query, further_key)
     if b.numerics.f32_attention:
         query, key, value = (b.cast(tensor, torch.float32) for tensor in (query, key, value))
@@ -342,7 +347,6 @@ def translate_attention(
         query, key = (b.concat([each, more], 3) for each, more in zip((query, key), further, strict=True))
         further = None
     steps, total = query.shape[-2], key.shape[-2]
-    yes_or_no = mask is None or mask.dtype is torch.bool
     operator = softcap is None and sinks is None and yes_or_no and not b.spelling.attention_products
     additive = mask
     if mask is not None and yes_or_no:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, NnefOperation, Reference, references
 from generic_export.nnef.half_storage import is_mixed_product
-from generic_export.nnef.rewriting import FreeNames, Widening, cast_operation, retyped_note, with_attribute
+from generic_export.nnef.rewriting import FreeNames, Widening, attribute, cast_operation, retyped_note, with_attribute
 from kvcache.states import StateTensor
 
 _HALF, _FULL = "f16", "f32"
@@ -88,6 +88,8 @@ class _Walk:
         """Return the arguments that the engine takes in f16 beside others in f32."""
         if operation.operator == _ATTENTION:
             return operation.inputs[1:3]
+        if operation.operator == "tract_core_cast" and attribute(operation, "to") == _HALF:
+            return operation.inputs  # the engine drops a cast to the type that a value has
         halves = [name for name in references(operation) if name in self.halves]
         return operation.inputs[0].elements if is_mixed_product(operation, halves) else ()  # type: ignore[union-attr]
 

@@ -65,7 +65,7 @@ ORDER = {
         weights
         pages
         child_pipes
-        allocator figures file_locks files interrupts logs processes sizes
+        allocator devices figures file_locks files interrupts logs processes sizes
         compat earlier_paths errors
     """,
     "quant": """

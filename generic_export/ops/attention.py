@@ -157,6 +157,13 @@ def engine_attention(
             steps, total = query.shape[-2], key.shape[-2]
             mask = additive_mask(b, causal_mask(b, steps, total), steps, total)
         return spelled_out_attention(b, query, key, value, mask, scale)
+    return attention_operator(b, query, key, value, mask, scale, is_causal=is_causal)
+
+
+def attention_operator(
+    b: NnefBuilder, query: Value, key: Value, value: Value, mask: Value | None, scale: float, *, is_causal: bool
+) -> Value:
+    """Emit tract's operator, whatever the target prefers; arguments as `engine_attention`."""
     inputs = [query, key, value] if mask is None else [query, key, value, mask]
     attributes: dict[str, Argument] = {
         "scale": float(scale),
@@ -252,7 +259,7 @@ def grouped_attention(
     scores = _scores_of_rows(b, query, key, rows, wide)
     if further is not None:
         scores = b.binary("add", scores, _scores_of_rows(b, *further, rows, wide))
-    if softcap is None and sinks is None and row_mask is not None:
+    if softcap is None and sinks is None and row_mask is not None and b.spelling.fused_softmax:
         attributes: dict[str, Argument] = {"scale": float(scale)}
         operator = "tract_transformers_scaled_masked_softmax"
         weights = b.emit(operator, [scores, row_mask], shape=scores.shape, dtype=wide, attributes=attributes)

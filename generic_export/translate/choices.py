@@ -31,6 +31,10 @@ class Spelling:
         streamed: the symbol of an axis that comes in pieces: loops along it go on where they ended; "" for none.
         attention_operator: attention is one operator of the engine; otherwise products, softmax and masks.
         attention_products: attention over a cache is two grouped products that read it once, in the place of that operator.
+        attention_padding: attention over f16 heads of a size that the device's kernel has is the operator, with keys and values
+            padded (`ops/padded_attention.py`); other attention is as the two fields above have it.
+        attention_in_f16: heads are f16 for that purpose, also where the graph computes in f32: keys and values are stored in f16.
+        fused_softmax: scaling, mask and softmax of those products are one operator of the engine.
         debox_upsampling: nearest upsampling by whole factors is `debox`.
         resize_operator: images are resampled by `tract_core_resize` where it has PyTorch's meaning; otherwise by repeating
             and gathering.
@@ -40,6 +44,9 @@ class Spelling:
     streamed: str = ""
     attention_operator: bool = True
     attention_products: bool = False
+    attention_padding: bool = False
+    attention_in_f16: bool = False
+    fused_softmax: bool = True
     debox_upsampling: bool = False
     resize_operator: bool = True
     square_products: bool = True

@@ -18,10 +18,18 @@ def chosen_engine(options: EngineOptions | None = None) -> TractWheel | TractCli
         EngineMissingError: it is not installed.
     """
     options = options or EngineOptions()
-    return TractCli(options.tract_binary) if options.uses_command else TractWheel()
+    if options.uses_command:
+        return TractCli(options.tract_binary, device=options.device)
+    return TractWheel(device=options.device)
 
 
 def require_engine(options: EngineOptions) -> None:
-    """Ask an engine for its version, so that a missing one is known before the work and not after it."""
+    """Look for an engine, and for the device that it is to use, before the work and not after it.
+
+    Raises:
+        EngineMissingError, DeviceMissingError: it is not here.
+    """
     engine = chosen_engine(options)
     logger.info("%s %s will check", engine.name, engine.version)
+    if isinstance(engine, TractWheel):
+        engine.require_device()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from generic_export.devices import CPU, check_device
 from t2n_llm.option import Panel, option, refuse_invalid
 
 if TYPE_CHECKING:
@@ -33,8 +34,12 @@ class EngineOptions:
         None, "The tract command to check with (implies --engine cli).", Panel.CHECK, flags=("--tract",)
     )
 
+    device: str = CPU
+    """What computes; no option of its own: `export` has several, `validate` one."""
+
     def __post_init__(self) -> None:
         refuse_invalid(self)
+        check_device(self.device)
 
     @property
     def uses_command(self) -> bool:

@@ -106,6 +106,7 @@ def plan_check(
     seed: int = 0,
     *,
     teacher_forced: bool = False,
+    at_least: int = 0,
 ) -> CheckPlan:
     """Choose the tokens: text when there is a tokenizer, else random ids; long enough to leave a sliding window.
 
@@ -115,6 +116,7 @@ def plan_check(
         decode_steps: tokens to decode, cut to what the model's positions allow.
         seed: for random ids.
         teacher_forced: see `CheckPlan`; the text is then long enough to be decoded.
+        at_least: tokens of the text, where the model has so many positions.
     """
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     limit = _positions(text) or 1 << 20
@@ -122,7 +124,7 @@ def plan_check(
     wanted = 3 * window + 5 if 0 < window <= _LONGEST_WINDOW else _SHORTEST_TEXT
     if teacher_forced:
         wanted = max(wanted, PROMPT_LENGTH + decode_steps)
-    length = max(2, min(wanted, limit))
+    length = max(2, min(max(wanted, at_least), limit))
     if tokenizer is not None:
         ids = list(tokenizer(CHECK_TEXT)["input_ids"])
         refuse_beyond(ids, text.vocab_size)

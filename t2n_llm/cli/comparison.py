@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import OptionError
 from generic_export.figures import size_text
-from generic_export.inference_target.tract.engines.measure import CPU
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm.cli.bench_plot import draw_bars, figure_class, save
 from t2n_llm.cli.tables import table_of
@@ -108,17 +107,15 @@ def run_comparison(
     """Measure archives and rivals against each other; the rivals run the first archive's model.
 
     Raises:
-        OptionError: a rival or its variant is unknown, or the engine is not the wheel on the CPU.
+        OptionError: a rival or its variant is unknown or runs on the CPU only, or the engine is not the wheel.
         T2NError: as `compare`.
     """
-    if not isinstance(engine, TractWheel) or engine.device != CPU:
-        raise OptionError(
-            "comparisons are measured with tract from pip, on the CPU.", "Leave --engine, --tract and --device out."
-        )
+    if not isinstance(engine, TractWheel):
+        raise OptionError("comparisons are measured with tract from pip.", "Leave --engine and --tract out.")
     source = SourceRef(checkpoint) if checkpoint else None
-    subject = SharedModel(archives[0], source, engine.timeout_seconds)
+    subject = SharedModel(archives[0], source, engine.timeout_seconds, engine.device)
     contenders: list[Contender] = [
-        ArchiveContender(archive, name, engine.timeout_seconds)
+        ArchiveContender(archive, name, engine.timeout_seconds, engine.device)
         for archive, name in zip(archives, distinct_names(archives), strict=True)
     ]
     contenders += [rival_named(text, subject) for text in against]

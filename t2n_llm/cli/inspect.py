@@ -79,6 +79,8 @@ def _print_graph(text: str, as_json: bool) -> None:
 def _human(inspection: Inspection, tensors: int) -> Iterator[Any]:
     from rich.markup import escape
 
+    from generic_export.inference_target.tract.engines.device_forms import notes_of
+
     contents, outline = inspection.contents, inspection.outline
     values = sum(share.values for share in inspection.shares)
     yield (
@@ -91,6 +93,8 @@ def _human(inspection: Inspection, tensors: int) -> Iterator[Any]:
     yield f"registries  {escape(', '.join(outline.registries) or 'none')}"
     for key, value in outline.properties:
         yield f"[dim]{escape(key)} = {escape(str(value))}[/dim]"
+    for note in notes_of(outline):
+        yield f"device      {escape(str(note))}"
     yield _dtypes(inspection)
     yield _largest(inspection, tensors)
     yield f"cache       {_cache_text(inspection)}"

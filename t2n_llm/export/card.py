@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import T2NError
+from generic_export.inference_target.tract.engines.device_forms import DeviceNote
 from generic_export.read.outline import read_outline
 from generic_export.read.reading import read_graph_text
 from t2n_llm.export.revalidate import graph_options_of
@@ -198,6 +199,8 @@ class ModelCard:
         batched: `B` is a symbol.
         keeps_states: some states are not the engine's, and are fed back.
         start_token: what a decoder with an encoder starts with.
+        devices: those beside the CPU that the export is for, how the graph is written for them and why, and whether there was a
+            check there.
     """
 
     source: CardSource
@@ -217,6 +220,7 @@ class ModelCard:
     batched: bool
     keeps_states: bool
     start_token: int | None
+    devices: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -321,7 +325,17 @@ def read_card(folder: Path, manifest: Mapping[str, Any]) -> ModelCard:
         batched=options.batch,
         keeps_states=any(not state.grows for state in states),
         start_token=connection.get("decoder_start_token_id"),
+        devices=tuple(_devices(manifest)),
     )
+
+
+def _devices(manifest: Mapping[str, Any]) -> Iterator[str]:
+    names = [str(check.get("name", "")) for check in (manifest.get("validation") or {}).get("checks", ())]
+    for record in manifest.get("devices") or ():
+        device = str(record["device"])
+        note = DeviceNote(device, record.get("forms") or {}, tuple(record.get("reasons") or ()))
+        there = any(name.startswith(f"{device}: ") for name in names)
+        yield f"{note}; {'checked there' if there else 'not checked there'}"
 
 
 def _source(manifest: Mapping[str, Any]) -> CardSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from generic_export.devices import check_device
 from generic_export.errors import OptionError
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
@@ -113,8 +114,12 @@ class ValidateOptions:
         None, "The LoRA or DoRA that was merged; by default the hub id that is recorded.", Panel.SOURCE, metavar="PATH"
     )
     checking: CheckingOptions = options(CheckingOptions)
+    device: str = option("cpu", "Device that computes: cpu, cuda or metal.", metavar="DEVICE")
     atol: float | None = option(None, "Largest error of a logit, instead of the type's own.", Panel.CHECK, minimum=0.0)
     rtol: float | None = option(None, "The same as a share of the largest logit.", Panel.CHECK, minimum=0.0)
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
 
     @staticmethod
     def of(**choices: Any) -> ValidateOptions:

@@ -5,6 +5,7 @@ source -> task.graphs -> stored form -> write -> task.check -> rename into place
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from generic_export.devices import CPU
 from generic_export.errors import (
     CacheRangeError,
     EngineLoadError,
@@ -20,6 +22,7 @@ from generic_export.errors import (
     SourceChangedError,
     WeightError,
 )
+from generic_export.inference_target.tract.engines.device_forms import device_notes
 from generic_export.tested_versions import TORCH, TRACT, TRANSFORMERS, new_doubts
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.half import CastReport
@@ -29,6 +32,7 @@ from generic_export.write.document import ArchivePlan, WrittenArchive
 from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.cache_range import require_room
+from t2n_llm.check.devices import absence_of, named_after
 from t2n_llm.check.engines import require_engine
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import Captured, prepare
@@ -343,28 +347,41 @@ class _Export:
         stored = {part.graph.role: part.stored.overrides(paths[part.graph.role]) for part in parts}
         changed = [weights for weights in stored.values() if weights is not None]
         front, graphs = front_of([part.graph for part in parts]), weighted([part.graph for part in parts])
-        report = self.task.check(
-            CheckSubject(
-                source=self.folder.source,
-                network=main.graph.skeleton.network,
-                archives={graph.role: paths[graph.role] for graph in graphs},
-                options=options.graph,
-                symbols=main.graph.graph.symbols,
-                states=main.graph.states,
-                needed=lambda: frozenset(name for part in parts for name in part.stored.needed),
-                checking=options.checking,
-                tolerance=Tolerance.for_export(options.graph.dtype, options.graph.kv_cache, mixed=options.graph.mixed),
-                reporter=self.folder.reporter,
-                with_text=options.require_tokenizer,
-                adapter=self.adapter,
-                overrides=ArchiveWeights.joined(changed),
-                bundles=staging / TESTS_FOLDER,
-            )
+        subject = CheckSubject(
+            source=self.folder.source,
+            network=main.graph.skeleton.network,
+            archives={graph.role: paths[graph.role] for graph in graphs},
+            options=options.graph,
+            symbols=main.graph.graph.symbols,
+            states=main.graph.states,
+            needed=lambda: frozenset(name for part in parts for name in part.stored.needed),
+            checking=options.checking,
+            tolerance=Tolerance.for_export(options.graph.dtype, options.graph.kv_cache, mixed=options.graph.mixed),
+            reporter=self.folder.reporter,
+            with_text=options.require_tokenizer,
+            adapter=self.adapter,
+            overrides=ArchiveWeights.joined(changed),
+            bundles=staging / TESTS_FOLDER,
         )
+        report = self._checked_on_devices(subject, self.task.check(subject))
         if front is None:
             return report
         self.folder.reporter.stage(f"Checking in tract: {front.kind}")
         return with_frontend(report, paths[FRONTEND], front, options.graph.computes_in, options.checking)
+
+    def _checked_on_devices(self, subject: CheckSubject, report: ValidationReport) -> ValidationReport:
+        """Check on the devices of the export that are here as well, and say how to check on the others."""
+        for device in self.folder.options.graph.device:
+            missing = absence_of(device)
+            if missing is not None:
+                words = ["t2n-llm", "validate", str(self.folder.target), "--device", device]
+                again = shlex.join([*words, "--reference", self.folder.source.name])
+                self.folder.reporter.warn(f"validated on the CPU only: {missing} On a machine with {device}: {again}")
+            elif device != CPU:
+                checking = replace(subject.checking, device=device)
+                other = named_after(self.task.check(replace(subject, checking=checking, bundles=None)), device)
+                report = replace(report, checks=(*report.checks, *other.checks))
+        return report
 
     def _described(self, parts: Sequence[_Part], archives: Mapping[str, WrittenArchive]) -> Manifest:
         source, options, main = self.folder.source, self.folder.options, parts[-1]
@@ -379,6 +396,12 @@ class _Export:
             "ranges": {
                 part.graph.role: part.graph.ranges.recorded() for part in parts if part.graph.ranges is not None
             },
+            "devices": [
+                note.asdict()
+                for part in parts
+                if part.graph.from_checkpoint
+                for note in device_notes(part.graph.graph.operations, options.graph.device, part.graph.role)
+            ],
             "compression": summary_of([part.stored for part in parts]),
             "tensors": stored_tensors(written),
         }

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, OptionError, SourceError
+from generic_export.inference_target.tract.engines.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.read.contents import read_contents
 from t2n_llm.check.agreement import Tolerance, ValidationReport
-from t2n_llm.check.engines import require_engine
+from t2n_llm.check.devices import named_after
+from t2n_llm.check.engines import chosen_engine, require_engine
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.graph.interface import recorded_states
@@ -48,7 +50,7 @@ def validate_folder(
         ArchiveError: the folder is no export.
         OptionError: the reference, or the adapter, is not the one that was exported.
         SourceError: the reference cannot be found.
-        EngineError: the engine refused the archive, or died.
+        EngineError: the engine refused the archive, or died; the device is missing, or computes a form of the graph wrongly.
     """
     options = options or ValidateOptions()
     manifest = read_manifest(folder)
@@ -59,7 +61,10 @@ def validate_folder(
     reporter, task = reporter or LogReporter(), task_of(recorded_task(manifest))
     source = as_loaded(open_original(folder, manifest, ref), task.network, reporter.warn)
     adapter = open_recorded_adapter(manifest.get("adapter"), options.adapter, ref.token)
-    require_engine(options.checking)
+    checking = replace(options.checking, device=options.device)
+    for archive in archives.values():
+        refuse_wrong_forms(archive, options.device, chosen_engine(checking).version, [DETECT_ALL])
+    require_engine(checking)
     exported = graph_options_of(manifest)
     tolerance = Tolerance.for_export(exported.dtype, exported.kv_cache, mixed=exported.mixed)
     report = task.check(
@@ -74,7 +79,7 @@ def validate_folder(
             needed=lambda: frozenset(
                 tensor.label for archive in archives.values() for tensor in read_contents(archive).tensors
             ),
-            checking=options.checking,
+            checking=checking,
             tolerance=tolerance.limited(options.atol, options.rtol),
             reporter=reporter,
             with_text=manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer(),
@@ -82,6 +87,7 @@ def validate_folder(
             overrides=_overrides(manifest, archives),
         )
     )
+    report = named_after(report, options.device)
     if frontend is None:
         return report
     front = frontend_of(source, replace(exported, frontend=True), _input_of_frontend(folder, manifest))
@@ -129,7 +135,9 @@ def graph_options_of(manifest: Mapping[str, Any]) -> GraphOptions:
     recorded = {**before, **manifest.get("options", {}), "dtype": dtype}
     known = {each.name: recorded[each.name] for each in fields(GraphOptions) if each.name in recorded}
     try:
-        return GraphOptions(**known | {"keep_f32": tuple(known.get("keep_f32", ()))})
+        return GraphOptions(
+            **known | {"keep_f32": tuple(known.get("keep_f32", ())), "device": tuple(known.get("device", ("cpu",)))}
+        )
     except (TypeError, ValueError) as error:
         raise ArchiveError(f"export.json: its options have no meaning: {error}.", "Export the model again.") from error
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from generic_export.devices import devices_of
 from generic_export.errors import OptionError
 from t2n_llm.option import Panel, option, refuse_invalid
 
@@ -73,6 +74,9 @@ class GraphOptions:
         Panel.GRAPH,
         choices=CACHE_DTYPES,
         noun="element type of caches",
+    )
+    device: tuple[str, ...] = option(
+        ("cpu",), "Device that computes: cpu, cuda or metal (repeatable).", metavar="DEVICE"
     )
     attention: str = option(
         "auto",
@@ -150,6 +154,7 @@ class GraphOptions:
                 f"Use --dtype {' or --dtype '.join(DTYPES)}.",
             )
         refuse_invalid(self)
+        object.__setattr__(self, "device", devices_of(self.device))
         if self.dtype == "f32" and self.activations == "f16":
             raise OptionError(
                 "f16 activations have no use for f32 weights.", "Leave --activations out, or use --dtype f16."
@@ -252,6 +257,8 @@ class GraphOptions:
             check_io=False,
             specific_properties=properties | ({"source_revision": revision} if revision else {}),
             attention_as_products=self._attends_by_products(cached=cached),
+            device=self.device,
+            attention_in_f16=cached and self.keeps_half_cache and self.attention != "products",
             force_attention_inner_in_f32=self.f32_attention,
             force_linear_accumulation_in_f32=self.f32_linear_accumulation,
             force_norm_in_f32=self.f32_norm,

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from generic_export.inference_target.tract.engines.measure import check_device
+from generic_export.devices import check_device
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm.check.answers import WheelAnswerer
 from t2n_llm.export.folder import archive_in, read_manifest

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from generic_export.devices import check_device
 from generic_export.errors import OptionError
-from generic_export.inference_target.tract.engines.measure import check_device
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm.check.answers import WheelAnswerer

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from generic_export.errors import EngineError, EngineMissingError, OptionError
+from generic_export.errors import EngineError, EngineMissingError, OptionError, WrongOnDeviceError
+from generic_export.inference_target.tract.engines.device_forms import notes_of
 from generic_export.inference_target.tract.engines.engine import IoFact
 from generic_export.inference_target.tract.engines.measure import evaluate
 from generic_export.inference_target.tract.engines.wheel import TractWheel
@@ -116,6 +117,7 @@ class Inspection:
                 "extensions": outline.extensions,
             },
             "properties": dict(outline.properties),
+            "devices": [note.asdict() for note in notes_of(outline)],
             "symbols": outline.symbols,
             "assertions": outline.assertions,
             "inputs": [asdict(external) for external in outline.externals],
@@ -170,7 +172,7 @@ def ask_engine(inspection: Inspection, engine: TractWheel) -> Inspection:
     except EngineMissingError:
         raise
     except EngineError as error:
-        view = EngineView(version, refusal=error.message)
+        view = EngineView(version, refusal=str(error) if isinstance(error, WrongOnDeviceError) else error.message)
     return replace(inspection, engine=view)
 
 

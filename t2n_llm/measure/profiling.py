@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from generic_export.devices import CPU
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.engine import EngineNode, Profile
-from generic_export.inference_target.tract.engines.measure import CPU
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from generic_export.read.contents import StoredTensor, read_contents
 from generic_export.read.expansion import engine_names

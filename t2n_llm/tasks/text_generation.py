@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from generic_export.devices import CPU
 from generic_export.errors import NotEnoughMemoryError, OptionError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.bundles import bundles_size, make_bundles
 from t2n_llm.check.cache_range import by_kind, require_range
+from t2n_llm.check.devices import DEVICE_TEXT, EngineKeepsCaches, device_checks
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.check.reference import plan_check, run_reference, run_reference_apart
 from t2n_llm.check.runner import open_runner
@@ -84,7 +86,14 @@ class TextGeneration(Task):
         """Run the four checks; see `check.turns`."""
         source, options, checking = subject.source, subject.options, subject.checking
         residency = _residency(subject.network, source, checking)
-        plan = plan_check(source.config, subject.tokenizer, checking.decode_steps, teacher_forced=residency.offloaded)
+        on_gpu = checking.device != CPU
+        plan = plan_check(
+            source.config,
+            subject.tokenizer,
+            checking.decode_steps,
+            teacher_forced=residency.offloaded,
+            at_least=DEVICE_TEXT if on_gpu else 0,
+        )
         about = f": {residency.summary(source.folder, plan.passes)}" if residency.offloaded else ""
         subject.reporter.stage(f"Running PyTorch in f32 for reference{about}")
         run = run_reference_apart if checking.low_memory else run_reference
@@ -102,10 +111,13 @@ class TextGeneration(Task):
             fed_back = {state.input_name: state.output_name for state in subject.states}
             for bundle in make_bundles(reference, subject.states, options.num_logits_to_keep):
                 bundle.write(subject.bundles, fed_back)
-        with open_runner(subject.archive, subject.states, options.dtype, checking) as runner:
+        with open_runner(subject.archive, subject.states, options.dtype, checking) as opened:
+            runner = EngineKeepsCaches(opened) if on_gpu else opened
             report = validate_archive(
                 runner, reference, options.dtype, tolerance=subject.tolerance, on_check=subject.announce
             )
+            further = device_checks(runner, reference, subject.tolerance, subject.announce) if on_gpu else ()
+            report = replace(report, checks=(*report.checks, *further))
         return replace(report, largest_states=by_kind(reference.largest_states))
 
     def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from generic_export.devices import CPU, devices_of
 from generic_export.errors import MismatchError, OptionError
 from generic_export.inference_target.example import ExampleCall, ExampleRun
 from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.inference_target.tract.engines.asking import ask_cli, ask_wheel
 from generic_export.inference_target.tract.engines.cli import TractCli
+from generic_export.inference_target.tract.engines.device_forms import DEVICES_PROPERTY, DeviceForms, forms_for
 from generic_export.inference_target.tract.engines.features import (
     DEFAULT_FEATURES,
     TractFeature,
@@ -46,6 +48,7 @@ from generic_export.inference_target.tract.releases.dialect import (
 from generic_export.inference_target.tract.releases.wheels import wheel_packages
 from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.plain_softmax import with_plain_softmax
 from generic_export.nnef.registries import with_fragments
 from generic_export.torch_graph.request import DynamicAxes, declared_sizes, symbol_name
 from generic_export.torch_graph.sizes.declared_axes import AnyDynamicAxes, dynamic_axes_of
@@ -88,6 +91,9 @@ class TractNNEF(EngineTarget):
         upsample_with_debox: write nearest upsampling of floats by whole factors as `debox` (release 0.23.0).
         attention_as_products: attention of language models is two products for each key head, which read a long cache once;
             `kvcache` writes it.
+        device: what computes, "cpu", "cuda" or "metal", or several of them: forms that tract computes wrongly there are written
+            as others (docs/gpu.md). The check runs on the CPU, where all forms are right.
+        attention_in_f16: heads may be rounded to f16 where a device's attention operator computes in f16 alone: they are stored so.
 
     Raises:
         OptionError: the version is not one this dialect is written for, or has no use for another option.
@@ -110,6 +116,8 @@ class TractNNEF(EngineTarget):
     streaming: Streaming | None = None
     attention_as_products: bool = False
     check_io_sizes: Sequence[Mapping[str, int]] | None = None
+    device: str | Sequence[str] = CPU
+    attention_in_f16: bool = False
 
     if TYPE_CHECKING:
 
@@ -131,6 +139,8 @@ class TractNNEF(EngineTarget):
             streaming: Streaming | None = None,
             attention_as_products: bool = False,
             check_io_sizes: Sequence[Mapping[str, int]] | None = None,
+            device: str | Sequence[str] = CPU,
+            attention_in_f16: bool = False,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -151,6 +161,13 @@ class TractNNEF(EngineTarget):
         self._set("check_io_tolerance", tolerance_of(self.check_io_tolerance))
         self._set("check_io_sizes", None if self.check_io_sizes is None else tuple(map(dict, self.check_io_sizes)))
         self._check_sizes()
+        self._set("device", devices_of(self.device))
+        if self.reify_sdpa_operator and not self._device_forms.operator:
+            raise OptionError(
+                f"reify_sdpa_operator writes {_ATTENTION}, which tract {self.version} computes wrongly on "
+                f"{', '.join(self.devices)}.",
+                "Leave it out: attention is written in a form that is right there.",
+            )
         if self.reify_sdpa_operator:
             self._require("reify_sdpa_operator", _ATTENTION)
             if TractFeature.TRANSFORMERS not in features:
@@ -221,6 +238,15 @@ class TractNNEF(EngineTarget):
         return SemanticVersion.parse(self.version)
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """What computes."""
+        return devices_of(self.device)
+
+    @property
+    def _device_forms(self) -> DeviceForms:
+        return forms_for(self.devices, self.release)
+
+    @property
     def registries(self) -> tuple[str, ...]:
         """The registries that an engine must enable, beside its core."""
         return registry_names(features_of(self.feature_flags))
@@ -243,10 +269,14 @@ class TractNNEF(EngineTarget):
         reified = self.reify_sdpa_operator
         if reified is None:
             reified = TractFeature.TRANSFORMERS.value in self.registries and has_operator(self.release, _ATTENTION)
+        forms = self._device_forms
         return Spelling(
             streamed=self.streaming.symbol if self.streaming is not None else "",
-            attention_operator=reified,
-            attention_products=self.attention_as_products,
+            attention_operator=reified and forms.operator,
+            attention_products=self.attention_as_products or not forms.operator,
+            attention_padding=reified and forms.padding,
+            attention_in_f16=self.attention_in_f16,
+            fused_softmax=forms.fused_softmax,
             debox_upsampling=self.upsample_with_debox,
             resize_operator=has_operator(self.release, "tract_core_resize"),
             square_products=self.release not in ENDLESS_SQUARE_PRODUCTS,
@@ -255,6 +285,8 @@ class TractNNEF(EngineTarget):
     @property
     def properties(self) -> Mapping[str, str | float]:
         properties: dict[str, str | float] = {"tract_target_version": str(self.release)}
+        if self.devices != (CPU,):
+            properties[DEVICES_PROPERTY] = " ".join(self.devices)
         if self.dump_identity_properties:
             identity = (getpass.getuser(), platform.node(), platform.platform())
             properties |= dict(zip(IDENTITY_PROPERTIES, identity, strict=True))
@@ -281,6 +313,8 @@ class TractNNEF(EngineTarget):
                 among `feature_flags`.
         """
         refuse_younger(graph, self.release)
+        if not self._device_forms.fused_softmax:
+            graph = with_plain_softmax(graph)
         document = with_fragments(graph, older_fragments(graph, self.release))
         refuse_other_registries(document, self.registries)
         return document

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from generic_export.devices import CPU
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from t2n_llm.export.located import LocatedArchive
 from t2n_llm.measure.benchmark import ArchiveDescription, check_interface, describe_archive, fresh_session
@@ -20,11 +21,12 @@ class ArchiveContender:
         archive: where it is.
         name: what it is called beside the others.
         timeout_seconds: for one load, or one request.
+        device: what tract computes on.
     """
 
-    def __init__(self, archive: LocatedArchive, name: str, timeout_seconds: float) -> None:
+    def __init__(self, archive: LocatedArchive, name: str, timeout_seconds: float, device: str = CPU) -> None:
         self.archive, self.name, self.prefill = archive, name, archive.prefill
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._device = timeout_seconds, device
 
     @cached_property
     def description(self) -> ArchiveDescription:
@@ -40,14 +42,15 @@ class ArchiveContender:
 
     def start(self, threads: int, positions: int) -> RunningArchive:
         """See `Contender.start`; its caches grow, whatever the positions are."""
-        engine = TractWheel(timeout_seconds=self._timeout_seconds, threads=threads)
+        engine = TractWheel(timeout_seconds=self._timeout_seconds, device=self._device, threads=threads)
         model = engine.load(self.archive.path, transforms=self.description.transforms)
         try:
             check_interface(self.archive, model)
         except BaseException:
             model.close()
             raise
-        return RunningArchive(model, f"tract {engine.version}")
+        where = "" if self._device == CPU else f" on {self._device}"
+        return RunningArchive(model, f"tract {engine.version}{where}")
 
 
 class RunningArchive:

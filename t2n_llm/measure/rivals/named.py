@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from generic_export.devices import CPU
 from generic_export.errors import OptionError
 from t2n_llm.measure.rivals.llama_cpp import LlamaCpp
 from t2n_llm.measure.rivals.onnxruntime import OnnxRuntime
@@ -26,6 +27,8 @@ def rival_named(text: str, subject: SharedModel) -> Contender:
     name, _, variant = text.partition(":")
     if name not in RIVALS:
         raise OptionError(f"--against {text}: no such rival.", f"Use one of {', '.join(RIVALS)}.")
+    if subject.device != CPU and name != "torch":
+        raise OptionError(f"--against {text}: it is measured on the CPU only.", "Use --against torch, or --device cpu.")
     return RIVALS[name](subject, variant)
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from generic_export.devices import CPU
 from generic_export.errors import OptionError, SourceError
 from t2n_llm.export.folder import MANIFEST_NAME, read_manifest
 from t2n_llm.export.located import LocatedArchive
@@ -111,11 +112,13 @@ class SharedModel:
         archive: of which the rivals run the weights.
         checkpoint: folder, hub id or GGUF file, where the user named it.
         timeout_seconds: for one load, or one request.
+        device: what all of them compute on.
     """
 
     archive: LocatedArchive
     checkpoint: SourceRef | None = None
     timeout_seconds: float = 600.0
+    device: str = CPU
 
     @cached_property
     def manifest(self) -> Mapping[str, Any]:

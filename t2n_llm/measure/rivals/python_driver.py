@@ -38,7 +38,7 @@ class Model(Protocol):
 
 
 class TorchModel:
-    """A transformers model as it is run on a CPU: its own cache, scaled_dot_product_attention, logits of the last token only."""
+    """A transformers model in eager mode, on the CPU or a GPU: its own cache, scaled_dot_product_attention, last logits only."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         import torch
@@ -54,6 +54,8 @@ class TorchModel:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             request["folder"], dtype=getattr(torch, request["dtype"]), local_files_only=True
         ).eval()
+        self._device = request["device"]
+        self._model.to(self._device)
         names = inspect.signature(self._model.forward).parameters
         self._keyword = next(name for name in ("cache", "past_key_values", "cache_params") if name in names)
         self.version = f"torch {torch.__version__}, transformers {transformers.__version__}"
@@ -64,9 +66,10 @@ class TorchModel:
 
     def feed(self, tokens: list[int]) -> None:
         with self._torch.inference_mode():
-            ids = self._torch.tensor([tokens])
+            ids = self._torch.tensor([tokens], device=self._device)
             answer = self._model(ids, **{self._keyword: self._cache, "use_cache": True, "logits_to_keep": 1})
-            self._last, self._cache = answer.logits, getattr(answer, self._keyword)
+            # On the CPU, where the engine leaves its logits too; a GPU has finished then.
+            self._last, self._cache = answer.logits.cpu(), getattr(answer, self._keyword)
 
     def logits(self) -> Any:
         return self._last[0, -1].float().numpy()

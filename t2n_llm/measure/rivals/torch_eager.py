@@ -1,4 +1,4 @@
-"""PyTorch: the transformers model of the checkpoint, as one runs it on a CPU. In: a checkpoint. Out: a contender."""
+"""PyTorch: the transformers model of the checkpoint, on the CPU or on a GPU. In: a checkpoint. Out: a contender."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import sys
 from pathlib import Path
 
+from generic_export.devices import CPU
 from generic_export.errors import OptionError
 from t2n_llm.measure.rivals.child import RunningChild
 from t2n_llm.measure.rivals.protocol import BATCHES, SharedModel, local_folder
 
 DRIVER = Path(__file__).with_name("python_driver.py")
-# float32 is what PyTorch is fast with on most CPUs; the others where there is AMX or ARM's bf16.
+# float32 is what PyTorch is fast with on most CPUs; the others where there is AMX or ARM's bf16, and on GPUs.
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -20,7 +21,7 @@ class TorchEager:
 
     Args:
         subject: the model.
-        dtype: of weights and activations; "" is float32.
+        dtype: of weights and activations; "" is float32, and float16 on a GPU.
 
     Raises:
         OptionError: there is no such dtype.
@@ -29,7 +30,7 @@ class TorchEager:
     prefill = BATCHES
 
     def __init__(self, subject: SharedModel, dtype: str = "") -> None:
-        self._subject, self._dtype = subject, dtype or "float32"
+        self._subject, self._dtype = subject, dtype or ("float32" if subject.device == CPU else "float16")
         self.name = f"torch {self._dtype}"
         if self._dtype not in _DTYPES:
             raise OptionError(f"torch:{dtype}: no such dtype.", f"Use one of {', '.join(_DTYPES)}.")
@@ -43,7 +44,12 @@ class TorchEager:
 
     def start(self, threads: int, positions: int) -> RunningChild:
         """See `Contender.start`; its cache grows, whatever the positions are."""
-        load = {"folder": str(local_folder(self._subject.source)), "dtype": self._dtype, "threads": threads}
+        load = {
+            "folder": str(local_folder(self._subject.source)),
+            "dtype": self._dtype,
+            "threads": threads,
+            "device": {"metal": "mps"}.get(self._subject.device, self._subject.device),
+        }
         return start_python(self.name, "torch", load, threads, self._subject.timeout_seconds)
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
+from generic_export.devices import CPU, check_device
 from generic_export.errors import (
     EngineCrashError,
     EngineError,
@@ -31,12 +32,11 @@ from generic_export.errors import (
     OptionError,
 )
 from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
+from generic_export.inference_target.tract.engines.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.inference_target.tract.engines.engine import Array, EngineNode, Profile, condense_error, last_words
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
-    CPU,
     LlmBench,
-    check_device,
     device_missing,
     read_llm_bench,
     read_nodes,
@@ -341,6 +341,7 @@ class TractCli:
             EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no figures.
         """
         options = CommandOptions(unfold_kv_cache=False)
+        self._refuse_wrong_forms(archive, options)
         command = [str(self.binary), str(Path(archive).absolute()), *options.model_flags(), *self._run_flags(True)]
         limits = ["--warmup-loops", str(warmup_runs), "--max-time", str(round(seconds * 1000))]
         with tempfile.TemporaryDirectory(prefix="tract-bench-") as folder:
@@ -369,6 +370,7 @@ class TractCli:
 
     def _dump(self, archive: Path, transforms: Sequence[str], llm: bool, optimise: bool) -> list[str]:
         options = CommandOptions(llm=llm, unfold_kv_cache=False, transforms=transforms)
+        self._refuse_wrong_forms(archive, options)
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         return [*start, *self._run_flags(optimise), "dump"]
 
@@ -376,7 +378,13 @@ class TractCli:
         """Flags that say what computes: optimised code on the CPU, a device, or the graph as it was read."""
         return [f"--{self.device}"] if self.device != CPU else ["-O"] if optimise else []
 
+    def _refuse_wrong_forms(self, archive: Path, options: CommandOptions) -> None:
+        """Refuse an archive whose results on the device would be wrong."""
+        detection = [DETECT_ALL] if options.llm else []
+        refuse_wrong_forms(Path(archive), self.device, self.version, [*detection, *options.transforms])
+
     def _run_command(self, archive: Path, bundle: Path, options: CommandOptions, *, optimise: bool) -> list[str]:
+        self._refuse_wrong_forms(archive, options)
         start = [str(self.binary), str(Path(archive).absolute()), *options.model_flags()]
         inputs = ["--input-from-npz", str(Path(bundle).absolute())]
         return [*start, *self._run_flags(optimise), "run", *inputs, *options.run_flags()]

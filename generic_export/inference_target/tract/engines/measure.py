@@ -17,9 +17,6 @@ import numpy as np
 from generic_export.errors import DeviceMissingError, EngineRunError, OptionError
 from generic_export.inference_target.tract.engines.engine import DATUM_TYPES, EngineNode, IoFact, Profile
 
-CPU = "cpu"
-DEVICES = (CPU, "cuda", "metal")
-
 _NUMPY_TYPES = {short: name for name, short in DATUM_TYPES.items()}
 
 
@@ -108,16 +105,6 @@ def _node(record: Mapping[str, Any]) -> EngineNode:
 
 
 # --- devices ----------------------------------------------------------------------------------
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that tract does not know.
-
-    Raises:
-        OptionError: it is not one of `DEVICES`.
-    """
-    if device not in DEVICES:
-        raise OptionError(f"device {device!r} is unknown.", f"Use one of {', '.join(DEVICES)}.")
 
 
 def device_missing(engine: str, device: str, reason: str) -> DeviceMissingError:

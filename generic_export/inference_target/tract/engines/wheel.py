@@ -14,12 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from generic_export.devices import CPU, check_device
 from generic_export.errors import (
     EngineLoadError,
     EngineMissingError,
     EngineRunError,
     OptionError,
 )
+from generic_export.inference_target.tract.engines.device_forms import refuse_wrong_forms
 from generic_export.inference_target.tract.engines.engine import (
     Array,
     EngineNode,
@@ -31,8 +33,6 @@ from generic_export.inference_target.tract.engines.engine import (
 )
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.measure import (
-    CPU,
-    check_device,
     device_missing,
     example_inputs,
     read_nodes,
@@ -98,6 +98,7 @@ class TractWheel:
         Raises:
             EngineMissingError: tract is not installed.
             DeviceMissingError: tract cannot compute on the device asked for.
+            WrongOnDeviceError: the device would compute a form of the graph wrongly.
             EngineLoadError: tract refuses the archive or a transform.
             EngineCrashError, EngineTimeoutError: the child died, or did not answer in time.
             OptionError: a transform is written in a form that the wheel ignores.
@@ -106,7 +107,8 @@ class TractWheel:
         path = Path(archive).absolute()
         if not path.exists():
             raise EngineLoadError(f"{path}: no such archive.")
-        _ = self.version  # EngineMissingError before a process is started
+        version = self.version  # EngineMissingError before a process is started
+        refuse_wrong_forms(path, self.device, version, transforms)
         worker = WorkerConnection(path.name, self.timeout_seconds, self.packages, self.threads)
         try:
             self._choose_device(worker)
@@ -126,6 +128,22 @@ class TractWheel:
         """Time every node; see `Engine.profile`."""
         with self.load(archive, transforms=transforms) as model:
             return model.profile(example_inputs(model.inputs, sizes))
+
+    def require_device(self) -> None:
+        """Look for the device, before there is an archive to load.
+
+        Raises:
+            EngineMissingError: tract is not installed.
+            DeviceMissingError: tract cannot compute on it.
+        """
+        _ = self.version
+        if self.device == CPU:
+            return
+        worker = WorkerConnection(self.device, self.timeout_seconds, self.packages, self.threads)
+        try:
+            self._choose_device(worker)
+        finally:
+            worker.close()
 
     def _choose_device(self, worker: WorkerConnection) -> None:
         if self.device == CPU:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from generic_export.devices import DEVICES
 from generic_export.errors import DeviceMissingError, EngineLoadError, EngineRunError, OptionError
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.engines.engine import EngineNode, Examiner, IoFact
 from generic_export.inference_target.tract.engines.measure import (
-    DEVICES,
     evaluate,
     example_inputs,
     read_llm_bench,
