@@ -76,7 +76,7 @@ class ExportedModel:
             archive=archive_in(folder, manifest),
             tokenizer=load_tokenizer(folder),
             settings=generation_settings(folder),
-            max_positions=manifest["model"]["max_position_embeddings"],
+            max_positions=manifest["model"].get("max_position_embeddings"),
             prefill=chunks_of(manifest) if prefill_chunk is None else [(0, prefill_chunk)],
             device=device,
         )
