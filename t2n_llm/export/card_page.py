@@ -19,10 +19,9 @@ from typing import Any
 from generic_export.errors import ArchiveError, OutputExistsError, T2NError
 from generic_export.figures import size_text
 from t2n_llm.export.card import ModelCard, read_card
-from t2n_llm.export.folder import CARD_FILE, MANIFEST_NAME, json_text, read_manifest
+from t2n_llm.export.folder import CARD_FILE, EDITED_CARD_FILE, MANIFEST_NAME, json_text, read_manifest
 from t2n_llm.tasks.names import TRIED
 
-EDITED_CARD_FILE = "README.edited.md"
 """What becomes of a card that somebody edited, when the export under it is replaced."""
 
 _TEMPLATE = "card.md.j2"
@@ -220,7 +219,6 @@ def _figure(value: float | None) -> str:
 
 
 __all__ = [
-    "EDITED_CARD_FILE",
     "card_text",
     "is_edited",
     "keep_edited",

@@ -21,6 +21,7 @@ from t2n_llm.export.manifest_form import ExportManifest, parse_manifest
 
 MANIFEST_NAME = "export.json"
 CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no part of what is verified
+EDITED_CARD_FILE = "README.edited.md"  # one that somebody edited, of the export before
 ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter's tensors
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"

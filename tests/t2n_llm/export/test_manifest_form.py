@@ -77,11 +77,10 @@ _COMMANDS: dict[str, tuple[object, ...]] = {
     "verify": (),
     "card": ("--print",),
     "inspect": (),
-    "generate": ("--raw", ""),
+    "generate": ("--image", "none.png"),
     "chat": ("--template-kwargs", '{"messages": 1}'),
     "validate": ("--reference", "no/such/folder"),
     "quantize-report": ("--reference", "no/such/folder"),
-    "bench": ("--device", "none"),
 }
 
 
