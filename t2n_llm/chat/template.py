@@ -63,7 +63,7 @@ class ChatTemplate:
         Raises:
             OptionError: it has none, or several and none is the default; or a variable belongs to the conversation.
         """
-        if sanitized and not (getattr(tokenizer, "is_fast", False) and hasattr(tokenizer, "_mark_chat_inputs")):
+        if sanitized and not _can_sanitize(tokenizer):
             raise OptionError(
                 f"{folder}: transformers cannot encode special tokens in messages as text with this tokenizer.",
                 "Use transformers 5.24 or newer and a fast tokenizer (tokenizer.json).",
@@ -117,8 +117,9 @@ class ChatTemplate:
 
     def _marked(self, source: str, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages whose special tokens are marked as transformers marks them, for `_ids`."""
-        marked, *_ = self.tokenizer._mark_chat_inputs(source, [list(messages)], None, None, {}, True, False)
-        return list(marked[0])
+        from t2n_llm.compat import mark_special_tokens  # torch
+
+        return mark_special_tokens(self.tokenizer, source, messages)
 
     def left_to_read(self, written: Written, held: Sequence[int]) -> Sequence[int] | None:
         """Return the tokens of a conversation after those that are held; None where it does not continue them.
@@ -158,6 +159,12 @@ class ChatTemplate:
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _can_sanitize(tokenizer: Any) -> bool:
+    from t2n_llm.compat import marks_special_tokens  # torch
+
+    return marks_special_tokens(tokenizer)
 
 
 def template_variables(given: Any) -> dict[str, Any]:

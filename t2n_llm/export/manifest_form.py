@@ -32,7 +32,7 @@ class SourceRecord(TypedDict, total=False):
     model_type: str
 
 
-class TensorRecord(TypedDict):
+class SizedRecord(TypedDict):
     """An output of a single pass, or an input; null is a size that is not known."""
 
     shape: list[int | str | None]
@@ -58,7 +58,7 @@ class GraphRecord(TypedDict, total=False):
     engine_states: list[dict[str, Any]]
     dtype: str
     prefill: list[dict[str, Any]]
-    tensors: dict[str, TensorRecord]
+    tensors: dict[str, SizedRecord]
 
 
 class ModelRecord(TypedDict, total=False):
