@@ -14,7 +14,6 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from generic_export.errors import ArchiveError
-from kvcache.states import StateTensor
 
 _LONGEST_NAME = 255  # bytes, of a file
 _LARGEST = 1 << 63  # no number that an export writes is larger
@@ -46,6 +45,22 @@ class InputRecord(TypedDict):
     dtype: str
 
 
+class StateRecord(TypedDict, total=False):
+    """A state that is fed back, see `StateTensor`; early releases knew keys and values only, with heads."""
+
+    input_name: str
+    output_name: str
+    kind: str
+    layer: int
+    shape: list[int | str]
+    axis: int | None
+    dtype: str
+    index: int
+    window: int | None
+    num_key_value_heads: int
+    head_dim: int
+
+
 class GraphRecord(TypedDict, total=False):
     """Inputs, outputs and states of an archive."""
 
@@ -53,9 +68,9 @@ class GraphRecord(TypedDict, total=False):
     outputs: list[str]
     symbols: list[str]
     sizes: list[str]
-    states: list[dict[str, Any]]
-    caches: list[dict[str, Any]]
-    engine_states: list[dict[str, Any]]
+    states: list[StateRecord]
+    caches: list[StateRecord]
+    engine_states: list[StateRecord]
     dtype: str
     prefill: list[dict[str, Any]]
     tensors: dict[str, SizedRecord]
@@ -282,8 +297,6 @@ def parse_manifest(value: Any, path: Path) -> ExportManifest:
         ArchiveError: a section is missing that every release wrote, or is of another type.
     """
     wrong = misfit(value, ExportManifest, "")
-    if wrong is None:
-        wrong = _wrong_state(value["graph"])
     if wrong is not None:
         raise ArchiveError(f"{path}: {wrong}.", "The file was changed or is damaged: export the model again.")
     manifest: ExportManifest = value
@@ -359,18 +372,13 @@ def _plain_misfit(value: Any, form: type, place: str) -> str | None:
 def _record_misfit(value: Any, form: Any, place: str) -> str | None:
     if not isinstance(value, dict):
         return f"{place or 'it'} is {_kind(value)}, not a table"
-    missing = sorted(getattr(form, "__required_keys__", frozenset()) - value.keys())
+    hints = _hints(form)
+    required: frozenset[str] = getattr(form, "__required_keys__", frozenset())
+    missing = [key for key in hints if key in required and key not in value]
     if missing:
         return f"{place or 'it'} says nothing about {', '.join(missing)}"
     prefix = f"{place}." if place else ""
-    hints = _hints(form)
     return _first(misfit(item, hints[key], f"{prefix}{key}") for key, item in value.items() if key in hints)
-
-
-def _wrong_state(graph: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the states of a graph; those of earlier releases have fields of their own."""
-    states = [record for record in graph.get("states", ()) if "head_dim" not in record]
-    return _first(misfit(record, StateTensor, f"graph.states[{number}]") for number, record in enumerate(states))
 
 
 @cache
