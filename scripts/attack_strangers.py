@@ -47,7 +47,20 @@ _VALUES = (
     *(float("nan"), float("inf"), 1e-320, "<|end|>", [{"type": "text", "text": {}}], {"messages": 1}),
 )
 _FIELDS = (
-    *("messages", "prompt", "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "stream"),
+    *(
+        "messages",
+        "prompt",
+        "model",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "seed",
+        "stop",
+        "max_tokens",
+        "stream",
+    ),
     *("stream_options", "n", "logit_bias", "metadata", "chat_template_kwargs", "reasoning_effort", "tools", "other"),
 )
 _RAW = (
