@@ -142,7 +142,7 @@ class StateTensor:
             if "head_dim" in record:
                 return _from_key_value_record(record)
             return StateTensor(**{**record, "shape": tuple(record["shape"])})
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ArchiveError(
                 f"export.json describes a state as {dict(record)!r}, which is not complete: {error}.",
                 "Export the model again.",

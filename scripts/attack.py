@@ -38,6 +38,7 @@ from attack_arena import (
     refuse_bad_place,
     tensors_of,
 )
+from attack_strangers import folders, manifests, requests, templates
 from fuzz_readers import CORPORA, READERS, judge, make_importable
 
 _ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS, errno.EDQUOT)
@@ -360,6 +361,12 @@ ATTACKS = {
     "bad-files": Attack(bad_files, _ENDS, 2),
     "dead-engine": Attack(dead_engine, f"{_ENDS}, no process left", 2),
     "ctrl-c": Attack(ctrl_c, f"{_ENDS} (partials with --resume, or where it is pressed twice), no process left", 2),
+    "templates": Attack(templates, "a text, or an error of one line that names the template, within a minute", 2),
+    "requests": Attack(requests, "an answer, 400, 401 or 404, never 500; Ctrl-C ends it with exit code 0"),
+    "folders": Attack(
+        folders, "`verify` names what is a link or extra; exit code 1 for links, and for files in an archive"
+    ),
+    "manifests": Attack(manifests, "exit code 0, 1 or 2, one line of error", 2),
 }
 
 

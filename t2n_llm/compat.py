@@ -18,6 +18,23 @@ from torch import nn
 from quant.prequantized.gguf_merges import merges_of
 from quant.prequantized.gguf_reader import LongArray, array_length
 
+# --- transformers: special tokens in messages -----------------------------------------------------------
+
+
+def marks_special_tokens(tokenizer: Any) -> bool:
+    """Return whether a tokenizer can encode special tokens in messages as text (transformers 5.24, fast tokenizers)."""
+    return bool(getattr(tokenizer, "is_fast", False)) and hasattr(tokenizer, "_mark_chat_inputs")
+
+
+def mark_special_tokens(tokenizer: Any, template: str, messages: Sequence[Any]) -> list[Any]:
+    """Return messages whose special tokens are marked, for `tokenizer(..., sanitize_control_tokens=True)`.
+
+    `apply_chat_template(sanitize_control_tokens=True)` does both, and renders the template in this process.
+    """
+    marked, *_ = tokenizer._mark_chat_inputs(template, [list(messages)], None, None, {}, True, False)
+    return list(marked[0])
+
+
 # --- transformers: what a model's class says -------------------------------------------------------
 
 

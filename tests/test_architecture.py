@@ -105,6 +105,9 @@ ORDER = {
         compress
         weights
         source
+        chat/template
+        chat/template_process
+        chat/template_worker
         reporter sampling
         compat option
     """,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from generic_export.errors import OptionError
 from t2n_llm.chat.template import ChatTemplate, Message
@@ -25,6 +26,7 @@ class HeldConversation:
         *,
         system: str | None = None,
         max_new_tokens: int | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         """Begin a conversation.
 
@@ -34,12 +36,13 @@ class HeldConversation:
             choice: how a token is chosen.
             system: what stands before the first turn.
             max_new_tokens: most tokens of an answer; None for what the model's settings say, or `MOST_NEW_TOKENS`.
+            variables: of the chat template.
 
         Raises:
             OptionError: the model has no chat template.
         """
         self._model, self._held, self._choice = model, held, choice
-        self._template = ChatTemplate.of(model.tokenizer, model.folder)
+        self._template = ChatTemplate.of(model.tokenizer, model.folder, variables)
         self._random = choice.random()
         self._most = max_new_tokens or int(model.settings.get("max_new_tokens") or MOST_NEW_TOKENS)
         self._begin: list[Message] = [] if system is None else [{"role": "system", "content": system}]

@@ -12,7 +12,15 @@ import typer
 from generic_export.errors import OptionError
 from t2n_llm.cli.console import Sink
 from t2n_llm.cli.generate import tell_not_followed
-from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, PrefillChunkOption, most_new_tokens, takes_options
+from t2n_llm.cli.parameters import (
+    DeviceOption,
+    JsonLinesOption,
+    PrefillChunkOption,
+    TemplateVariablesOption,
+    most_new_tokens,
+    read_template_variables,
+    takes_options,
+)
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.cli.turns import PipedTurns, TypedTurns
 from t2n_llm.sampling.wishes import Sampling
@@ -38,24 +46,27 @@ def chat(
         typer.Option(metavar="TEXT", help="What the model is told before the first turn.", show_default=False),
     ] = None,
     max_new_tokens: Annotated[int | None, most_new_tokens(2048)] = None,
+    template_kwargs: TemplateVariablesOption = None,
     prefill_chunk: PrefillChunkOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
 ) -> None:
     """Chat with a language model in tract. Lines of a pipe are turns; /help lists what can be typed."""
-    sink = open_sink(as_json)
+    sink, variables = open_sink(as_json), read_template_variables(template_kwargs)
     quiet_libraries(sink)
     from t2n_llm.chat.conversation import HeldConversation
     from t2n_llm.chat.template import ChatTemplate
     from t2n_llm.measure.generate import ExportedModel
 
     model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
-    ChatTemplate.of(model.tokenizer, model.folder)  # refused before the engine starts
+    ChatTemplate.of(model.tokenizer, model.folder, variables)  # refused before the engine starts
     choice = sampling.choice(model.settings)
     tell_not_followed(sink, model.settings, sampled=choice.samples, beams=False)
     turns = TypedTurns(sink.aside) if sink.is_typed_into else PipedTurns()
     with model.opened() as held, turns:
-        conversation = HeldConversation(model, held, choice, system=system, max_new_tokens=max_new_tokens)
+        conversation = HeldConversation(
+            model, held, choice, system=system, max_new_tokens=max_new_tokens, variables=variables
+        )
         if turns.interactive:
             context = "" if model.max_positions is None else f", up to {model.max_positions} tokens"
             sink.aside(f"{model.folder.resolve().name}{context}; /help lists the commands.")

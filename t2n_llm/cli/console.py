@@ -349,6 +349,8 @@ class Sink:
         for finding in (*report.findings, *(compared.findings if compared is not None else ())):
             detail = f": {finding.detail}" if finding.detail else ""
             self._err.print(f"[bold red]{finding.problem}:[/bold red] {_line(finding.name + detail)}")
+        if report.others:
+            self.warn(f"not of the export: {', '.join(report.others)}.")
         if self.mode is OutputMode.QUIET:
             return
         self._out.print(

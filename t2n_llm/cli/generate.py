@@ -17,7 +17,9 @@ from t2n_llm.cli.parameters import (
     DeviceOption,
     JsonLinesOption,
     PrefillChunkOption,
+    TemplateVariablesOption,
     most_new_tokens,
+    read_template_variables,
     takes_options,
 )
 from t2n_llm.cli.session import open_sink, quiet_libraries
@@ -40,7 +42,7 @@ class _Asked:
         prompt, audio, image: what the text is made of.
         language, translate, timestamps, beams: about encoder-decoders only.
         guessed_tokens: of prompt lookup, at once; None without it.
-        max_new_tokens, chat, prefill_chunk, device: see the options.
+        max_new_tokens, chat, variables, prefill_chunk, device: see the options.
     """
 
     prompt: str | None
@@ -53,6 +55,7 @@ class _Asked:
     guessed_tokens: int | None
     max_new_tokens: int | None
     chat: bool
+    variables: Mapping[str, Any]
     prefill_chunk: int | None
     device: str
 
@@ -101,6 +104,7 @@ def generate(
     ] = None,
     max_new_tokens: Annotated[int | None, most_new_tokens(128)] = None,
     chat: ChatTemplateOption = True,
+    template_kwargs: TemplateVariablesOption = None,
     prefill_chunk: PrefillChunkOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
@@ -112,10 +116,13 @@ def generate(
         )
     if prompt_lookup_tokens is not None and not prompt_lookup:
         raise typer.BadParameter("it has no meaning without --prompt-lookup.", param_hint="--prompt-lookup-tokens")
+    variables = read_template_variables(template_kwargs)
+    if variables and not chat:
+        raise typer.BadParameter("it has no meaning with --raw.", param_hint="--template-kwargs")
     guessed = (prompt_lookup_tokens or _GUESSED_TOKENS) if prompt_lookup else None
     asked = _Asked(
         *(prompt, audio, image, language, translate, timestamps, beams, guessed),
-        *(max_new_tokens, chat, prefill_chunk, device),
+        *(max_new_tokens, chat, variables, prefill_chunk, device),
     )
     with open_sink(as_json) as sink, ExitStack() as stack:
         quiet_libraries(sink)
@@ -137,6 +144,8 @@ def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack
     task = recorded_task(read_manifest(export_folder(archive)))
     if asked.guessed_tokens is not None and task in (*WITH_SOURCES, CTC):
         raise OptionError(f"{archive} was exported for {task}.", "Leave --prompt-lookup out.")
+    if asked.variables and task in (*WITH_SOURCES, CTC):
+        raise OptionError(f"{archive} was exported for {task}.", "Leave --template-kwargs out.")
     if task in WITH_SOURCES:
         return _of_source(archive, sampling, asked, sink)
     if asked.beams is not None or asked.language is not None or asked.translate or asked.timestamps:
@@ -153,7 +162,7 @@ def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, sta
     model = ExportedModel.open(archive, device=asked.device, prefill_chunk=asked.prefill_chunk)
     if asked.prompt is None or asked.audio is not None or asked.image is not None:
         raise OptionError(f"{archive} holds a language model.", "Give it a prompt, and nothing else.")
-    ids = model.encode(asked.prompt, chat=asked.chat)
+    ids = model.encode(asked.prompt, chat=asked.chat, variables=asked.variables)
     # refused before the engine starts
     model.limit(len(ids), asked.max_new_tokens)
     if asked.guessed_tokens is not None:

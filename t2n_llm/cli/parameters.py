@@ -6,6 +6,7 @@ In: a command whose parameters are dataclasses of options. Out: the same command
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -45,6 +46,15 @@ PrefillChunkOption = Annotated[
 ChatTemplateOption = Annotated[
     bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
 ]
+TemplateVariablesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--template-kwargs",
+        metavar="JSON",
+        help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[
     bool,
     typer.Option(
@@ -73,6 +83,23 @@ QuietOption = Annotated[
         rich_help_panel=Panel.OUTPUT.value,
     ),
 ]
+
+
+def read_template_variables(text: str | None) -> dict[str, Any]:
+    """Return the variables that `--template-kwargs` names.
+
+    Raises:
+        BadParameter: it is no JSON object.
+    """
+    try:
+        given = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"it is no JSON: {error}.", param_hint="--template-kwargs") from error
+    if not isinstance(given, dict):
+        raise typer.BadParameter(
+            'it is no JSON object, such as {"enable_thinking": false}.', param_hint="--template-kwargs"
+        )
+    return given
 
 
 def most_new_tokens(otherwise: int) -> Any:

@@ -14,7 +14,6 @@ from t2n_llm.cli.generate import tell_not_followed
 from t2n_llm.cli.parameters import DeviceOption
 from t2n_llm.cli.session import open_sink, quiet_libraries
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _GRACE_SECONDS = 2  # that answers have to end in, when the server is told to
 
 
@@ -37,30 +36,52 @@ def serve(
         int | None,
         typer.Option(min=1, metavar="N", help="Tokens of a prompt fed at once; by default what export.json says."),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Another name of the server in Host headers; repeatable.", show_default=False
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", envvar="T2N_LLM_API_KEY", help="Answer only requests with this key.", show_default=False
+        ),
+    ] = None,
+    sanitize_special_tokens: Annotated[
+        bool, typer.Option("--sanitize-special-tokens", help="Encode special tokens in messages as ordinary text.")
+    ] = False,
     device: DeviceOption = "cpu",
 ) -> None:
     """Serve a language model as OpenAI does (chat, completions, models), one answer at a time: for trying, and for tests."""
+    if api_key is not None and not (api_key.isascii() and api_key.strip()):
+        raise typer.BadParameter("a key has one ASCII character or more.", param_hint="--api-key")
     sink = open_sink(False)
     quiet_libraries(sink)
     try:
         import uvicorn
 
         from t2n_llm.serve.app import application
+        from t2n_llm.serve.guard import LOOPBACK, Admission
     except ImportError as error:
         raise OptionError(f"serve needs {error.name}.", "Install it: pip install 't2n-llm[serve]'.") from error
+    from t2n_llm.chat.template import ChatTemplate
     from t2n_llm.measure.generate import ExportedModel
     from t2n_llm.sampling.wishes import Sampling
     from t2n_llm.serve.desk import Desk, ServerLimits
 
     model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
     tell_not_followed(sink, model.settings, sampled=Sampling().choice(model.settings).samples, beams=False)
+    if sanitize_special_tokens:  # refused before the engine starts
+        ChatTemplate.of(model.tokenizer, model.folder, sanitized=True)
+    if host not in LOOPBACK and api_key is None:
+        sink.warn(f"{host} is open to other machines, and there is no --api-key: everyone there can use the model.")
     limits = ServerLimits(max_request_bytes, max_new_tokens, max_seconds, max_waiting)
     listening = _listen(host, port)
     with listening, model.opened() as held:
-        desk = Desk(model, held, name or model.folder.resolve().name, limits)
-        hosts = _LOOPBACK if host in _LOOPBACK else ("*",)
+        desk = Desk(model, held, name or model.folder.resolve().name, limits, sanitized=sanitize_special_tokens)
         config = uvicorn.Config(
-            application(desk, hosts),
+            application(desk, Admission.of(host, allowed_host or (), api_key)),
             log_level="warning",
             timeout_graceful_shutdown=_GRACE_SECONDS,
             lifespan="off",

@@ -19,10 +19,9 @@ from typing import Any
 from generic_export.errors import ArchiveError, OutputExistsError, T2NError
 from generic_export.figures import size_text
 from t2n_llm.export.card import ModelCard, read_card
-from t2n_llm.export.folder import CARD_FILE, MANIFEST_NAME, json_text, read_manifest
+from t2n_llm.export.folder import CARD_FILE, EDITED_CARD_FILE, MANIFEST_NAME, json_text, read_manifest
 from t2n_llm.tasks.names import TRIED
 
-EDITED_CARD_FILE = "README.edited.md"
 """What becomes of a card that somebody edited, when the export under it is replaced."""
 
 _TEMPLATE = "card.md.j2"
@@ -57,12 +56,12 @@ def card_text(folder: Path) -> str:
     Raises:
         ArchiveError: it is no export, or one that says too little.
     """
-    return render_card(_card(folder, read_manifest(folder)))
+    return _rendered(folder, read_manifest(folder))
 
 
 def with_card(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Write the card of a folder that is being made; return the manifest with what tells it from an edited one."""
-    text = render_card(_card(folder, manifest))
+    text = _rendered(folder, manifest)
     (folder / CARD_FILE).write_text(text, encoding="utf-8")
     return {**manifest, "card": {"file": CARD_FILE, "sha256": _sha256(text.encode())}}
 
@@ -139,10 +138,12 @@ def keep_edited(target: Path, staging: Path) -> bool:
     return False
 
 
-def _card(folder: Path, manifest: Mapping[str, Any]) -> ModelCard:
+def _rendered(folder: Path, manifest: Mapping[str, Any]) -> str:
+    from jinja2 import TemplateError
+
     try:
-        return read_card(folder, manifest)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        return render_card(read_card(folder, manifest))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, TemplateError) as error:
         raise ArchiveError(
             f"{folder}: its {MANIFEST_NAME} says too little for a card ({type(error).__name__}: {error}).",
             "Export the model again.",
@@ -151,7 +152,7 @@ def _card(folder: Path, manifest: Mapping[str, Any]) -> ModelCard:
 
 def _replace(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write card and `export.json`; who is killed between the two finds a card that counts as edited."""
-    text = render_card(_card(folder, manifest))
+    text = _rendered(folder, manifest)
     _write(folder / CARD_FILE, text)
     noted = {**manifest, "card": {"file": CARD_FILE, "sha256": _sha256(text.encode())}}
     _write(folder / MANIFEST_NAME, json_text(noted, indent=2) + "\n")
@@ -218,7 +219,6 @@ def _figure(value: float | None) -> str:
 
 
 __all__ = [
-    "EDITED_CARD_FILE",
     "card_text",
     "is_edited",
     "keep_edited",

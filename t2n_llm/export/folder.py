@@ -17,15 +17,15 @@ from generic_export.errors import ArchiveError, DiskFullError, OptionError, Outp
 from generic_export.files import exchange, is_below, is_disk_full, sha256
 from generic_export.interrupts import SIGNALS, raise_if_interrupted
 from generic_export.write.journal import OwnedFile, claim_abandoned, create_owned
-from t2n_llm.export.manifest_form import misshapen
+from t2n_llm.export.manifest_form import ExportManifest, parse_manifest
 
 MANIFEST_NAME = "export.json"
 CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no part of what is verified
+EDITED_CARD_FILE = "README.edited.md"  # one that somebody edited, of the export before
 ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter's tensors
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
 _LONGEST_NAME = 210  # bytes; the hidden names beside it are longer, and may have 255
-_MANIFEST_KEYS = ("source", "graph", "model", "archive")  # what reading an export relies on
 # An earlier export, in the moment of its replacement where the system cannot exchange two folders.
 _ASIDE_SUFFIX = ".old"
 _OTHER_ASIDE_SUFFIX = ".failed-old"  # the same of one that failed its check, which nobody misses
@@ -293,8 +293,8 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read `export.json`.
+def read_manifest(folder: Path) -> ExportManifest:
+    """Read `export.json`; every command reads it here.
 
     Raises:
         ArchiveError: it is missing, or not one that this version understands.
@@ -304,17 +304,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ArchiveError(f"{folder}: no {MANIFEST_NAME}.", "Give a folder made by `t2n-llm export`.")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(manifest, ensure_ascii=False).encode()  # texts may hold half of a character
     except (ValueError, OSError, RecursionError) as error:
         raise ArchiveError(f"{path}: cannot be read: {error}.", "Export the model again.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
         raise ArchiveError(f"{path}: not an export manifest of format {MANIFEST_FORMAT}.", "Export the model again.")
-    missing = [key for key in _MANIFEST_KEYS if key not in manifest]
-    if missing:
-        raise ArchiveError(f"{path}: says nothing about {', '.join(missing)}.", "Export the model again.")
-    wrong = misshapen(manifest)
-    if wrong is not None:
-        raise ArchiveError(f"{path}: {wrong}.", "Somebody changed that file: export the model again.")
-    return manifest
+    return parse_manifest(manifest, path)
 
 
 def archive_in(folder: Path, manifest: Mapping[str, Any]) -> Path:

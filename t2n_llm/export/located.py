@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from generic_export.errors import ArchiveError
 from generic_export.write.archive import GRAPH_FILE
 from t2n_llm.export.folder import MANIFEST_NAME, archive_in, read_manifest
+from t2n_llm.export.manifest_form import ExportManifest
 from t2n_llm.graph.prefill import LARGEST_CHUNK, Chunks, chunks_of
 
 
@@ -47,8 +47,8 @@ def locate_archive(path: Path) -> LocatedArchive:
         raise ArchiveError(f"{path}: no such archive.", "Give an export's folder, or an archive: folder, .tar, .tgz.")
     if path.is_file() or (path / GRAPH_FILE).is_file():
         around = path.resolve().parent
-        manifest = read_manifest(around) if _names(around, path.name) else {}
-        return _located(path, around.name if manifest else _stem(path), manifest)
+        beside = read_manifest(around) if _names(around, path.name) else None
+        return LocatedArchive(path, _stem(path)) if beside is None else _located(path, around.name, beside)
     if not (path / MANIFEST_NAME).is_file():
         raise ArchiveError(
             f"{path}: neither {MANIFEST_NAME} nor {GRAPH_FILE} in it.", "Give an export's folder, or an NNEF archive."
@@ -76,19 +76,19 @@ def _names(folder: Path, archive: str) -> bool:
         return False
 
 
-def _located(path: Path, name: str, manifest: dict[str, Any]) -> LocatedArchive:
-    model = manifest.get("model", {})
+def _located(path: Path, name: str, manifest: ExportManifest) -> LocatedArchive:
+    model = manifest["model"]
     return LocatedArchive(
         path,
         name,
-        _number(model.get("vocab_size")),
-        _number(model.get("max_position_embeddings")),
+        _positive(model.get("vocab_size")),
+        _positive(model.get("max_position_embeddings")),
         chunks_of(manifest),
     )
 
 
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
+def _positive(value: int | None) -> int | None:
+    return value if value is not None and value > 0 else None
 
 
 def _stem(path: Path) -> str:

@@ -27,9 +27,10 @@ from generic_export.write.journal import journal_paths, occupied_bytes
 from quant.stream import QuantizationError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.export.card import SOURCE_CARD_FILE
-from t2n_llm.export.card_page import EDITED_CARD_FILE, keep_edited, with_card
+from t2n_llm.export.card_page import keep_edited, with_card
 from t2n_llm.export.folder import (
     CARD_FILE,
+    EDITED_CARD_FILE,
     clear_staging,
     file_digests,
     json_text,

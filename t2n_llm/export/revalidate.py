@@ -14,6 +14,7 @@ from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.devices import named_after
 from t2n_llm.check.engines import chosen_engine, require_engine
 from t2n_llm.export.folder import archive_in, read_manifest
+from t2n_llm.export.manifest_form import misfit, require_said
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.graph.interface import recorded_states
 from t2n_llm.graph.options import GraphOptions
@@ -130,10 +131,14 @@ def _overrides(manifest: Mapping[str, Any], archives: Mapping[str, Path]) -> Arc
 
 def graph_options_of(manifest: Mapping[str, Any]) -> GraphOptions:
     """Return what decided the graph of an export; what an older one does not record is what there was then."""
+    require_said(Path("export.json"), manifest, ["graph.dtype"])
     dtype = manifest["graph"]["dtype"]
     before = {"activations": dtype, "attention": "sdpa", "mla": "expanded", "frontend": False}
     recorded = {**before, **manifest.get("options", {}), "dtype": dtype}
     known = {each.name: recorded[each.name] for each in fields(GraphOptions) if each.name in recorded}
+    wrong = misfit(known, GraphOptions, "options")
+    if wrong is not None:
+        raise ArchiveError(f"export.json: {wrong}.", "Export the model again.")
     try:
         return GraphOptions(
             **known | {"keep_f32": tuple(known.get("keep_f32", ())), "device": tuple(known.get("device", ("cpu",)))}
@@ -150,13 +155,9 @@ def require_whole(folder: Path, manifest: Mapping[str, Any]) -> None:
     """
     needed = {"source": ("name", "revision", "model_type"), "graph": ("dtype",), "model": ("vocab_size",)}
     needed |= {"adapter": ("name", "revision", "sha256")} if manifest.get("adapter") is not None else {}
-    missing = [f"{part}.{key}" for part, keys in needed.items() for key in keys if key not in manifest[part]]
     if recorded_task(manifest) not in TASKS:
         raise ArchiveError(f"{folder}: its export.json names no task that there is.", "Export the model again.")
-    if missing:
-        raise ArchiveError(
-            f"{folder}: its export.json says nothing about {', '.join(missing)}.", "Export the model again."
-        )
+    require_said(folder, manifest, [f"{part}.{key}" for part, keys in needed.items() for key in keys])
 
 
 def open_recorded_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: str | None) -> Adapter | None:

@@ -7,6 +7,7 @@ Archives are read once, front to back, in pieces; nothing is unpacked.
 from __future__ import annotations
 
 import hashlib
+import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,9 +22,12 @@ from generic_export.files import sha256
 from generic_export.interrupts import raise_if_interrupted
 from generic_export.read.entries import READ_ERRORS
 from generic_export.write.archive import GRAPH_FILE, WriteProgress
+from t2n_llm.export.contents import other_files
 from t2n_llm.export.folder import MANIFEST_NAME, read_manifest
+from t2n_llm.export.manifest_form import ExportManifest
 
 _SUFFIX = ".dat"
+_CODE = (".py", ".pyc", ".pth", ".so")
 _READ_BYTES = 1 << 22
 _TAR_BYTES = 1 << 16  # what a truncated stream loses before its end
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -31,6 +35,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 DAMAGED = "damaged"
 MISSING = "missing"
 EXTRA = "extra"
+LINKED = "linked"
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Finding:
 
     Args:
         name: label of a tensor, `graph.nnef`, or a file of the folder.
-        problem: `DAMAGED`, `MISSING` or `EXTRA`.
+        problem: `DAMAGED`, `MISSING`, `EXTRA`, or `LINKED` for a symbolic link, whose target may change.
         detail: what was expected and what was found; may be empty.
     """
 
@@ -79,6 +84,7 @@ class IntegrityReport:
         bytes: their length.
         findings: everything that is not.
         manifest_sha256: of the `export.json` that it was held against.
+        others: files of the folder that `export.json` does not name; they are nobody's damage.
         source: the same beside the model that it was made from, where that was asked for.
     """
 
@@ -87,6 +93,7 @@ class IntegrityReport:
     bytes: int
     findings: tuple[Finding, ...]
     manifest_sha256: str
+    others: tuple[str, ...] = ()
     source: SourceComparison | None = None
 
     @property
@@ -128,8 +135,17 @@ def verify_export(path: Path, progress: Callable[[WriteProgress], None] | None =
         check.run()
     findings = [finding for check in checks for finding in check.findings]
     findings += _file_findings(folder, manifest, [check.archive.name for check in checks], beside=whole)
+    looked_at = [folder] if whole else [check.archive for check in checks]
+    findings += [
+        Finding(link.relative_to(folder).as_posix(), LINKED, f"it leads to {os.readlink(link)}")
+        for root in looked_at
+        for link in _links(root, whole)
+    ]
+    findings += _named_code(manifest) if whole else []
+    # Early releases did not record which files are of the export.
+    others = tuple(other_files(folder, manifest)) if whole and "files" in manifest else ()
     good, size = sum(check.good for check in checks), sum(check.good_bytes for check in checks)
-    return IntegrityReport(path, good, size, tuple(findings), sha256(folder / MANIFEST_NAME))
+    return IntegrityReport(path, good, size, tuple(findings), sha256(folder / MANIFEST_NAME), others)
 
 
 def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, str]]]:
@@ -183,6 +199,9 @@ class _Check:
     def run(self) -> None:
         if not self.archive.exists():
             self._find(self.archive.name, MISSING)
+            return
+        if not (self.archive.is_file() or self.archive.is_dir()):  # a pipe, which would never end
+            self._find(self.archive.name, DAMAGED, "neither a file nor a folder")
             return
         try:
             with ExitStack() as stack:
@@ -276,6 +295,17 @@ def _file_findings(
         elif beside and not _same_file(path, entry):
             findings.append(Finding(name, DAMAGED, "its SHA-256 is another one"))
     return findings
+
+
+def _named_code(manifest: ExportManifest) -> list[Finding]:
+    names = [name for name in manifest.get("files", {}) if name.endswith(_CODE)]
+    return [Finding(name, EXTRA, "no export holds Python code, though export.json names it") for name in names]
+
+
+def _links(root: Path, whole: bool) -> list[Path]:
+    """Return the symbolic links of an export, or in and of one archive."""
+    inside = sorted(path for path in root.rglob("*") if path.is_symlink()) if root.is_dir() else []
+    return inside if whole or not root.is_symlink() else [root, *inside]
 
 
 def _same_file(path: Path, entry: Mapping[str, Any]) -> bool:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.devices import check_device
+from generic_export.errors import ArchiveError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm.check.answers import WheelAnswerer
 from t2n_llm.export.folder import archive_in, read_manifest
+from t2n_llm.export.manifest_form import require_said
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.media.sensed import SensedInput
 from t2n_llm.tasks.media.sound import read_waveform
@@ -34,6 +36,9 @@ def text_of_frames(folder: Path, recording: Path, *, device: str = "cpu") -> str
     """
     check_device(device)
     manifest, tokenizer = read_manifest(folder), load_tokenizer(folder)
+    require_said(folder, manifest, ["graph.inputs"])
+    if not manifest["graph"]["inputs"]:
+        raise ArchiveError(f"{folder}: its export.json names no input.", "Export the model again.")
     senses, engine = SensedInput.of(folder, manifest, manifest["graph"]["inputs"][0]), TractWheel(device=device)
     waveform = read_waveform(recording, senses.sampling_rate)
     with senses.opened() as sensing, engine.load(archive_in(folder, manifest)) as model:

@@ -23,6 +23,7 @@ from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm.check.answers import WheelAnswerer
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.folder import read_manifest
+from t2n_llm.export.manifest_form import require_said
 from t2n_llm.measure.beams import best_text
 from t2n_llm.sampling.choice import TokenChoice
 from t2n_llm.sampling.rules import Said
@@ -39,6 +40,7 @@ from t2n_llm.tasks.seq2seq.sources import LENGTH
 from t2n_llm.tasks.seq2seq.token_rules import TokenRules, languages_of
 
 _IDS = "input_ids"
+_PARTS = (f"parts.{ENCODER}", f"parts.{DECODER}")
 _WINDOW_SECONDS = 30  # where no front end says: Whisper's
 _LEAST_SECONDS = 0.1  # of a window's end: what is shorter is not heard again
 
@@ -111,6 +113,7 @@ class SourceModel:
         """
         check_device(device)
         manifest = read_manifest(folder)
+        require_said(folder, manifest, ["encoder_decoder.source", "encoder_decoder.decoder_start_token_id", *_PARTS])
         connection = manifest["encoder_decoder"]
         settings = generation_settings(folder)
         sources = {name: each["shape"] for name, each in connection["source"].items()}
@@ -121,10 +124,10 @@ class SourceModel:
             archives={role: folder / part["archive"] for role, part in manifest["parts"].items()},
             tokenizer=load_tokenizer(folder),
             settings=settings,
-            rules=TokenRules.of(settings, int(connection["decoder_start_token_id"])),
+            rules=TokenRules.of(settings, connection["decoder_start_token_id"]),
             sources=sources,
             senses=SensedInput.of(folder, manifest, sensed),
-            gives_states=bool(manifest["graph"]["states"]),
+            gives_states=bool(manifest["graph"].get("states")),
             device=device,
         )
 

@@ -15,6 +15,7 @@ from generic_export.devices import check_device
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.write.archive import GRAPH_FILE
+from t2n_llm.chat.template import ChatTemplate
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.graph.prefill import Chunks, chunks_of
@@ -75,7 +76,7 @@ class ExportedModel:
             archive=archive_in(folder, manifest),
             tokenizer=load_tokenizer(folder),
             settings=generation_settings(folder),
-            max_positions=manifest["model"]["max_position_embeddings"],
+            max_positions=manifest["model"].get("max_position_embeddings"),
             prefill=chunks_of(manifest) if prefill_chunk is None else [(0, prefill_chunk)],
             device=device,
         )
@@ -85,13 +86,20 @@ class ExportedModel:
         """Whether the tokenizer says how turns of a chat are written."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def encode(self, prompt: str, *, chat: bool) -> list[int]:
-        """Return the ids of a prompt, put into the chat template when `chat` is set and the model has one."""
-        if chat and self.has_chat_template:
-            text = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-            )
-            return [int(i) for i in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
+    def encode(self, prompt: str, *, chat: bool, variables: Mapping[str, Any] | None = None) -> list[int]:
+        """Return the ids of a prompt, put into the chat template when `chat` is set and the model has one.
+
+        Args:
+            prompt: the text.
+            chat: whether to use the chat template.
+            variables: of the chat template, which then has to be there.
+
+        Raises:
+            OptionError: the chat template fails, takes too much, or leaves out the prompt.
+        """
+        if chat and (self.has_chat_template or variables):
+            template = ChatTemplate.of(self.tokenizer, self.folder, variables)
+            return list(template.written([{"role": "user", "content": prompt}]).ids)
         return [int(i) for i in self.tokenizer(prompt)["input_ids"]]
 
     def generate(

@@ -155,7 +155,7 @@ def require_logits(model: ExportedModel, guessed_tokens: int) -> None:
     Raises:
         OptionError: it has fewer positions than guesses and the token before them.
     """
-    kept = int(read_manifest(model.folder).get("options", {}).get("num_logits_to_keep", 1))
+    kept = read_manifest(model.folder).get("options", {}).get("num_logits_to_keep", 1)
     needed = guessed_tokens + 1
     if 0 < kept < needed:
         raise OptionError(

@@ -91,7 +91,7 @@ class TokenChoice:
             random: one draw is taken of it where tokens are sampled.
         """
         scores = self.scores(logits, said)
-        if not self.samples or np.isneginf(scores.max()):
+        if not self.samples or not np.isfinite(scores.max()):  # a penalty may be so large that scores overflow
             return int(scores.argmax())
         tokens = np.flatnonzero(scores > -np.inf)
         likely = probabilities(scores[tokens])

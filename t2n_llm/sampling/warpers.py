@@ -12,6 +12,8 @@ import numpy as np
 
 from t2n_llm.sampling.rules import NEVER
 
+_SMALLEST = 1e-100  # below it a division could overflow, and the largest scores alone have a probability anyway
+
 
 class Warper(Protocol):
     """One change of scores before sampling."""
@@ -29,6 +31,8 @@ class Temperature:
 
     def warped(self, scores: np.ndarray) -> np.ndarray:
         """See `Warper`."""
+        if self.temperature < _SMALLEST:
+            return np.where(scores < scores.max(), NEVER, scores)
         return scores / self.temperature
 
 

@@ -6,7 +6,8 @@ In: a `Desk`. Out: an ASGI application.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
@@ -14,25 +15,27 @@ from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from generic_export.errors import T2NError
 from t2n_llm.measure.answering import StreamedAnswer
 from t2n_llm.serve.desk import Desk
+from t2n_llm.serve.guard import Admission, Guard
 from t2n_llm.serve.replies import ReplyForm, error_record, event, model_card, model_list, told
 from t2n_llm.serve.requests import AskedText, RefusedRequestError, read_request
 
+_LEAST_SEND_SECONDS = 1.0  # that a client has to take what is sent, even when the time of its answer is up
 
-def application(desk: Desk, hosts: Sequence[str]) -> Starlette:
+
+def application(desk: Desk, admission: Admission) -> Starlette:
     """Return the application.
 
     Args:
         desk: the model and its queue.
-        hosts: names that the server is called by; requests for others, as a web page could send them, are refused. `*` is any.
+        admission: which requests are answered.
     """
 
     async def chat(request: Request) -> Response:
@@ -57,7 +60,7 @@ def application(desk: Desk, hosts: Sequence[str]) -> Starlette:
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
+        middleware=[Middleware(Guard, admission=admission)],
         exception_handlers={T2NError: _tell, HTTPException: _tell_http, Exception: _tell_bug},
     )
 
@@ -94,7 +97,10 @@ class _Reply(Response):
             try:
                 async with self._desk.turn():
                     if not self._gone.is_set():
-                        await self._answer(scope, receive, send)
+                        end = time.monotonic() + self._desk.limits.seconds
+                        await self._answer(scope, receive, _timely(send, end))
+            except TimeoutError:  # it does not read: the server closes its connection, and the next one has its turn
+                pass
             except T2NError as error:
                 status, record = told(error)
                 await JSONResponse(record, status)(scope, receive, send)
@@ -134,6 +140,16 @@ class _Reply(Response):
         except T2NError as error:  # too late for a status
             await _send(send, event(told(error)[1]))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _timely(send: Send, end: float) -> Send:
+    """Return a `send` that waits for the client until `end`, at least for a second, and then raises TimeoutError."""
+
+    async def send_timely(message: Message) -> None:
+        with anyio.fail_after(max(end - time.monotonic(), _LEAST_SEND_SECONDS)):
+            await send(message)
+
+    return send_timely
 
 
 async def _send(send: Send, body: bytes) -> None:

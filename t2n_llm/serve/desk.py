@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from t2n_llm.chat.template import ChatTemplate
 from t2n_llm.measure.answering import HeldTokens, StreamedAnswer
@@ -37,7 +38,9 @@ class ServerLimits:
 class Desk:
     """The model, and the queue before it."""
 
-    def __init__(self, model: ExportedModel, held: HeldTokens, name: str, limits: ServerLimits) -> None:
+    def __init__(
+        self, model: ExportedModel, held: HeldTokens, name: str, limits: ServerLimits, *, sanitized: bool = False
+    ) -> None:
         """Open it.
 
         Args:
@@ -45,10 +48,11 @@ class Desk:
             held: a session of it, used by nobody else.
             name: what clients call the model.
             limits: of a client.
+            sanitized: whether special tokens in messages are encoded as ordinary text.
         """
         self.name, self.limits = name, limits
         self.opened = int(time.time())
-        self._model, self._held = model, held
+        self._model, self._held, self._sanitized = model, held, sanitized
         self._lock = asyncio.Lock()  # hands the turn on in the order in which it was asked for
         self._waiting = 0
 
@@ -97,13 +101,16 @@ class Desk:
             stopped=lambda: gone() or time.monotonic() > end,
         )
 
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate.of(self._model.tokenizer, self._model.folder, sanitized=self._sanitized)
+
     def _to_read(self, asked: AskedText) -> tuple[int, Sequence[int]]:
         """Return how many tokens a request has, and those that the engine does not hold."""
         held = self._held.tokens
         if asked.messages is not None:
-            template = ChatTemplate.of(self._model.tokenizer, self._model.folder)
-            written = template.written(asked.messages)
-            left = template.left_to_read(written, held)
+            written = self._template.written(asked.messages, asked.variables)
+            left = self._template.left_to_read(written, held)
             return (len(written.ids), written.ids) if left is None else (len(held) + len(left), left)
         ids = self._model.encode(asked.prompt, chat=False) if isinstance(asked.prompt, str) else asked.prompt or []
         vocabulary = len(self._model.tokenizer)

@@ -6,12 +6,12 @@ In: the bytes of a request. Out: `AskedText`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from generic_export.errors import OptionError
-from t2n_llm.chat.template import Message
+from t2n_llm.chat.template import Message, template_variables
 from t2n_llm.sampling.wishes import Sampling
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -43,6 +43,9 @@ _NOTHING: Mapping[str, Sequence[Any]] = {
 }
 _UNHEARD = frozenset({"user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key"})
 _READ = frozenset({"model", "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens", *_SAMPLING})
+_READ_OF_CHAT = frozenset({"messages", "chat_template_kwargs", "reasoning_effort"})
+_READ_OF_TEXT = frozenset({"prompt"})
+_LARGEST = 2**63 - 1  # of a number
 
 
 class RefusedRequestError(OptionError):
@@ -65,6 +68,7 @@ class AskedText:
 
     Attributes:
         messages: of a chat; None for a text to continue.
+        variables: of the chat template.
         prompt: that text, or its tokens.
         sampling: how a token is chosen.
         max_new_tokens: most tokens; None for the server's limit.
@@ -73,6 +77,7 @@ class AskedText:
     """
 
     messages: Sequence[Message] | None
+    variables: Mapping[str, Any]
     prompt: str | Sequence[int] | None
     sampling: Sampling
     max_new_tokens: int | None
@@ -97,14 +102,9 @@ def read_request(body: bytes, *, chat: bool, model: str) -> AskedText:
         RefusedRequestError: it is no such request, or asks for something that is not there.
         OptionError: a setting of the sampling is out of range.
     """
-    try:
-        asked = json.loads(body)
-    except ValueError as error:
-        raise RefusedRequestError(f"the body is no JSON: {error}.") from error
-    if not isinstance(asked, dict):
-        raise RefusedRequestError("the body is no JSON object.")
+    asked = _parsed(body)
     said = {name: value for name, value in asked.items() if value is not None}
-    _refuse(said, "messages" if chat else "prompt")
+    _refuse(said, _READ_OF_CHAT if chat else _READ_OF_TEXT)
     if said.get("model") != model:
         raise RefusedRequestError(
             f"the model {said.get('model')!r} is not here; {model!r} is.",
@@ -117,6 +117,7 @@ def read_request(body: bytes, *, chat: bool, model: str) -> AskedText:
     most = next((name for name in ("max_completion_tokens", "max_tokens") if name in said), None)
     return AskedText(
         messages=_messages(said.get("messages")) if chat else None,
+        variables=_variables(said),
         prompt=None if chat else _prompt(said.get("prompt")),
         sampling=Sampling(stop=_stops(said.get("stop", [])), **_numbers(said)),
         max_new_tokens=None if most is None else _positive(said[most], most),
@@ -125,11 +126,26 @@ def read_request(body: bytes, *, chat: bool, model: str) -> AskedText:
     )
 
 
-def _refuse(said: Mapping[str, Any], content: str) -> None:
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        asked = json.loads(body)
+        json.dumps(asked, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError as error:
+        raise RefusedRequestError("a text of the request holds half of a character (a lone surrogate).") from error
+    except RecursionError as error:
+        raise RefusedRequestError("the body is nested too deeply.") from error
+    except ValueError as error:  # with NaN and 1e400, which are no numbers of JSON
+        raise RefusedRequestError(f"the body is no JSON: {error}.") from error
+    if not isinstance(asked, dict):
+        raise RefusedRequestError("the body is no JSON object.")
+    return asked
+
+
+def _refuse(said: Mapping[str, Any], content: Set[str]) -> None:
     for name, value in said.items():
         if name in _NOTHING and value not in _NOTHING[name]:
             raise RefusedRequestError(f"{name} is not offered here; leave it out.", param=name)
-        if name not in _NOTHING and name not in _READ and name not in _UNHEARD and name != content:
+        if name not in _NOTHING and name not in _READ and name not in _UNHEARD and name not in content:
             raise RefusedRequestError(f"{name} is unknown here; leave it out.", param=name)
 
 
@@ -141,14 +157,23 @@ def _messages(value: Any) -> list[Message]:
 
 def _message(value: Any, place: str) -> Message:
     role = value.get("role") if isinstance(value, dict) else None
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise RefusedRequestError(f"{place} has no role of {', '.join(_ROLES)}.", param=place)
     content = value.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text", "")) for part in content)
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise RefusedRequestError(f"the content of {place} is no text.", param=place)
     return {"role": _ROLES[role], "content": content}
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _variables(said: Mapping[str, Any]) -> dict[str, Any]:
+    effort = {name: said[name] for name in ("reasoning_effort",) if name in said}
+    return {**effort, **template_variables(said.get("chat_template_kwargs", {}))}
 
 
 def _prompt(value: Any) -> str | list[int]:
@@ -174,6 +199,8 @@ def _numbers(said: Mapping[str, Any]) -> dict[str, Any]:
         whole = type(value) is int
         if not whole and not (type(value) is float and _SAMPLING[name] is float):
             raise RefusedRequestError(f"{name} is {value!r}, which is no such number.", param=name)
+        if abs(value) > _LARGEST:
+            raise RefusedRequestError(f"{name} is too large.", param=name)
     return {name: _SAMPLING[name](value) for name, value in given.items()}
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generic_export.errors import ArchiveError, SourceError, T2NError
+from t2n_llm.export.contents import export_patterns
 from t2n_llm.export.folder import MANIFEST_NAME, check_free, put_in_place, read_manifest
 from t2n_llm.export.verify import IntegrityReport, verify_export
 from t2n_llm.reporter import LogReporter, Reporter
-from t2n_llm.share.contents import export_patterns
 from t2n_llm.share.errors import SharingError, bad_name
 from t2n_llm.source.hub import download_error
 from t2n_llm.source.reference import SourceRef

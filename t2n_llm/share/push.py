@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, OptionError, T2NError, ValidationError
+from t2n_llm.export.contents import REPLACED, export_patterns, other_files
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.verify import verify_export
 from t2n_llm.reporter import LogReporter, Reporter
-from t2n_llm.share.contents import REPLACED, export_patterns, other_files
 from t2n_llm.share.errors import SharingError, bad_name, push_error
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -42,7 +42,6 @@ _READERS = frozenset(
     }
 )
 """What gives Python the values of tensors."""
-_PADS = frozenset({torch.nn.functional.pad, torch._C._nn.pad})
 
 
 def small_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -126,7 +125,7 @@ class _KnownValues(TorchFunctionMode):
         if known and sized and not kwargs and (size := self._of_sizes(func, args)) is not None:
             self._read |= origins
             return size
-        if func in _PADS:
+        if func is torch.nn.functional.pad:
             self._read |= origins
             args = (args[0], pytree.tree_map_only(torch.Tensor, self._number, args[1]), *args[2:])
             return func(*args, **kwargs)

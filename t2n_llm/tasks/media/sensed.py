@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from generic_export.errors import OptionError
+from generic_export.errors import ArchiveError, OptionError
 from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.tasks.frontends.frontend import FRONTEND
 from t2n_llm.tasks.frontends.waveforms import LENGTHS
@@ -43,10 +43,18 @@ class SensedInput:
 
     @staticmethod
     def of(folder: Path, manifest: Mapping[str, Any], name: str) -> SensedInput:
-        """Read them of a folder's manifest."""
+        """Read them of a folder's manifest.
+
+        Raises:
+            ArchiveError: it has no archive of the front end that it describes.
+        """
         record = manifest.get(FRONTEND)
-        if record is None or name not in record["outputs"]:
+        if record is None or name not in record.get("outputs", ()):
             return SensedInput(folder, name)
+        if FRONTEND not in manifest.get("parts", {}):
+            raise ArchiveError(
+                f"{folder}: its export.json names no archive of the front end.", "Export the model again."
+            )
         return SensedInput(folder, name, record, folder / manifest["parts"][FRONTEND]["archive"])
 
     @property

@@ -146,3 +146,38 @@ def test_refusals(real_export: Path, tiny_export: Path, tmp_path: Path) -> None:
     refused(call("chat", real_export, "--greedy", "--top-p", 0.5), "greedy")
     done = _piped(real_export, b"caf\xe9\n")
     assert done.code == 2 and "no UTF-8" in done.err
+
+
+def test_variables_of_the_template(endless_export: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(endless_export, tmp_path / "export"))
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text("{% if brief %}Say it in few words. {% endif %}" + template)
+    kwargs = ("--template-kwargs", '{"brief": true}')
+
+    def tokens(outcome: Outcome) -> int:
+        assert outcome.code == 0, outcome
+        return int(strict_json(outcome.out.splitlines()[-1])["prompt_tokens"])
+
+    plain, brief = (tokens(call("generate", folder, "Hello", "-n", 1, "--json", *more)) for more in ((), kwargs))
+    assert brief > plain
+    assert tokens(_piped(folder, "Hello\n", "-n", 1, "--json", *kwargs)) == brief
+    for command in (("generate", folder, "Hello"), ("chat", folder)):
+        refused(call(*command, "--template-kwargs", "{"), "--template-kwargs", "JSON")
+        refused(call(*command, "--template-kwargs", "[1]"), "--template-kwargs", "no JSON object")
+    refused(call("generate", folder, "Hello", "--template-kwargs", '{"breif": 1}'), "no variable 'breif'", "brief")
+    refused(call("generate", folder, "Hello", "--raw", *kwargs), "--raw")
+
+
+def test_a_template_of_parts_reads_the_user_and_one_that_leaves_it_out_is_refused(
+    endless_export: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(endless_export, tmp_path / "export"))
+    part = "{% if part.type == 'text' %}{{ part.text }}{% endif %}"
+    counts = []
+    for content in ("{{ m.content }}", f"{{% for part in m.content %}}{part}{{% endfor %}}"):
+        (folder / "chat_template.jinja").write_text(f"{{% for m in messages %}}{content}<|end|>{{% endfor %}}")
+        outcome = call("generate", folder, "The old man", "-n", 1, "--json")
+        counts.append(strict_json(outcome.out.splitlines()[-1])["prompt_tokens"])
+    assert counts[0] == counts[1] > 3
+    (folder / "chat_template.jinja").write_text("<|user|>")
+    refused(call("generate", folder, "The old man", "-n", 1), "leaves out the user's message")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from generic_export.errors import ArchiveError
+from generic_export.files import sha256
 from t2n_llm.export.verify import verify_export
 from tests.shared_folders import SharedExport
+from tests.systems import needs_posix
 from tests.t2n_llm.command_line import call, refused, strict_json, unchanged
 
 ARCHIVES = {"dir": "model.nnef", "tar": "model.nnef.tar", "tgz": "model.nnef.tgz"}
@@ -144,6 +147,40 @@ def test_files_beside_the_archive(exports: Callable[[str], Path], tmp_path: Path
     (export / "generation_config.json").unlink()
     assert problems(export) == {"config.json": "damaged", "generation_config.json": "missing"}
     assert verify_export(export / ARCHIVES["tar"]).passed
+
+
+def test_links_and_files_that_no_export_wrote(exports: Callable[[str], Path], tmp_path: Path) -> None:
+    export = Path(shutil.copytree(exports("tar"), tmp_path / "tar"))
+    archive = export / ARCHIVES["tar"]
+    archive.rename(tmp_path / "elsewhere.tar")
+    archive.symlink_to(tmp_path / "elsewhere.tar")
+    (export / "modeling.py").write_text("1")
+    (export / ".gitattributes").write_text("")
+    assert problems(export) == {ARCHIVES["tar"]: "linked"}
+    assert verify_export(export).others == ("modeling.py",)
+    outcome = call("verify", export)
+    assert outcome.code == 1 and f"linked: {ARCHIVES['tar']}: it leads to" in outcome.err
+    assert "warning: not of the export: modeling.py." in outcome.err and "as written" not in outcome.out
+    assert strict_json(call("verify", export, "--json").out)["others"] == ["modeling.py"]
+    assert [each.problem for each in verify_export(archive).findings] == ["linked"]
+
+
+def test_python_code_that_a_manifest_names(exports: Callable[[str], Path], tmp_path: Path) -> None:
+    export = Path(shutil.copytree(exports("dir"), tmp_path / "dir"))
+    (export / "modeling.py").write_text("1")
+    manifest = json.loads((export / "export.json").read_text())
+    manifest["files"]["modeling.py"] = {"bytes": 1, "sha256": sha256(export / "modeling.py")}
+    (export / "export.json").write_text(json.dumps(manifest))
+    (export / ARCHIVES["dir"] / "hook.py").write_text("1")
+    assert problems(export) == {"modeling.py": "extra", "hook.py": "extra"}
+
+
+@needs_posix
+def test_an_archive_that_is_a_pipe_is_not_read(exports: Callable[[str], Path], tmp_path: Path) -> None:
+    export = Path(shutil.copytree(exports("tar"), tmp_path / "tar"))
+    (export / ARCHIVES["tar"]).unlink()
+    os.mkfifo(export / ARCHIVES["tar"])
+    assert problems(export) == {ARCHIVES["tar"]: "damaged"}
 
 
 def test_an_archive_that_is_gone(exports: Callable[[str], Path], tmp_path: Path) -> None:

@@ -82,6 +82,14 @@ def test_draws_follow_the_probabilities() -> None:
     assert np.abs(drawn - expected).max() < 0.015  # four standard deviations
 
 
+@pytest.mark.parametrize("wishes", [{"temperature": 1e-320}, {"temperature": 1.0, "repetition_penalty": 1e-320}])
+def test_settings_beyond_the_range_of_numbers_take_the_likeliest(wishes: dict[str, Any]) -> None:
+    choice = Sampling(**wishes).choice({})
+    logits = np.array([1.0, 5.0, 2.0], np.float32)
+    with np.errstate(all="ignore"):
+        assert choice.next_token(logits, Said([1], 1), choice.random()) == 1
+
+
 def test_a_seed_repeats() -> None:
     logits = np.zeros(1000)
 

@@ -6,7 +6,9 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from t2n_llm.chat.conversation import HeldConversation
 from t2n_llm.measure.generate import ExportedModel
 from t2n_llm.sampling.wishes import Sampling
 from tests.systems import WINDOWS
+from tests.t2n_llm.command_line import call, refused
 from tests.t2n_llm.fork_server import PipedCommand
 
 _HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -30,12 +33,13 @@ _MOST_BYTES = 100_000
 class _Server:
     """`t2n-llm serve` in a process of its own."""
 
-    def __init__(self, folder: Path, *arguments: object) -> None:
-        command = ["serve", folder, "--port", 0, "--name", "tiny", *arguments]
+    def __init__(self, folder: Path, *arguments: object, name: str = "tiny") -> None:
+        command = ["serve", folder, "--port", 0, "--name", name, *arguments]
         self._process = PipedCommand([str(each) for each in command], dict(os.environ))
-        line = self._process.stderr.readline()
-        found = re.search(r"tiny at http://127\.0\.0\.1:(\d+)/v1", line)
-        assert found, line + self._process.stderr.read()
+        found = next(
+            filter(None, (re.search(r"at http://[\d.]+:(\d+)/v1", line) for line in self._process.stderr)), None
+        )
+        assert found, "it never said where it is"
         self.port = int(found[1])
 
     @property
@@ -44,6 +48,16 @@ class _Server:
 
     def client(self) -> OpenAI:
         return OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, dict[str, Any]]:
+        """Send a request as it is; return status and record of the answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        named = {"Content-Type": "application/json"} | {key.replace("_", "-"): value for key, value in headers.items()}
+        connection.request(method, path, body, named)
+        answer = connection.getresponse()
+        status, record = answer.status, json.loads(answer.read())
+        connection.close()
+        return status, record
 
     def end(self) -> None:
         """Interrupt it; assert that it ends well. On Windows it can only be killed."""
@@ -146,6 +160,32 @@ def test_mistakes(client: OpenAI, asked: dict[str, Any], param: str | None, word
     assert refusal.value.type == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ('"temperature": 1e400', "no JSON"),
+        ('"temperature": NaN', "no JSON"),
+        (f'"temperature": 1{"0" * 400}', "temperature is too large"),
+        (f'"seed": 1{"0" * 30}', "seed is too large"),
+        ('"metadata": ' + "[" * 40_000 + "]" * 40_000, "nested too deeply"),
+        (r'"stop": "\ud800"', "half of a character"),
+        ('"messages": [{"role": ["user"], "content": "Hello"}]', "no role"),
+        ('"messages": [{"role": "user", "content": [{"type": "text", "text": {}}]}]', "no text"),
+        ('"chat_template_kwargs": []', "no JSON object"),
+        ('"chat_template_kwargs": {"messages": []}', "set by the conversation"),
+        ('"reasoning_effort": "low"', "reads no variable 'reasoning_effort'"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_bodies_that_no_client_sends(server: _Server, more: str, words: str) -> None:
+    messages = "" if "messages" in more[:11] else '"messages": [{"role": "user", "content": "Hello"}], '
+    status, record = server.ask(
+        "POST", "/v1/chat/completions", f'{{"model": "tiny", "max_tokens": 1, {messages}{more}}}'
+    )
+    assert (status, record["error"]["type"]) == (400, "invalid_request_error")
+    assert words in record["error"]["message"]
+
+
 def test_mistakes_of_another_kind(server: _Server, client: OpenAI) -> None:
     with pytest.raises(NotFoundError) as missing:
         client.chat.completions.create(model="gpt-4o", messages=_HELLO)
@@ -222,3 +262,79 @@ def test_an_answer_ends_when_its_time_is_up(endless_export: Path) -> None:
             assert made.usage is not None and 0 < made.usage.completion_tokens < 900
     finally:
         server.end()
+
+
+def test_a_client_that_never_reads_costs_others_no_more_than_its_time(endless_export: Path) -> None:
+    name = "n" * 8000  # it is in every event, so that these fill the system's buffers
+    server = _Server(endless_export, "--max-seconds", 3, name=name)
+    try:
+        with socket.socket() as idle, server.client() as client:
+            idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            idle.connect(("127.0.0.1", server.port))
+            body = json.dumps({"model": name, "prompt": "The old man", "stream": True, "max_tokens": 1000})
+            lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+            idle.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode())
+            time.sleep(0.5)
+            begun = time.monotonic()
+            client.completions.create(model=name, prompt="The old man", max_tokens=1, timeout=20)
+            assert time.monotonic() - begun < 10
+    finally:
+        server.end()
+
+
+def test_names_and_keys(endless_export: Path) -> None:
+    key = {"Authorization": "Bearer secret"}
+    server = _Server(endless_export, "--host", "0.0.0.0", "--allowed-host", "llm.example", "--api-key", "secret")
+    try:
+        for host, status in [
+            ("evil.example", 400),
+            ("llm.example", 200),
+            (socket.gethostname(), 200),
+            ("127.0.0.1:80", 200),
+            ("10.1.2.3", 200),
+            ("[::1]:80", 200),
+            ("[", 400),
+        ]:
+            assert server.ask("GET", "/v1/models", Host=host, **key)[0] == status, host
+        for wrong in ({}, {"Authorization": "Bearer secre"}, {"Authorization": "secret"}):
+            status, record = server.ask("GET", "/v1/models", **wrong)
+            assert (status, record["error"]["code"]) == (401, "invalid_api_key")
+    finally:
+        server.end()
+    refused(call("serve", endless_export, "--api-key", ""), "--api-key")
+
+
+def test_templates_that_do_not_end_and_variables(endless_export: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(endless_export, tmp_path / "export"))
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text(
+        f"{{% if forever %}}\n{loop}{{% endif %}}{{{{ reasoning_effort }}}}{template}"
+    )
+    server = _Server(folder, "--sanitize-special-tokens")
+
+    def count(text: str, **more: Any) -> int:
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 1, **more}
+        status, record = server.ask("POST", "/v1/chat/completions", json.dumps(asked))
+        assert status == 200, record
+        return int(record["usage"]["prompt_tokens"])
+
+    def ask_and_lose(body: str) -> None:
+        with pytest.raises((OSError, http.client.HTTPException, ValueError)):
+            server.ask("POST", "/v1/chat/completions", body)
+
+    try:
+        assert count("Hello", reasoning_effort="<|end|>") == count(
+            "Hello", chat_template_kwargs={"reasoning_effort": "<|end|>"}
+        )
+        assert count("Hello<|end|>") > count("Hello") + 1  # text, not one token
+        body = json.dumps({"model": "tiny", "messages": _HELLO, "chat_template_kwargs": {"forever": True}})
+        status, record = server.ask("POST", "/v1/chat/completions", body)
+        assert status == 400 and "stopped in line 2: it ran for more than 5 s" in record["error"]["message"]
+        begun = time.monotonic()
+        asking = threading.Thread(target=ask_and_lose, args=(body,))
+        asking.start()
+        time.sleep(0.5)
+    finally:
+        server.end()
+    assert time.monotonic() - begun < 15

@@ -11,8 +11,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from t2n_llm.export.card_page import EDITED_CARD_FILE
-from t2n_llm.export.folder import CARD_FILE, MANIFEST_NAME
+from t2n_llm.export.folder import CARD_FILE, EDITED_CARD_FILE, MANIFEST_NAME
 
 # Archives and bundles of an earlier export in the same repository.
 REPLACED = ("*.nnef/*", "*.nnef.tar", "*.nnef.tgz", "tests/*")
@@ -30,7 +29,8 @@ def export_patterns(manifest: Mapping[str, Any]) -> list[str]:
 
 def other_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Return the files of a folder that are not of the export, hidden ones left out."""
-    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink())
+    names = [path.relative_to(folder).as_posix() for path in found]
     ours = export_patterns(manifest)
     unseen = (name for name in names if name != EDITED_CARD_FILE and not any(fnmatch(name, each) for each in ours))
     return [name for name in unseen if not any(part.startswith(".") for part in name.split("/"))]
