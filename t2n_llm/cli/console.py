@@ -29,6 +29,7 @@ from generic_export.errors import T2NError
 from generic_export.interrupts import raise_if_interrupted
 from t2n_llm.cli.report_tables import quality_tables
 from t2n_llm.cli.tables import filled_table, table_of
+from t2n_llm.compress.loss import difference
 from t2n_llm.export.folder import json_text
 from t2n_llm.tasks.names import TEXT_GENERATION, TRIED
 
@@ -270,7 +271,7 @@ class Sink:
             self._checks(report)
 
     def _checks(self, report: ValidationReport) -> None:
-        weights = ", on the compressed weights" if report.original is not None else ""
+        weights = " with the compressed weights" if report.original is not None else ""
         title = f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
         columns = _TOKEN_COLUMNS if any(check.compares_tokens for check in report.checks) else _VALUE_COLUMNS
         table = table_of("check", *(f">{heading}" for heading in columns), "", title=title)
@@ -285,12 +286,9 @@ class Sink:
             if check.note:
                 self._out.print(f"{check.name}: {escape(check.note)}")
         if report.original is not None:
-            original = report.original
-            self._out.print(
-                f"against the uncompressed model, over {original.positions} positions: mean KL "
-                f"{original.mean_kl_divergence:.3g}, worst {original.max_kl_divergence:.3g}, "
-                f"same token {original.same_top1}/{original.positions}"
-            )
+            outcome = "agrees with" if report.passed else "differs from"
+            self._out.print(f"engine       {outcome} the compressed model")
+            self._out.print(f"compression  differs from the original model: {difference(report.original)}")
 
     def quality(self, report: QuantizeReport, max_kl: float | None) -> None:
         """Print what compression costs; a divergence above the limit is told in every mode."""

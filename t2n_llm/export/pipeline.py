@@ -32,6 +32,7 @@ from t2n_llm.check.cache_range import require_room
 from t2n_llm.check.engines import require_engine
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import Captured, prepare
+from t2n_llm.compress.loss import warn_of_loss
 from t2n_llm.compress.stored_form import StoredForm, plain_form, stored_forms, summary_of
 from t2n_llm.export.folder import CARD_FILE, MANIFEST_NAME, TESTS_FOLDER, calibration_folder, check_free, recover
 from t2n_llm.export.leftovers import telling_leftovers
@@ -325,6 +326,8 @@ class _Export:
             if validation is not None:
                 require_room(validation.largest_states, options.graph)
             described = self._described(parts, archives)
+            if validation is not None:
+                warn_of_loss(validation, described["compression"], folder.reporter)
             return folder.complete(staging, archives, validation, unused, described, held)
 
     def _written(self, staging: Path, part: _Part, checkpoint: Checkpoint) -> WrittenArchive:
