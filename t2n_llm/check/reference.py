@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from generic_export.errors import OptionError, ReferenceDiedError, SourceError
 from generic_export.interrupts import asking, raise_if_interrupted
 from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
+from kvcache.rotary_scaling import switching_length
 from kvcache.states import Slot
 from t2n_llm.check.cache_range import largest_values
 from t2n_llm.check.options import DEFAULT_DECODE_STEPS
@@ -65,6 +67,8 @@ class CheckPlan:
         decode_steps: tokens decoded after the prompt.
         teacher_forced: the decoded tokens are the text's own, whose logits one pass gives; greedy generation is cut to
             `OFFLOADED_GREEDY_STEPS`. For models whose weights are read from disk in every pass.
+        depends_on_feeding: the model answers to the text in chunks as PyTorch does to the same chunks, and not as it does to the
+            whole (LongRoPE).
     """
 
     text_ids: tuple[int, ...]
@@ -72,6 +76,7 @@ class CheckPlan:
     prompt_length: int
     decode_steps: int
     teacher_forced: bool = False
+    depends_on_feeding: bool = False
 
     @property
     def greedy_steps(self) -> int:
@@ -114,12 +119,16 @@ def plan_check(
         tokenizer: turns `CHECK_TEXT` into ids; None draws random ones.
         decode_steps: tokens to decode, cut to what the model's positions allow.
         seed: for random ids.
-        teacher_forced: see `CheckPlan`; the text is then long enough to be decoded.
+        teacher_forced: see `CheckPlan`; the text is then long enough to be decoded. A model whose answers depend on how text is
+            fed decodes a few tokens of its own instead.
     """
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     limit = _positions(text) or 1 << 20
     window = int(sliding_window_of(text) or 0)
     wanted = 3 * window + 5 if 0 < window <= _LONGEST_WINDOW else _SHORTEST_TEXT
+    switch = switching_length(text)
+    if teacher_forced and switch is not None and switch < PROMPT_LENGTH + decode_steps:
+        teacher_forced, decode_steps = False, min(decode_steps, OFFLOADED_GREEDY_STEPS)
     if teacher_forced:
         wanted = max(wanted, PROMPT_LENGTH + decode_steps)
     length = max(2, min(wanted, limit))
@@ -135,7 +144,8 @@ def plan_check(
     first = max(1, length // 3)
     ends = sorted({first, min(first + 1, length), length})
     steps = min(decode_steps, (length if teacher_forced else limit) - prompt)
-    return CheckPlan(tuple(int(i) for i in ids[:length]), tuple(ends), prompt, steps, teacher_forced)
+    depends = switch is not None and switch < length
+    return CheckPlan(tuple(int(i) for i in ids[:length]), tuple(ends), prompt, steps, teacher_forced, depends)
 
 
 def _positions(text: Any) -> int:
@@ -165,6 +175,7 @@ class ReferenceRun:
         text_states: what the model keeps after the whole text; keys and values are [1, Hkv, L, D].
         original_logits: [L, vocab] of the model as its checkpoint has it, when `text_logits` come from other weights.
         past_states: the states of fixed size before the last token of the text; empty where a pass is too dear to know them.
+        fed_in_chunks: [L, vocab], the logits where the text is fed in the plan's chunks, of a model that answers differently then.
     """
 
     plan: CheckPlan
@@ -174,6 +185,12 @@ class ReferenceRun:
     text_states: Mapping[Slot, np.ndarray]
     original_logits: np.ndarray | None = None
     past_states: Mapping[Slot, np.ndarray] = field(default_factory=dict)
+    fed_in_chunks: np.ndarray | None = None
+
+    @property
+    def chunk_logits(self) -> np.ndarray:
+        """[L, vocab], the logits after each token of the text, fed in chunks."""
+        return self.text_logits if self.fed_in_chunks is None else self.fed_in_chunks
 
     @property
     def largest_states(self) -> dict[Slot, float]:
@@ -223,13 +240,14 @@ def run_reference(
             original, _ = _run_text(model, plan.text_ids)
             overrides.apply(model)
         text_logits, states = _run_text(model, plan.text_ids)
+        in_chunks = _run_chunks(model, plan) if plan.depends_on_feeding else None
         past = {} if plan.teacher_forced else _fixed_states(model, plan.text_ids[:-1], states)
         prompt = plan.text_ids[: plan.prompt_length]
         if plan.teacher_forced:
             ids, greedy_logits = _continue(model, prompt, plan.greedy_steps, text_logits[plan.prompt_length - 1])
         else:
             ids, greedy_logits = _run_greedy(model, prompt, plan.greedy_steps)
-    return ReferenceRun(plan, text_logits, ids, greedy_logits, states, original, past)
+    return ReferenceRun(plan, text_logits, ids, greedy_logits, states, original, past, in_chunks)
 
 
 def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> ReferenceRun:
@@ -270,6 +288,13 @@ def _run_text(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, dict[Slot, np
     logits = conversation.answer(_tokens(model, ids))
     states = {slot: tensor.cpu().numpy() for slot, tensor in conversation.states().items()}
     return logits[0].float().cpu().numpy(), states
+
+
+def _run_chunks(model: Any, plan: CheckPlan) -> np.ndarray:
+    conversation = state_form(model).conversation(model, windowed=False)
+    chunks = (plan.text_ids[start:end] for start, end in pairwise((0, *plan.chunk_ends)))
+    answers = [conversation.answer(_tokens(model, chunk))[0] for chunk in chunks]
+    return torch.cat(answers).float().cpu().numpy()
 
 
 def _fixed_states(model: Any, ids: Sequence[int], after: Mapping[Slot, np.ndarray]) -> dict[Slot, np.ndarray]:

@@ -27,9 +27,9 @@ from rich.progress import (
 
 from generic_export.errors import T2NError
 from generic_export.interrupts import raise_if_interrupted
+from t2n_llm.check.loss import difference
 from t2n_llm.cli.report_tables import quality_tables
 from t2n_llm.cli.tables import filled_table, table_of
-from t2n_llm.compress.loss import difference
 from t2n_llm.export.folder import json_text
 from t2n_llm.tasks.names import TEXT_GENERATION, TRIED
 

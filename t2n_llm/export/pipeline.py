@@ -30,9 +30,9 @@ from quant.recipe import RECIPE_FILE
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.cache_range import require_room
 from t2n_llm.check.engines import require_engine
+from t2n_llm.check.loss import warn_of_loss
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import Captured, prepare
-from t2n_llm.compress.loss import warn_of_loss
 from t2n_llm.compress.stored_form import StoredForm, plain_form, stored_forms, summary_of
 from t2n_llm.export.folder import CARD_FILE, MANIFEST_NAME, TESTS_FOLDER, calibration_folder, check_free, recover
 from t2n_llm.export.leftovers import telling_leftovers

@@ -11,7 +11,7 @@ from generic_export.errors import ArchiveError, OptionError, SourceError
 from generic_export.read.contents import read_contents
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.engines import require_engine
-from t2n_llm.compress.loss import warn_of_loss
+from t2n_llm.check.loss import warn_of_loss
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.graph.interface import recorded_states

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from t2n_llm.check.agreement import Agreement, Tolerance, ValidationReport
-from t2n_llm.compress.loss import warn_of_loss
+from t2n_llm.check.loss import warn_of_loss
 from t2n_llm.reporter import LogReporter
 
 
