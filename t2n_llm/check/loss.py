@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from t2n_llm.check.agreement import Agreement, ValidationReport
-from t2n_llm.reporter import Reporter
+if TYPE_CHECKING:
+    from t2n_llm.check.agreement import Agreement, ValidationReport
+    from t2n_llm.reporter import Reporter
 
 LARGE_MEAN_KL = 0.1
 """Mean KL divergence from the original, in nats, above which a compressed model is worth a warning."""

@@ -12,7 +12,14 @@ import typer
 from generic_export.errors import OptionError
 from t2n_llm.cli.console import Sink
 from t2n_llm.cli.generate import tell_not_followed
-from t2n_llm.cli.parameters import DeviceOption, JsonLinesOption, PrefillChunkOption, most_new_tokens, takes_options
+from t2n_llm.cli.parameters import (
+    DeviceOption,
+    ExportArgument,
+    JsonLinesOption,
+    PrefillChunkOption,
+    most_new_tokens,
+    takes_options,
+)
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.cli.turns import PipedTurns, TypedTurns
 from t2n_llm.sampling.wishes import Sampling
@@ -31,7 +38,7 @@ Ctrl-C      stop an answer; at an empty prompt, twice: leave"""
 
 @takes_options
 def chat(
-    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    archive: ExportArgument,
     sampling: Sampling,
     system: Annotated[
         str | None,

@@ -14,7 +14,7 @@ import typer
 from generic_export.errors import InterruptError, OptionError
 from generic_export.files import write_whole
 from t2n_llm.cli.console import OutputMode, Sink
-from t2n_llm.cli.parameters import QuietOption, takes_options
+from t2n_llm.cli.parameters import QuietOption, require_source, takes_options
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.cli.tables import table_of
 from t2n_llm.source.reference import SourceRef
@@ -29,7 +29,10 @@ _EXIT_FAILED = 1
 STDOUT = "-"
 
 _SourceArgument = Annotated[
-    str, typer.Argument(help="Hub id, local folder, config.json or .gguf file; no weights are read.")
+    str,
+    typer.Argument(
+        help="Hub id, local folder, config.json or .gguf file; no weights are read.", callback=require_source
+    ),
 ]
 _JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON to a file, or to stdout: -.")
@@ -68,7 +71,9 @@ def coverage(
 
 @takes_options
 def diagnose(
-    model: Annotated[str, typer.Argument(help="Hub id, local folder, config.json or .gguf file.")],
+    model: Annotated[
+        str, typer.Argument(help="Hub id, local folder, config.json or .gguf file.", callback=require_source)
+    ],
     tiny: Annotated[
         bool, typer.Option("--tiny", help="A twin: the same classes, a layer of each kind, small, random weights.")
     ] = False,

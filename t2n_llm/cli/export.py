@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from generic_export.errors import OptionError, T2NError
-from t2n_llm.cli.parameters import JsonOption, QuietOption, takes_options
+from t2n_llm.cli.parameters import (
+    ExportArgument,
+    ExportFolderArgument,
+    JsonOption,
+    QuietOption,
+    require_source,
+    takes_options,
+)
 from t2n_llm.cli.session import EXIT_DISAGREES, open_sink, quiet_libraries
 from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.source.reference import SourceRef
@@ -22,7 +29,10 @@ if TYPE_CHECKING:
 @takes_options
 def export(
     source: Annotated[
-        str, typer.Argument(help="Hub id (meta-llama/Llama-3.1-8B), local folder, or .gguf file or folder.")
+        str,
+        typer.Argument(
+            help="Hub id (meta-llama/Llama-3.1-8B), local folder, or .gguf file or folder.", callback=require_source
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -73,7 +83,7 @@ def export(
             return
         result = export_llm(model, output, options=options, reporter=sink)
         pushed = _pushed(result.output_dir, request, sink) if request is not None else None
-    sink.exported(result, pushed)
+    sink.exported(result, pushed, source=source)
 
 
 def _push_request(repository: str | None, public: bool, token: str | None, checked: bool) -> PushRequest | None:
@@ -105,7 +115,7 @@ def _pushed(folder: Path, request: PushRequest, sink: Sink) -> PushResult:
 
 @takes_options
 def validate(
-    folder: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`.")],
+    folder: ExportFolderArgument,
     reference: Annotated[
         str | None, typer.Option(help="Hub id or folder of the original; by default the hub id that was exported.")
     ] = None,
@@ -141,7 +151,7 @@ def validate(
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    path: ExportArgument,
     deep: Annotated[
         bool, typer.Option("--deep", help="Compare with the source too: read, cast and quantised again.")
     ] = False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from generic_export.errors import OptionError
 from generic_export.interrupts import Interrupted
 from t2n_llm.cli.generate import tell_not_followed
-from t2n_llm.cli.parameters import DeviceOption
+from t2n_llm.cli.parameters import DeviceOption, ExportArgument
 from t2n_llm.cli.session import open_sink, quiet_libraries
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -19,7 +18,7 @@ _GRACE_SECONDS = 2  # that answers have to end in, when the server is told to
 
 
 def serve(
-    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    archive: ExportArgument,
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own are open to all.")] = (
         "127.0.0.1"
     ),

@@ -146,7 +146,7 @@ def test_sizes_that_llm_bench_would_ignore_are_refused(tiny_export: Path, sizes:
 def test_what_cannot_be_measured_is_refused_before_the_first_run(real_export: Path, tmp_path: Path) -> None:
     refused(call("bench", real_export, "--pp", 2000), "tiny-llama-real has 1024 positions, the bench needs 2000")
     refused(call("bench", real_export, "--depth", 1000, "--tg", 100), "the bench needs 1100")
-    refused(call("bench", real_export, tmp_path / "nowhere"), "no such archive")
+    refused(call("bench", real_export, tmp_path / "nowhere"), "no such folder")
     refused(call("bench", real_export, "--engine", "gpu"), "engine 'gpu' is unknown")
     refused(call("bench", real_export, "--device", "tpu"), "device 'tpu' is unknown")
     refused(call("bench", real_export, "--repeat", 0), "--repeat")
