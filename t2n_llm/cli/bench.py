@@ -136,6 +136,8 @@ def bench(
                 plot_bench(report, plot)
     sink.record(report.asdict())
     sink.show(*tables)
+    if plot is not None:
+        sink.drew(plot)
 
 
 def _engine(name: str, binary: Path | None, device: str, timeout: float) -> TractWheel | TractCli:

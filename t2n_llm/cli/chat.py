@@ -49,7 +49,10 @@ def chat(
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Chat with a language model in tract. Lines of a pipe are turns; /help lists what can be typed."""
+    """Chat with a language model in tract. Lines of a pipe are turns; /help lists what can be typed.
+
+    Exit code 0: left. 2: bad input, or the engine failed. 3: a bug.
+    """
     sink = open_sink(as_json)
     quiet_libraries(sink)
     from t2n_llm.chat.conversation import HeldConversation

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -123,6 +124,15 @@ class Sink:
             self._progress.stop()
             self._progress = None
         self._open.close()
+
+    @property
+    def seconds(self) -> float:
+        """Time since the command began, in seconds."""
+        return time.monotonic() - self._started
+
+    def drew(self, path: Path) -> None:
+        """Name a picture that was drawn."""
+        self.say(f"drawn     {path}")
 
     def _show_warning(self, message: Warning | str, *_: object) -> None:
         """Print a warning of Python's without the line of ours that gave it."""

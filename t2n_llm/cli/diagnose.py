@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -197,9 +196,8 @@ class _ProgressView:
     def __init__(self, sink: Sink) -> None:
         from rich.console import Console
 
-        self._speaks = sink.mode is OutputMode.HUMAN
         self._err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
-        self._started = time.monotonic()
+        self._sink = sink
         self._bar: Any = None
         self._task: Any = None
 
@@ -212,7 +210,7 @@ class _ProgressView:
 
     def show(self, progress: Progress) -> None:
         """Show one event of the search."""
-        if not self._speaks:
+        if self._sink.mode is not OutputMode.HUMAN:
             return
         if self._err.is_terminal:
             self._draw(progress)
@@ -241,7 +239,7 @@ class _ProgressView:
 
     def _line(self, progress: Progress) -> None:
         self._err.print(
-            f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {progress.done}/{progress.known}",
+            f"[dim]{self._sink.seconds:6.1f} s[/dim]  {progress.done}/{progress.known}",
             self._told(progress),
         )
 

@@ -121,7 +121,10 @@ def generate(
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Generate text in tract, streamed, with the cache kept by the engine."""
+    """Generate text in tract, streamed, with the cache kept by the engine.
+
+    Exit code 0: generated. 2: bad input, or the engine failed. 3: a bug.
+    """
     prompt = _given_prompt(prompt, prompt_file, awaited=audio is None and image is None)
     if prompt is None and audio is None and image is None:
         raise typer.BadParameter(

@@ -84,5 +84,7 @@ def quantize_report(
             if not note(folder, quality={**asdict(report.quality), "text": report.text, "engine": report.engine}):
                 sink.warn(f"{folder / 'README.md'} was edited by somebody: it stays as it is.")
     sink.quality(report, max_kl)
+    if plot is not None:
+        sink.drew(plot)
     if max_kl is not None and not report.quality.mean_kl <= max_kl:
         raise typer.Exit(EXIT_DISAGREES)

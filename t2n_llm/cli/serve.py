@@ -38,7 +38,10 @@ def serve(
     ] = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Serve a language model as OpenAI does (chat, completions, models), one answer at a time: for trying, and for tests."""
+    """Serve a language model as OpenAI does (chat, completions, models), one answer at a time: for trying, and for tests.
+
+    Exit code 0: ended. 2: bad input, a port in use, or the engine failed. 3: a bug.
+    """
     sink = open_sink(False)
     quiet_libraries(sink)
     try:

@@ -48,10 +48,10 @@ from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import ModelSource, is_gguf, open_config, open_source
 from t2n_llm.source.reference import SourceRef
-from t2n_llm.tasks.auto import task_of_config
+from t2n_llm.tasks.auto import form_of, task_of_config
 from t2n_llm.tasks.frontends.check import with_frontend
 from t2n_llm.tasks.frontends.frontend import FRONTEND, described_with, front_of, weighted
-from t2n_llm.tasks.names import AUTO, TEXT_GENERATION
+from t2n_llm.tasks.names import AUTO, FORMS, TEXT_GENERATION
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
@@ -151,6 +151,8 @@ def _task_and_options(ref: SourceRef, options: ExportOptions, reporter: Reporter
     """Return the task, chosen by the config where nobody named one, and what its models do not need left out of the options."""
     if options.task == AUTO:
         options = replace(options, task=TEXT_GENERATION if is_gguf(ref.name) else _task_of(ref, reporter))
+    elif options.task in FORMS and not is_gguf(ref.name):
+        options = replace(options, task=_form_of(options.task, ref, reporter))
     task = task_of(options.task)
     return task, options if task.reads_text else replace(options, require_tokenizer=False)
 
@@ -162,6 +164,13 @@ def _task_of(ref: SourceRef, reporter: Reporter) -> str:
     if name != TEXT_GENERATION:
         reporter.stage(f"Exporting for {name}, the task of its architecture")
     return name
+
+
+def _form_of(task: str, ref: SourceRef, reporter: Reporter) -> str:
+    form = form_of(task, open_config(ref).config)
+    if form != task:
+        reporter.stage(f"Exporting for {form}, the form of {task} that this model has")
+    return form
 
 
 def _take(target: Path, force: bool, reporter: Reporter, dry: bool) -> None:

@@ -206,7 +206,8 @@ def report_of(*speeds: tuple[float, ...]) -> BenchReport:
 def test_a_chart_is_drawn(real_export: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="charts need t2n-llm[plot]")
     picture = tmp_path / "bench.png"
-    assert call("bench", real_export, "--pp", 4, "--tg", 2, "-r", 2, "--plot", picture).code == 0
+    done = call("bench", real_export, "--pp", 4, "--tg", 2, "-r", 2, "--plot", picture)
+    assert done.code == 0 and f"drawn     {picture}" in done.out
     data = picture.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", data[16:24])
