@@ -25,6 +25,7 @@ from kvcache.states import Slot
 from t2n_llm.check.cache_range import largest_values
 from t2n_llm.check.options import DEFAULT_DECODE_STEPS
 from t2n_llm.graph.interface import sliding_window_of
+from t2n_llm.reporter import Steps, no_steps
 from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.f32_model import reference_model
 from t2n_llm.weights.placement import Residency
@@ -218,6 +219,7 @@ def run_reference(
     residency: Residency | None = None,
     adapter: Adapter | None = None,
     overrides: ArchiveWeights | None = None,
+    tell: Steps = no_steps,
 ) -> ReferenceRun:
     """Load the checkpoint in f32 and run the plan; the model is released before this returns.
 
@@ -228,6 +230,7 @@ def run_reference(
         residency: where the weights stay; None keeps them in memory.
         adapter: merged into the weights.
         overrides: the weights of a compressed archive, to run the plan with; the original's text logits are kept too.
+        tell: told how many passes are done, and how many there are.
 
     Raises:
         CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.
@@ -244,13 +247,13 @@ def run_reference(
         past = {} if plan.teacher_forced else _fixed_states(model, plan.text_ids[:-1], states)
         prompt = plan.text_ids[: plan.prompt_length]
         if plan.teacher_forced:
-            ids, greedy_logits = _continue(model, prompt, plan.greedy_steps, text_logits[plan.prompt_length - 1])
+            ids, greedy_logits = _continue(model, prompt, plan.greedy_steps, text_logits[plan.prompt_length - 1], tell)
         else:
-            ids, greedy_logits = _run_greedy(model, prompt, plan.greedy_steps)
+            ids, greedy_logits = _run_greedy(model, prompt, plan.greedy_steps, tell)
     return ReferenceRun(plan, text_logits, ids, greedy_logits, states, original, past, in_chunks)
 
 
-def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> ReferenceRun:
+def run_reference_apart(folder: Path, plan: CheckPlan, *, tell: Steps = no_steps, **options: Any) -> ReferenceRun:
     """Do `run_reference`, with the same arguments, in a process of its own: all its memory is given back at the end.
 
     Raises:
@@ -261,7 +264,10 @@ def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> Refere
         while True:
             raise_if_interrupted()
             wait_for_news([process], _LOOK_SECONDS)
-            answers, ending = process.news()
+            news, ending = process.news()
+            for done in (each for each in news if isinstance(each, tuple)):
+                tell(*done)
+            answers = [each for each in news if not isinstance(each, tuple)]
             if answers:
                 break
             if ending is not None:
@@ -278,7 +284,7 @@ def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> Refere
 def _answer(folder: Path, plan: CheckPlan, parent: Connection, **options: Any) -> None:
     """Run in the other process: send what `run_reference` returns or raises."""
     try:
-        parent.send(run_reference(folder, plan, **options))
+        parent.send(run_reference(folder, plan, tell=lambda *done: parent.send(done), **options))
     except Exception as error:
         parent.send(error)
 
@@ -306,12 +312,13 @@ def _fixed_states(model: Any, ids: Sequence[int], after: Mapping[Slot, np.ndarra
     return {slot: states[slot] for slot in fixed}
 
 
-def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[int, ...], np.ndarray]:
+def _run_greedy(model: Any, prompt: Sequence[int], steps: int, tell: Steps) -> tuple[tuple[int, ...], np.ndarray]:
     conversation = state_form(model).conversation(model, windowed=True)
     pending = _tokens(model, prompt)
     ids: list[int] = []
     rows: list[np.ndarray] = []
-    for _ in asking(range(steps)):
+    for step in asking(range(steps)):
+        tell(step, steps)
         logits = conversation.answer(pending, logits_to_keep=1)[0, -1]
         rows.append(logits.float().cpu().numpy())
         ids.append(int(logits.argmax()))
@@ -323,10 +330,13 @@ def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[in
     return tuple(ids), np.stack(rows)
 
 
-def _continue(model: Any, prompt: Sequence[int], steps: int, first: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+def _continue(
+    model: Any, prompt: Sequence[int], steps: int, first: np.ndarray, tell: Steps
+) -> tuple[tuple[int, ...], np.ndarray]:
     """Generate greedily from logits that are known already: one pass less, without a cache."""
     rows, ids = [first], [int(first.argmax())]
-    for _ in asking(range(1, steps)):
+    for step in asking(range(1, steps)):
+        tell(step, steps)
         tokens = _tokens(model, [*prompt, *ids])
         logits = model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1]
         rows.append(logits.float().cpu().numpy())

@@ -54,7 +54,7 @@ def chat(
     Exit code 0: left. 2: bad input, or the engine failed. 3: a bug.
     """
     sink = open_sink(as_json)
-    quiet_libraries(sink)
+    quiet_libraries(sink, answers=True)
     from t2n_llm.chat.conversation import HeldConversation
     from t2n_llm.chat.template import ChatTemplate
     from t2n_llm.measure.generate import ExportedModel
@@ -64,6 +64,7 @@ def chat(
     choice = sampling.choice(model.settings)
     tell_not_followed(sink, model.settings, sampled=choice.samples, beams=False)
     turns = TypedTurns(sink.aside) if sink.is_typed_into else PipedTurns()
+    sink.waiting(f"Loading {model.archive.name}")
     with model.opened() as held, turns:
         conversation = HeldConversation(model, held, choice, system=system, max_new_tokens=max_new_tokens)
         if turns.interactive:

@@ -17,13 +17,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     Progress,
     SpinnerColumn,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 
 from generic_export.errors import T2NError
@@ -63,11 +62,11 @@ class OutputMode(enum.Enum):
 
 @dataclass
 class _Line:
-    """When progress was printed without a terminal: first, last, and how many bytes were written at first."""
+    """When progress was printed without a terminal: first, last, and how many bytes or steps were done at first."""
 
     first: float
     last: float
-    first_bytes: int
+    first_done: int
 
 
 _PIPE_COLUMNS = 200  # tables in a pipe or a file are not folded to the 80 columns of a terminal that is not there
@@ -109,9 +108,8 @@ class Sink:
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                DownloadColumn(),
-                TextColumn("{task.fields[tensors]}", markup=False),
-                TransferSpeedColumn(),
+                TextColumn("{task.fields[amount]}", markup=False),
+                TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=self._err,
                 transient=True,
@@ -146,7 +144,27 @@ class Sink:
         if self.mode is not OutputMode.HUMAN:
             return
         self._drop_task()
-        self._err.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {escape(title)}")
+        self._err.print(f"[dim]{self.seconds:6.1f} s[/dim]  {escape(title)}")
+        self._line = None
+        if self._progress is not None:
+            self._task = self._progress.add_task(title, total=None, amount="")
+
+    def waiting(self, title: str) -> None:
+        """Say what takes seconds, on a terminal alone: the command's own output follows."""
+        if self._err.is_terminal:
+            self.stage(title)
+
+    def steps(self, done: int, total: int) -> None:
+        """Show how many steps of the stage are done; where there is no terminal, print a line every few seconds."""
+        raise_if_interrupted()
+        if self.mode is not OutputMode.HUMAN:
+            return
+        if self._progress is not None:
+            if self._task is not None:
+                self._progress.update(self._task, completed=done, total=total, amount=f"{done}/{total}")
+            return
+        if (rest := self._seconds_left(done, total)) is not None:
+            self._err.print(f"[dim]{self.seconds:6.1f} s[/dim]  {done}/{total}, {rest:.0f} s to go")
 
     def progress(self, progress: WriteProgress) -> None:
         """Move the progress bar; where there is no terminal, print a line every few seconds."""
@@ -156,29 +174,39 @@ class Sink:
             self._progress_line(progress)
             return
         if self._task is None:
-            self._task = self._progress.add_task("", total=progress.total_bytes, tensors="")
+            self._task = self._progress.add_task("", total=progress.total_bytes, amount="")
         self._progress.update(
             self._task,
             description=progress.label.removesuffix(".dat")[-40:],
             completed=progress.done_bytes,
-            tensors=f"{progress.done_entries}/{progress.total_entries} tensors",
+            total=progress.total_bytes,
+            amount=f"{progress.done_bytes / 1e9:.2f}/{progress.total_bytes / 1e9:.2f} GB, "
+            f"{progress.done_entries}/{progress.total_entries} tensors",
         )
         if progress.done_entries == progress.total_entries:
             self._drop_task()
 
     def _progress_line(self, progress: WriteProgress) -> None:
-        now = time.monotonic()
-        if progress.done_bytes == 0 or self._line is None:
-            self._line = _Line(now, now, progress.done_bytes)
-        elif now - self._line.last >= _LINE_SECONDS and progress.done_bytes < progress.total_bytes:
-            self._line.last = now
-            speed = (progress.done_bytes - self._line.first_bytes) / (now - self._line.first)
-            rest = (progress.total_bytes - progress.done_bytes) / speed if speed else 0.0
+        rest = self._seconds_left(progress.done_bytes, progress.total_bytes)
+        if rest is not None:
+            speed = (progress.total_bytes - progress.done_bytes) / rest if rest else 0.0
             self._err.print(
-                f"[dim]{now - self._started:6.1f} s[/dim]  {progress.done_bytes / 1e9:.2f} of "
+                f"[dim]{self.seconds:6.1f} s[/dim]  {progress.done_bytes / 1e9:.2f} of "
                 f"{progress.total_bytes / 1e9:.2f} GB, {progress.done_entries} of {progress.total_entries} tensors, "
                 f"{speed / 1e6:.0f} MB/s, {rest:.0f} s to go"
             )
+
+    def _seconds_left(self, done: int, total: int) -> float | None:
+        """Return how long the rest takes, where a line about it is due."""
+        now = time.monotonic()
+        if done == 0 or self._line is None:
+            self._line = _Line(now, now, done)
+            return None
+        if now - self._line.last < _LINE_SECONDS or done >= total:
+            return None
+        self._line.last = now
+        speed = (done - self._line.first_done) / (now - self._line.first)
+        return (total - done) / speed if speed else 0.0
 
     def warn(self, message: str) -> None:
         """Print a warning, in every mode: it goes to stderr."""

@@ -140,7 +140,7 @@ def generate(
         *(max_new_tokens, chat, prefill_chunk, device),
     )
     with open_sink(as_json) as sink, ExitStack() as stack:
-        quiet_libraries(sink)
+        quiet_libraries(sink, answers=True)
         pieces: list[str] = []
         made = _text_of(archive, sampling, asked, sink, stack)
         for piece in made:
@@ -217,6 +217,7 @@ def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, sta
         require_logits(model, asked.guessed_tokens)
     choice = sampling.choice(model.settings)
     tell_not_followed(sink, model.settings, sampled=choice.samples, beams=False)
+    sink.waiting(f"Loading {model.archive.name}")
     if asked.guessed_tokens is None:
         held = stack.enter_context(model.opened())
         return model.answer(held, ids, choice, max_new_tokens=asked.max_new_tokens)

@@ -43,7 +43,7 @@ def serve(
     Exit code 0: ended. 2: bad input, a port in use, or the engine failed. 3: a bug.
     """
     sink = open_sink(False)
-    quiet_libraries(sink)
+    quiet_libraries(sink, answers=True)
     try:
         import uvicorn
 
@@ -58,6 +58,7 @@ def serve(
     tell_not_followed(sink, model.settings, sampled=Sampling().choice(model.settings).samples, beams=False)
     limits = ServerLimits(max_request_bytes, max_new_tokens, max_seconds, max_waiting)
     listening = _listen(host, port)
+    sink.waiting(f"Loading {model.archive.name}")
     with listening, model.opened() as held:
         desk = Desk(model, held, name or model.folder.resolve().name, limits)
         hosts = _LOOPBACK if host in _LOOPBACK else ("*",)
