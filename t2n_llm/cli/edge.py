@@ -43,7 +43,7 @@ def advice_on(error: BaseException) -> T2NError:
             return removed
         context = getattr(error, "ctx", None)
         command = getattr(context, "command_path", COMMAND)
-        if unknown and hasattr(error, "possibilities"):
+        if context is not None and hasattr(error, "possibilities") and unknown:
             flags = [flag for each in context.command.params for flag in (*each.opts, *each.secondary_opts)]
             return OptionError(f"there is no option {unknown}.", f"{guess(unknown, flags)}Run {command} --help.")
         return OptionError(error.format_message(), f"Run {command} --help.")  # type: ignore[attr-defined]

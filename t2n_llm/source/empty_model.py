@@ -100,7 +100,7 @@ def instantiate(
     return model.eval()
 
 
-def meta_model(config: Any, kind: ModelKind = CAUSAL_LM, *, trust_remote_code: bool = False) -> nn.Module:
+def meta_model(config: Any, *, kind: ModelKind = CAUSAL_LM, trust_remote_code: bool = False) -> nn.Module:
     """Build the model of a config, a causal LM by default, with every tensor on the meta device, in the config's own element type.
 
     Raises:

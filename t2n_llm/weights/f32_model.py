@@ -150,7 +150,7 @@ def eager_model(
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
-        model_class = type(meta_model(config, kind, trust_remote_code=trust_remote_code))
+        model_class = type(meta_model(config, kind=kind, trust_remote_code=trust_remote_code))
         return _load(model_class, None, config=config, state_dict=_values(own), **placement)
     return _load(
         getattr(transformers, kind.auto_class),
