@@ -20,6 +20,10 @@ from generic_export.errors import OptionError
 _OPTION, _GROUP = "option", "group"
 
 REMOVED: Mapping[str, tuple[str, str]] = {
+    "adapter_only": (
+        "nothing reads an adapter's tensors alone.",
+        "Export the base with --adapter PATH, which merges it.",
+    ),
     "budget": ("tuned has no learning stage any more; it ends when its layers are quantised.", "Leave it out."),
     "calibration_seed": ("calibrations draw with a fixed seed; the same text gives the same archive.", "Leave it out."),
     "speculate": (

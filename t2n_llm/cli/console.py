@@ -36,7 +36,6 @@ from t2n_llm.tasks.names import TEXT_GENERATION, TRIED
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
     from t2n_llm.check.agreement import CheckResult, ValidationReport
-    from t2n_llm.export.adapter_only import AdapterExport
     from t2n_llm.export.pipeline import ExportResult
     from t2n_llm.export.plan import ExportPlan
     from t2n_llm.export.verify import IntegrityReport
@@ -270,19 +269,6 @@ class Sink:
             self._out.print(f"try it    t2n-llm generate {folder} {TRIED[manifest['task']]}")
         if pushed is not None:
             self.say(f"pushed    {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit}")
-
-    def adapted(self, result: AdapterExport) -> None:
-        """Print the outcome of an export of an adapter alone."""
-        manifest = result.manifest
-        if self.mode is OutputMode.JSON:
-            self._json({**manifest, "output_dir": str(result.output_dir)})
-        elif self.mode is OutputMode.HUMAN:
-            size = sum(entry["bytes"] for entry in manifest["files"].values())
-            self._out.print(
-                f"[green]exported[/green] adapter {escape(manifest['adapter']['name'])}: {len(manifest['modules'])} "
-                f"modules, {manifest['dtype']}, {size / 1e6:.1f} MB"
-            )
-            self._out.print(f"folder    {escape(str(result.output_dir))}")
 
     def _compression(self, record: Mapping[str, Any]) -> None:
         """Print the size, how much of it is quantised, and what is not and why."""

@@ -42,14 +42,6 @@ def export(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be written, how large and how long; write nothing.")
     ] = False,
-    adapter_only: Annotated[
-        bool,
-        typer.Option(
-            "--adapter-only",
-            help="Write just the adapter's tensors; they share a base archive.",
-            rich_help_panel="Output",
-        ),
-    ] = False,
     push: Annotated[
         str | None,
         typer.Option(metavar="OWNER/NAME", help="Send it to the hub as well, private.", rich_help_panel="Output"),
@@ -68,14 +60,7 @@ def export(
     with open_sink(as_json, quiet) as sink:
         quiet_libraries(sink)
         model = origin.named(source)
-        request = _push_request(push, public, origin.token, options.check and not adapter_only)
-        if adapter_only:
-            from t2n_llm.export.adapter_only import export_adapter
-
-            if options.adapter is None:
-                raise OptionError("--adapter-only is given without an adapter.", "Name it with --adapter.")
-            sink.adapted(export_adapter(model, options.adapter, output, dtype=options.graph.dtype, force=options.force))
-            return
+        request = _push_request(push, public, origin.token, options.check)
         from t2n_llm.export.pipeline import export_llm, plan_llm_export
 
         if dry_run:
@@ -95,7 +80,7 @@ def _push_request(repository: str | None, public: bool, token: str | None, check
     if not checked:
         raise OptionError(
             "--push sends whole exports that were checked.",
-            "Leave --no-check and --adapter-only out, or run t2n-llm push DIR OWNER/NAME --unchecked afterwards.",
+            "Leave --no-check out, or run t2n-llm push DIR OWNER/NAME --unchecked afterwards.",
         )
     from t2n_llm.share.push import PushRequest
 

@@ -23,7 +23,6 @@ from t2n_llm.export.manifest_form import misshapen
 
 MANIFEST_NAME = "export.json"
 CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no part of what is verified
-ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter's tensors
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -51,8 +50,7 @@ def check_free(target: Path, force: bool) -> None:
         )
     if not target.exists() and not target.is_symlink():
         return
-    manifests = (target / MANIFEST_NAME, target / ADAPTER_MANIFEST_NAME)
-    replaceable = target.is_dir() and (any(map(Path.is_file, manifests)) or not any(target.iterdir()))
+    replaceable = target.is_dir() and ((target / MANIFEST_NAME).is_file() or not any(target.iterdir()))
     if not replaceable:
         raise OutputExistsError(
             f"{target} exists and is no earlier export (no {MANIFEST_NAME} in it).",
