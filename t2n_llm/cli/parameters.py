@@ -20,6 +20,7 @@ from t2n_llm.cli.console import OutputMode
 from t2n_llm.cli.session import Session
 from t2n_llm.export.folder import MANIFEST_NAME, no_export
 from t2n_llm.option import Option, Panel, made, options_of
+from t2n_llm.source.reference import refuse_address
 
 
 def _speaks_json(context: typer.Context, value: bool) -> bool:
@@ -60,7 +61,8 @@ def require_archives(paths: list[Path]) -> list[Path]:
 
 
 def require_source(name: str) -> str:
-    """Refuse what is written as a path where nothing is."""
+    """Refuse an address, and what is written as a path where nothing is."""
+    refuse_address(name)
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     if is_path and not os.path.exists(os.path.expanduser(name)):
         raise SourceError(

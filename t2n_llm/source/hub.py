@@ -19,7 +19,7 @@ from generic_export.weights.held_file import HeldFile
 from quant.prequantized import METHODS, decode_checkpoint
 from quant.prequantized.gguf_parts import first_part, model_name
 from t2n_llm.source.limits import refuse_layers
-from t2n_llm.source.reference import SourceRef
+from t2n_llm.source.reference import SourceRef, refuse_address
 from t2n_llm.source.source_card import CARD_NAME
 from t2n_llm.source.source_files import TOKENIZER_FILES, hold_files
 from t2n_llm.source.wrapped_names import unwrapped
@@ -331,6 +331,7 @@ def _local_folder(name: str) -> Path | None:
         return path
     if path is not None:
         raise SourceError(f"{name}: a file, not a folder.", "Give the folder that holds config.json, or a .gguf file.")
+    refuse_address(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or Path(name).drive:
         raise SourceError(
             f"{name}: no such folder.", "Give a folder with a config.json, or a hub id such as owner/name."
