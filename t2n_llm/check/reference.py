@@ -230,7 +230,7 @@ def run_reference(
         residency: where the weights stay; None keeps them in memory.
         adapter: merged into the weights.
         overrides: the weights of a compressed archive, to run the plan with; the original's text logits are kept too.
-        tell: told how many passes are done, and how many there are.
+        tell: receives how many tokens are generated, and how many will be.
 
     Raises:
         CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.

@@ -142,7 +142,7 @@ class Sink:
         raise_if_interrupted()
         if self.mode is not OutputMode.HUMAN:
             return
-        self._drop_task()
+        self.end_stage()
         self._err.print(f"[dim]{self.seconds:6.1f} s[/dim]  {escape(title)}")
         self._line = None
         if self._progress is not None:
@@ -183,7 +183,7 @@ class Sink:
             f"{progress.done_entries}/{progress.total_entries} tensors",
         )
         if progress.done_entries == progress.total_entries:
-            self._drop_task()
+            self.end_stage()
 
     def _progress_line(self, progress: WriteProgress) -> None:
         rest = self._seconds_left(progress.done_bytes, progress.total_bytes)
@@ -212,7 +212,8 @@ class Sink:
         self._warnings.append(message)
         self._err.print(f"[yellow]warning:[/yellow] {_line(message)}")
 
-    def _drop_task(self) -> None:
+    def end_stage(self) -> None:
+        """Stop to show the stage: something else is drawn now."""
         if self._progress is not None and self._task is not None:
             self._progress.remove_task(self._task)
         self._task = None
@@ -395,6 +396,7 @@ class Sink:
 
     def text(self, piece: str) -> None:
         """Print generated text as it comes, without a line end; in JSON a line a piece."""
+        self.end_stage()
         if self.mode is OutputMode.JSON:
             self._json({"piece": piece})
         else:
@@ -408,6 +410,7 @@ class Sink:
 
     def aside(self, text: str) -> None:
         """Tell people something beside the text, on stderr."""
+        self.end_stage()
         if self.mode is OutputMode.HUMAN:
             self._err.print(f"[dim]{escape(text)}[/dim]" if text else "")
 
@@ -430,6 +433,7 @@ class Sink:
                 self._print(part)
 
     def _print(self, part: Any) -> None:
+        self.end_stage()
         self._out.print(part, width=None if self._out.is_terminal else _PIPE_COLUMNS)
 
     def record(self, record: Mapping[str, Any]) -> None:

@@ -221,6 +221,7 @@ class _ProgressView:
         from rich import progress as bars
 
         if self._bar is None:
+            self._sink.end_stage()
             columns = (
                 bars.BarColumn(),
                 bars.MofNCompleteColumn(),
