@@ -112,6 +112,7 @@ keep_importable(
         "generic_export.ops.modules": "generic_export.translate.modules",
         "generic_export.ops.registry": "generic_export.translate.registry",
         "generic_export.utils": "generic_export.inference_target.version",
+        "generic_export.remodeler": "generic_export.remodel",
         "generic_export.torch_graph.harden": "generic_export.torchscript.harden",
         "generic_export.torch_graph.jit_inline": "generic_export.torchscript.harden",
         "generic_export.torch_graph.jit_passes": "generic_export.torchscript.harden",

@@ -50,6 +50,11 @@ from generic_export.translate.translate import TranslationOptions
 from generic_export.write.document import write_document
 from generic_export.write.journal import delete
 from generic_export.write.output_path import archive_format_of, check_target, failed_path, level_for, put_in_place
+from generic_export.write.weights_only import (
+    export_tensors_from_disk_to_nnef,
+    export_tensors_to_nnef,
+    iter_torch_tensors_from_disk,
+)
 
 logger = logging.getLogger("generic_export")
 
@@ -400,4 +405,9 @@ def _completed(given: Sequence[str] | None, own: Sequence[str]) -> Sequence[str]
     return given if given is None else (*given[: len(own)], *own[len(given) :])
 
 
-__all__ = ["export_model_to_nnef"]
+__all__ = [
+    "export_model_to_nnef",
+    "export_tensors_from_disk_to_nnef",
+    "export_tensors_to_nnef",
+    "iter_torch_tensors_from_disk",
+]

@@ -37,6 +37,20 @@ def express_length_switches(model: nn.Module) -> None:
             module.forward = partial(_forward, module, _undecorated(forward))  # type: ignore[method-assign]
 
 
+def switching_length(config: Any) -> int | None:
+    """Return the length beyond which LongRoPE turns all positions of a call differently; None where no length does.
+
+    Beyond it, what a model answers depends on how a text is fed: keys stay as the call turned them that added them.
+
+    Args:
+        config: of a decoder.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds = [each for each in (parameters, *parameters.values()) if isinstance(each, dict)]
+    lengths = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
+    return min(lengths, default=None)
+
+
 def _undecorated(forward: Any) -> Any:
     """Return what is inside decorators (no_grad, dynamic_rope_update)."""
     while hasattr(forward, "__wrapped__"):

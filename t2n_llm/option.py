@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -20,6 +20,10 @@ from generic_export.errors import OptionError
 _OPTION, _GROUP = "option", "group"
 
 REMOVED: Mapping[str, tuple[str, str]] = {
+    "adapter_only": (
+        "nothing reads an adapter's tensors alone.",
+        "Export the base with --adapter PATH, which merges it.",
+    ),
     "budget": ("tuned has no learning stage any more; it ends when its layers are quantised.", "Leave it out."),
     "calibration_seed": ("calibrations draw with a fixed seed; the same text gives the same archive.", "Leave it out."),
     "speculate": (
@@ -168,6 +172,19 @@ def _parsed(value: Any, hint: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return what was most probably meant: a name that the word begins, or one that is spelled nearly so; None for neither."""
+    names = sorted(known, key=len)
+    begun = [name for name in names if name.startswith(word) and len(word.strip("-")) > 1]
+    return next(iter(begun or difflib.get_close_matches(word, names, 1)), None)
+
+
+def guess(word: object, known: Iterable[str]) -> str:
+    """Return `Did you mean ...? ` for a word, or nothing."""
+    near = nearest(str(word), known)
+    return "" if near is None else f"Did you mean {near}? "
+
+
 def refuse_invalid(group: Any) -> None:
     """Refuse values that their declarations do not allow; call it in `__post_init__`.
 
@@ -182,7 +199,8 @@ def refuse_invalid(group: Any) -> None:
         if declaration.choices is not None and value not in declaration.choices:
             raise OptionError(
                 f"{declaration.noun or each.name} {value!r} is unknown.",
-                declaration.advice or f"Use one of {', '.join(declaration.choices)}.",
+                declaration.advice
+                or f"{guess(value, declaration.choices)}Use one of {', '.join(declaration.choices)}.",
             )
         if declaration.minimum is not None and value < declaration.minimum:
             raise OptionError(f"{each.name} is {value}.", declaration.advice or f"Use {declaration.minimum} or more.")

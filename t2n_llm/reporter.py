@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 from generic_export.write.archive import WriteProgress
 
 logger = logging.getLogger(__name__)
+
+
+Steps: TypeAlias = Callable[[int, int], None]
+"""Receives how many steps of a stage are done, and how many there are."""
+
+
+def no_steps(done: int, total: int) -> None:
+    """Ignore them."""
 
 
 class Reporter(Protocol):
@@ -15,6 +24,9 @@ class Reporter(Protocol):
 
     def stage(self, title: str) -> None:
         """A new stage begins."""
+
+    def steps(self, done: int, total: int) -> None:
+        """So many steps of the stage are done."""
 
     def progress(self, progress: WriteProgress) -> None:
         """So much of the archive is written; told several times a second, the last time when everything is."""
@@ -29,6 +41,10 @@ class LogReporter:
     def stage(self, title: str) -> None:
         """Log the stage."""
         logger.info("%s", title)
+
+    def steps(self, done: int, total: int) -> None:
+        """Log at debug level."""
+        logger.debug("%d of %d", done, total)
 
     def progress(self, progress: WriteProgress) -> None:
         """Log at debug level."""

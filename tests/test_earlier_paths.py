@@ -15,6 +15,7 @@ import pytest
         ("generic_export.ops.builder", "generic_export.translate.builder", "NnefBuilder"),
         ("generic_export.ops.registry", "generic_export.translate.registry", "translates"),
         ("generic_export.ops.modules", "generic_export.translate.modules", "translates_module"),
+        ("generic_export.remodeler", "generic_export.remodel", "RemodelPlan"),
         ("generic_export.torch_graph.harden", "generic_export.torchscript.harden", "harden_jit_for_export"),
         ("generic_export.torch_graph.jit_passes", "generic_export.torchscript.harden", "strip_prim_data"),
         (
@@ -37,6 +38,29 @@ def test_an_earlier_path_is_the_same_module(earlier: str, now: str, name: str) -
     assert hasattr(module, name)
     assert module.__spec__ is not None
     assert module.__spec__.name == now
+
+
+# Every module that the documents of torch-to-nnef name, under our root, with what they take from it.
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("generic_export", "export_model_to_nnef"),
+        (
+            "generic_export.export",
+            "export_model_to_nnef export_tensors_to_nnef export_tensors_from_disk_to_nnef iter_torch_tensors_from_disk",
+        ),
+        ("generic_export.exceptions", "T2NErrorTorchJitTraceFailed"),
+        ("generic_export.inference_target", "TractNNEF KhronosNNEF"),
+        ("generic_export.inference_target.tract", "TractNNEF TractCli"),
+        ("generic_export.remodeler", "RemodelPlan"),
+        ("generic_export.torch_graph", "TorchModuleTracer TorchModuleIRGraph TorchOp TensorVariable FixedTensorList"),
+        ("generic_export.torch_graph.harden", "harden_jit_for_export"),
+        ("generic_export.utils", "SemanticVersion"),
+    ],
+)
+def test_a_documented_module_holds_what_documents_take_from_it(module: str, names: str) -> None:
+    found = importlib.import_module(module)
+    assert [name for name in names.split() if not hasattr(found, name)] == []
 
 
 def test_what_never_was_is_missing() -> None:

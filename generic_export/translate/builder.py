@@ -32,6 +32,7 @@ from generic_export.translate.real_sizes import is_real, real_value, unlike_mask
 from generic_export.translate.repeated_axes import RepeatedAxes
 from generic_export.translate.reshaping import changed_axes, provable_cuts
 from generic_export.translate.square_products import equal_free_axis
+from generic_export.translate.transposed_weights import reading_stored_weights
 from generic_export.translate.value import (
     Emission,
     QuantisedTensor,
@@ -465,7 +466,7 @@ class NnefBuilder:
 
         `accumulator` is also the element type of the result (docs/contributing/engine-facts.md#operators-of-tract_core).
         """
-        values = list(values)
+        expression, values = reading_stored_weights(self.maker_of, self.label_of, expression, values)
         for each in rejoined_operands(self._repeated, self.maker_of, expression, values):
             parts = [self.picked(*part) for part in zip(each.parts, each.picked, strict=True)]
             values[each.place] = self.concat(parts, each.axis)

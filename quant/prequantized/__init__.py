@@ -18,6 +18,7 @@ from quant.prequantized.gguf import GgufFile, GgufTensor, joined, open_gguf
 from quant.prequantized.gptq import decode_gptq
 from quant.prequantized.hqq import decode_hqq
 from quant.prequantized.mxfp4 import decode_mxfp4
+from quant.prequantized.nvfp4 import decode_modelopt
 from quant.prequantized.tensors import DecodedTensor, Decoding, ExactTensor, StoredQ4
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, TensorSource]], Decoding]] = {
@@ -29,6 +30,7 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, TensorSource]], 
     "mxfp4": decode_mxfp4,
     "bitsandbytes": decode_bitsandbytes,
     "hqq": decode_hqq,
+    "modelopt": decode_modelopt,
 }
 """`quant_method` of a quantization config -> its decoder."""
 

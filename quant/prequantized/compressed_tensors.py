@@ -18,12 +18,14 @@ from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor, row_pieces
 from quant.prequantized.float8 import decode_float8
 from quant.prequantized.grouped import GroupedWeight
+from quant.prequantized.nvfp4 import decode_packed_nvfp4
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
 from quant.prequantized.words import WORD_BITS, check_bits, unpack_words
 
 _PACKED = "pack-quantized"
 _INTEGERS = ("int-quantized", "naive-quantized")
 _FLOATS = ("float-quantized",)
+_NVFP4 = "nvfp4-pack-quantized"
 _DENSE = "dense"
 
 
@@ -46,8 +48,10 @@ def decode_compressed_tensors(config: Mapping[str, Any], tensors: Mapping[str, T
     form = config.get("format")
     if form in _FLOATS:
         return decode_float8(_block_size(config), tensors)
+    if form == _NVFP4:
+        return decode_packed_nvfp4(tensors)
     if form not in (_PACKED, *_INTEGERS):
-        known = ", ".join((_PACKED, *_INTEGERS, *_FLOATS))
+        known = ", ".join((_PACKED, *_INTEGERS, *_FLOATS, _NVFP4))
         raise WeightError(f"compressed-tensors: format {form!r} cannot be read.", f"Known: {known}.")
     layers = Layers(tensors)
     bits = _bits(config)

@@ -18,7 +18,9 @@ from generic_export.weights.values import read_tensor, row_pieces
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
 
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_TABLE = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
+VALUES_OF_E2M1 = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
+"""The value of each of the 16 codes of a 4-bit float."""
+
 _EXPONENT_BIAS = 127
 _BLOCK_BYTES = 16
 _REASON = "4-bit floats lie on no grid of 16 equal steps"
@@ -64,6 +66,6 @@ def _experts(name: str, blocks: TensorSource, scales: TensorSource) -> DecodedTe
 def unpack_mxfp4(packed: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """Return float32 values [..., G * 32] of blocks uint8 [..., G, 16] and exponents uint8 [..., G]."""
     pairs = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(-2)
-    values = _TABLE[pairs.to(torch.int64)]
+    values = VALUES_OF_E2M1[pairs.to(torch.int64)]
     exponent = exponents.to(torch.int32).unsqueeze(-1) - _EXPONENT_BIAS
     return torch.ldexp(values, exponent).flatten(-2)

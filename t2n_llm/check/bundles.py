@@ -88,7 +88,7 @@ def make_bundles(reference: ReferenceRun, states: Sequence[StateTensor], num_log
     turns = [{"input_ids": ids(prompt), **empty}, *({"input_ids": ids([token])} for token in fed)]
     return [
         *bundles,
-        Bundle("chunked_prefill", tuple(pieces), {"outputs": kept(reference.text_logits, last_end - last_start)}),
+        Bundle("chunked_prefill", tuple(pieces), {"outputs": kept(reference.chunk_logits, last_end - last_start)}),
         Bundle("generation", tuple(turns), {"outputs": kept(reference.greedy_logits[: len(fed) + 1], 1)}),
     ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,12 @@ from generic_export.errors import OptionError, ReferenceDiedError, SourceError
 from generic_export.interrupts import asking, raise_if_interrupted
 from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
+from kvcache.rotary_scaling import switching_length
 from kvcache.states import Slot
 from t2n_llm.check.cache_range import largest_values
 from t2n_llm.check.options import DEFAULT_DECODE_STEPS
 from t2n_llm.graph.interface import sliding_window_of
+from t2n_llm.reporter import Steps, no_steps
 from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.f32_model import reference_model
 from t2n_llm.weights.placement import Residency
@@ -65,6 +68,8 @@ class CheckPlan:
         decode_steps: tokens decoded after the prompt.
         teacher_forced: the decoded tokens are the text's own, whose logits one pass gives; greedy generation is cut to
             `OFFLOADED_GREEDY_STEPS`. For models whose weights are read from disk in every pass.
+        depends_on_feeding: the model answers to the text in chunks as PyTorch does to the same chunks, and not as it does to the
+            whole (LongRoPE).
     """
 
     text_ids: tuple[int, ...]
@@ -72,6 +77,7 @@ class CheckPlan:
     prompt_length: int
     decode_steps: int
     teacher_forced: bool = False
+    depends_on_feeding: bool = False
 
     @property
     def greedy_steps(self) -> int:
@@ -115,13 +121,17 @@ def plan_check(
         tokenizer: turns `CHECK_TEXT` into ids; None draws random ones.
         decode_steps: tokens to decode, cut to what the model's positions allow.
         seed: for random ids.
-        teacher_forced: see `CheckPlan`; the text is then long enough to be decoded.
+        teacher_forced: see `CheckPlan`; the text is then long enough to be decoded. A model whose answers depend on how text is
+            fed decodes a few tokens of its own instead.
         at_least: tokens of the text, where the model has so many positions.
     """
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     limit = _positions(text) or 1 << 20
     window = int(sliding_window_of(text) or 0)
     wanted = 3 * window + 5 if 0 < window <= _LONGEST_WINDOW else _SHORTEST_TEXT
+    switch = switching_length(text)
+    if teacher_forced and switch is not None and switch < PROMPT_LENGTH + decode_steps:
+        teacher_forced, decode_steps = False, min(decode_steps, OFFLOADED_GREEDY_STEPS)
     if teacher_forced:
         wanted = max(wanted, PROMPT_LENGTH + decode_steps)
     length = max(2, min(max(wanted, at_least), limit))
@@ -137,7 +147,8 @@ def plan_check(
     first = max(1, length // 3)
     ends = sorted({first, min(first + 1, length), length})
     steps = min(decode_steps, (length if teacher_forced else limit) - prompt)
-    return CheckPlan(tuple(int(i) for i in ids[:length]), tuple(ends), prompt, steps, teacher_forced)
+    depends = switch is not None and switch < length
+    return CheckPlan(tuple(int(i) for i in ids[:length]), tuple(ends), prompt, steps, teacher_forced, depends)
 
 
 def _positions(text: Any) -> int:
@@ -167,6 +178,7 @@ class ReferenceRun:
         text_states: what the model keeps after the whole text; keys and values are [1, Hkv, L, D].
         original_logits: [L, vocab] of the model as its checkpoint has it, when `text_logits` come from other weights.
         past_states: the states of fixed size before the last token of the text; empty where a pass is too dear to know them.
+        fed_in_chunks: [L, vocab], the logits where the text is fed in the plan's chunks, of a model that answers differently then.
     """
 
     plan: CheckPlan
@@ -176,6 +188,12 @@ class ReferenceRun:
     text_states: Mapping[Slot, np.ndarray]
     original_logits: np.ndarray | None = None
     past_states: Mapping[Slot, np.ndarray] = field(default_factory=dict)
+    fed_in_chunks: np.ndarray | None = None
+
+    @property
+    def chunk_logits(self) -> np.ndarray:
+        """[L, vocab], the logits after each token of the text, fed in chunks."""
+        return self.text_logits if self.fed_in_chunks is None else self.fed_in_chunks
 
     @property
     def largest_states(self) -> dict[Slot, float]:
@@ -203,6 +221,7 @@ def run_reference(
     residency: Residency | None = None,
     adapter: Adapter | None = None,
     overrides: ArchiveWeights | None = None,
+    tell: Steps = no_steps,
 ) -> ReferenceRun:
     """Load the checkpoint in f32 and run the plan; the model is released before this returns.
 
@@ -213,6 +232,7 @@ def run_reference(
         residency: where the weights stay; None keeps them in memory.
         adapter: merged into the weights.
         overrides: the weights of a compressed archive, to run the plan with; the original's text logits are kept too.
+        tell: receives how many tokens are generated, and how many will be.
 
     Raises:
         CorruptCheckpointError: transformers had to invent weights that the checkpoint lacks.
@@ -225,16 +245,17 @@ def run_reference(
             original, _ = _run_text(model, plan.text_ids)
             overrides.apply(model)
         text_logits, states = _run_text(model, plan.text_ids)
+        in_chunks = _run_chunks(model, plan) if plan.depends_on_feeding else None
         past = {} if plan.teacher_forced else _fixed_states(model, plan.text_ids[:-1], states)
         prompt = plan.text_ids[: plan.prompt_length]
         if plan.teacher_forced:
-            ids, greedy_logits = _continue(model, prompt, plan.greedy_steps, text_logits[plan.prompt_length - 1])
+            ids, greedy_logits = _continue(model, prompt, plan.greedy_steps, text_logits[plan.prompt_length - 1], tell)
         else:
-            ids, greedy_logits = _run_greedy(model, prompt, plan.greedy_steps)
-    return ReferenceRun(plan, text_logits, ids, greedy_logits, states, original, past)
+            ids, greedy_logits = _run_greedy(model, prompt, plan.greedy_steps, tell)
+    return ReferenceRun(plan, text_logits, ids, greedy_logits, states, original, past, in_chunks)
 
 
-def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> ReferenceRun:
+def run_reference_apart(folder: Path, plan: CheckPlan, *, tell: Steps = no_steps, **options: Any) -> ReferenceRun:
     """Do `run_reference`, with the same arguments, in a process of its own: all its memory is given back at the end.
 
     Raises:
@@ -245,7 +266,10 @@ def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> Refere
         while True:
             raise_if_interrupted()
             wait_for_news([process], _LOOK_SECONDS)
-            answers, ending = process.news()
+            news, ending = process.news()
+            for done in (each for each in news if isinstance(each, tuple)):
+                tell(*done)
+            answers = [each for each in news if not isinstance(each, tuple)]
             if answers:
                 break
             if ending is not None:
@@ -262,7 +286,7 @@ def run_reference_apart(folder: Path, plan: CheckPlan, **options: Any) -> Refere
 def _answer(folder: Path, plan: CheckPlan, parent: Connection, **options: Any) -> None:
     """Run in the other process: send what `run_reference` returns or raises."""
     try:
-        parent.send(run_reference(folder, plan, **options))
+        parent.send(run_reference(folder, plan, tell=lambda *done: parent.send(done), **options))
     except Exception as error:
         parent.send(error)
 
@@ -274,6 +298,13 @@ def _run_text(model: Any, ids: Sequence[int]) -> tuple[np.ndarray, dict[Slot, np
     return logits[0].float().cpu().numpy(), states
 
 
+def _run_chunks(model: Any, plan: CheckPlan) -> np.ndarray:
+    conversation = state_form(model).conversation(model, windowed=False)
+    chunks = (plan.text_ids[start:end] for start, end in pairwise((0, *plan.chunk_ends)))
+    answers = [conversation.answer(_tokens(model, chunk))[0] for chunk in chunks]
+    return torch.cat(answers).float().cpu().numpy()
+
+
 def _fixed_states(model: Any, ids: Sequence[int], after: Mapping[Slot, np.ndarray]) -> dict[Slot, np.ndarray]:
     """Return the states of fixed size after these tokens; keys and values of the whole text can be cut instead."""
     fixed = [slot for slot in after if not slot.grows]
@@ -283,12 +314,13 @@ def _fixed_states(model: Any, ids: Sequence[int], after: Mapping[Slot, np.ndarra
     return {slot: states[slot] for slot in fixed}
 
 
-def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[int, ...], np.ndarray]:
+def _run_greedy(model: Any, prompt: Sequence[int], steps: int, tell: Steps) -> tuple[tuple[int, ...], np.ndarray]:
     conversation = state_form(model).conversation(model, windowed=True)
     pending = _tokens(model, prompt)
     ids: list[int] = []
     rows: list[np.ndarray] = []
-    for _ in asking(range(steps)):
+    for step in asking(range(steps)):
+        tell(step, steps)
         logits = conversation.answer(pending, logits_to_keep=1)[0, -1]
         rows.append(logits.float().cpu().numpy())
         ids.append(int(logits.argmax()))
@@ -300,10 +332,13 @@ def _run_greedy(model: Any, prompt: Sequence[int], steps: int) -> tuple[tuple[in
     return tuple(ids), np.stack(rows)
 
 
-def _continue(model: Any, prompt: Sequence[int], steps: int, first: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+def _continue(
+    model: Any, prompt: Sequence[int], steps: int, first: np.ndarray, tell: Steps
+) -> tuple[tuple[int, ...], np.ndarray]:
     """Generate greedily from logits that are known already: one pass less, without a cache."""
     rows, ids = [first], [int(first.argmax())]
-    for _ in asking(range(1, steps)):
+    for step in asking(range(1, steps)):
+        tell(step, steps)
         tokens = _tokens(model, [*prompt, *ids])
         logits = model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1]
         rows.append(logits.float().cpu().numpy())

@@ -19,6 +19,7 @@ from generic_export.inference_target.tract.engines.wheel import TractWheel, Whee
 from kvcache.states import StateTensor, is_window_symbol
 from t2n_llm.check.engines import chosen_engine
 from t2n_llm.check.options import EngineOptions
+from t2n_llm.reporter import Steps, no_steps
 
 # `--llm` of the command line and tract's own causal_llm example apply this transform
 # (docs/contributing/engine-facts.md#installing-and-options, docs/contributing/engine-facts.md#the-causal_llm-example).
@@ -55,8 +56,8 @@ class Runner(Protocol):
 class WheelRunner:
     """The pip-installed engine in a worker process; a context manager."""
 
-    def __init__(self, archive: Path, engine: TractWheel | None = None) -> None:
-        self._archive = archive
+    def __init__(self, archive: Path, engine: TractWheel | None = None, tell: Steps = no_steps) -> None:
+        self._archive, self._tell = archive, tell
         self._engine = engine or TractWheel()
         self._models: dict[bool, WheelModel] = {}
         self._told: Mapping[str, np.ndarray] = {}
@@ -99,13 +100,19 @@ class WheelRunner:
     def run_turns(self, turns: Sequence[Turn], *, stateful: bool) -> list[np.ndarray]:
         """See `Runner.run_turns`."""
         if stateful:
-            session = self.open_session()
-            return [session.run([_ids(turn)])[0][0] for turn in turns]
+            return self._answers(self.open_session(), turns)
         model = self._loaded(stateful=False)
         # A session, since an archive may have the engine keep its caches without any transform.
         session = self._fed(model)
-        rows = [session.run([_ids(turn)])[0][0] for turn in turns]
+        rows = self._answers(session, turns)
         session.close()
+        return rows
+
+    def _answers(self, session: EngineSession, turns: Sequence[Turn]) -> list[np.ndarray]:
+        rows = []
+        for done, turn in enumerate(turns):
+            self._tell(done, len(turns))
+            rows.append(session.run([_ids(turn)])[0][0])
         return rows
 
     def open_session(self) -> EngineSession:
@@ -290,7 +297,12 @@ class CliRunner:
 
 @contextmanager
 def open_runner(
-    archive: Path, states: Sequence[StateTensor], dtype: str, engine: EngineOptions | None = None
+    archive: Path,
+    states: Sequence[StateTensor],
+    dtype: str,
+    engine: EngineOptions | None = None,
+    *,
+    tell: Steps = no_steps,
 ) -> Iterator[Runner]:
     """Yield a runner of an archive, and stop its engine after the block.
 
@@ -299,6 +311,7 @@ def open_runner(
         states: the graph's.
         dtype: `f32` or `f16`, of the archive.
         engine: which one; None takes the pip-installed one, in a worker process.
+        tell: receives how many turns of a check are done; the command runs them in one go.
 
     Raises:
         EngineMissingError: it is not installed.
@@ -307,7 +320,7 @@ def open_runner(
     if isinstance(chosen, TractCli):
         yield CliRunner(archive, states, dtype, chosen)
         return
-    with WheelRunner(archive, chosen) as runner:
+    with WheelRunner(archive, chosen, tell) as runner:
         yield runner
 
 

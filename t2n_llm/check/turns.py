@@ -70,7 +70,7 @@ def _chunked_prefill(name: str, runner: Runner, reference: ReferenceRun, toleran
     chunks = [reference.plan.text_ids[start:end] for start, end in pairwise((0, *ends))]
     answers = runner.run_turns(chunks, stateful=False)
     steps = [
-        step for logits, end in zip(answers, ends, strict=True) for step in _rows(logits, reference.text_logits, end)
+        step for logits, end in zip(answers, ends, strict=True) for step in _rows(logits, reference.chunk_logits, end)
     ]
     return CheckResult.judged(name, steps, tolerance)
 

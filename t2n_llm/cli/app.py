@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich.markup import escape
 from typer.main import get_command
 
 from generic_export.interrupts import Interrupted, interruptible
@@ -83,7 +84,17 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 @cache
 def _command_line() -> Callable[..., Any]:
     """Return the parser of all commands, built once per process: typer takes 0.1 s to build it."""
-    return get_command(app)
+    root = get_command(app)
+    _escape_help(root)
+    return root
+
+
+def _escape_help(command: Any) -> None:
+    """Keep brackets in help texts, as in t2n-llm[plot], which rich would take for markup."""
+    for parameter in command.params:
+        parameter.help = escape(getattr(parameter, "help", None) or "")
+    for each in getattr(command, "commands", {}).values():
+        _escape_help(each)
 
 
 def write_utf8() -> None:

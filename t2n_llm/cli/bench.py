@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from generic_export.figures import size_text
-from t2n_llm.cli.parameters import ArchiveArgument, DeviceOption, JsonOption, QuietOption
+from t2n_llm.cli.parameters import ArchiveArgument, DeviceOption, JsonOption, QuietOption, require_archives
 from t2n_llm.cli.session import open_sink
 from t2n_llm.cli.tables import table_of
 
@@ -66,7 +66,9 @@ def profile(
 
 
 def bench(
-    archives: Annotated[list[Path], typer.Argument(help="Exports or archives; ratios are to the first.")],
+    archives: Annotated[
+        list[Path], typer.Argument(help="Exports or archives; ratios are to the first.", callback=require_archives)
+    ],
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,6 +136,8 @@ def bench(
                 plot_bench(report, plot)
     sink.record(report.asdict())
     sink.show(*tables)
+    if plot is not None:
+        sink.drew(plot)
 
 
 def _engine(name: str, binary: Path | None, device: str, timeout: float) -> TractWheel | TractCli:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from generic_export.errors import OptionError
-from t2n_llm.cli.parameters import JsonOption, QuietOption
+from t2n_llm.cli.parameters import ExportFolderArgument, JsonOption, QuietOption
 from t2n_llm.cli.session import open_sink
 
 
 def card(
-    folder: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`.")],
+    folder: ExportFolderArgument,
     show: Annotated[bool, typer.Option("--print", help="Print it instead; write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a README.md that somebody wrote or edited.")] = False,
     as_json: JsonOption = False,

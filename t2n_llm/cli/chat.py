@@ -14,6 +14,7 @@ from t2n_llm.cli.console import Sink
 from t2n_llm.cli.generate import tell_not_followed
 from t2n_llm.cli.parameters import (
     DeviceOption,
+    ExportArgument,
     JsonLinesOption,
     PrefillChunkOption,
     TemplateVariablesOption,
@@ -39,7 +40,7 @@ Ctrl-C      stop an answer; at an empty prompt, twice: leave"""
 
 @takes_options
 def chat(
-    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    archive: ExportArgument,
     sampling: Sampling,
     system: Annotated[
         str | None,
@@ -51,9 +52,12 @@ def chat(
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Chat with a language model in tract. Lines of a pipe are turns; /help lists what can be typed."""
+    """Chat with a language model in tract. Lines of a pipe are turns; /help lists what can be typed.
+
+    Exit code 0: left. 2: bad input, or the engine failed. 3: a bug.
+    """
     sink, variables = open_sink(as_json), read_template_variables(template_kwargs)
-    quiet_libraries(sink)
+    quiet_libraries(sink, answers=True)
     from t2n_llm.chat.conversation import HeldConversation
     from t2n_llm.chat.template import ChatTemplate
     from t2n_llm.measure.generate import ExportedModel
@@ -63,6 +67,7 @@ def chat(
     choice = sampling.choice(model.settings)
     tell_not_followed(sink, model.settings, sampled=choice.samples, beams=False)
     turns = TypedTurns(sink.aside) if sink.is_typed_into else PipedTurns()
+    sink.waiting(f"Loading {model.archive.name}")
     with model.opened() as held, turns:
         conversation = HeldConversation(
             model, held, choice, system=system, max_new_tokens=max_new_tokens, variables=variables

@@ -10,23 +10,24 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     Progress,
     SpinnerColumn,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 
 from generic_export.errors import T2NError
 from generic_export.interrupts import raise_if_interrupted
+from t2n_llm.check.loss import difference
 from t2n_llm.cli.report_tables import quality_tables
 from t2n_llm.cli.tables import filled_table, table_of
 from t2n_llm.export.folder import json_text
@@ -35,7 +36,6 @@ from t2n_llm.tasks.names import TEXT_GENERATION, TRIED
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
     from t2n_llm.check.agreement import CheckResult, ValidationReport
-    from t2n_llm.export.adapter_only import AdapterExport
     from t2n_llm.export.pipeline import ExportResult
     from t2n_llm.export.plan import ExportPlan
     from t2n_llm.export.verify import IntegrityReport
@@ -61,11 +61,11 @@ class OutputMode(enum.Enum):
 
 @dataclass
 class _Line:
-    """When progress was printed without a terminal: first, last, and how many bytes were written at first."""
+    """When progress was printed without a terminal: first, last, and how many bytes or steps were done at first."""
 
     first: float
     last: float
-    first_bytes: int
+    first_done: int
 
 
 _PIPE_COLUMNS = 200  # tables in a pipe or a file are not folded to the 80 columns of a terminal that is not there
@@ -107,9 +107,8 @@ class Sink:
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                DownloadColumn(),
-                TextColumn("{task.fields[tensors]}", markup=False),
-                TransferSpeedColumn(),
+                TextColumn("{task.fields[amount]}", markup=False),
+                TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=self._err,
                 transient=True,
@@ -123,6 +122,15 @@ class Sink:
             self._progress = None
         self._open.close()
 
+    @property
+    def seconds(self) -> float:
+        """Time since the command began, in seconds."""
+        return time.monotonic() - self._started
+
+    def drew(self, path: Path) -> None:
+        """Name a picture that was drawn."""
+        self.say(f"drawn     {path}")
+
     def _show_warning(self, message: Warning | str, *_: object) -> None:
         """Print a warning of Python's without the line of ours that gave it."""
         self.warn(str(message))
@@ -134,8 +142,28 @@ class Sink:
         raise_if_interrupted()
         if self.mode is not OutputMode.HUMAN:
             return
-        self._drop_task()
-        self._err.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {escape(title)}")
+        self.end_stage()
+        self._err.print(f"[dim]{self.seconds:6.1f} s[/dim]  {escape(title)}")
+        self._line = None
+        if self._progress is not None:
+            self._task = self._progress.add_task(title, total=None, amount="")
+
+    def waiting(self, title: str) -> None:
+        """Say what takes seconds, on a terminal alone: the command's own output follows."""
+        if self._err.is_terminal:
+            self.stage(title)
+
+    def steps(self, done: int, total: int) -> None:
+        """Show how many steps of the stage are done; where there is no terminal, print a line every few seconds."""
+        raise_if_interrupted()
+        if self.mode is not OutputMode.HUMAN:
+            return
+        if self._progress is not None:
+            if self._task is not None:
+                self._progress.update(self._task, completed=done, total=total, amount=f"{done}/{total}")
+            return
+        if (rest := self._seconds_left(done, total)) is not None:
+            self._err.print(f"[dim]{self.seconds:6.1f} s[/dim]  {done}/{total}, {rest:.0f} s to go")
 
     def progress(self, progress: WriteProgress) -> None:
         """Move the progress bar; where there is no terminal, print a line every few seconds."""
@@ -145,36 +173,47 @@ class Sink:
             self._progress_line(progress)
             return
         if self._task is None:
-            self._task = self._progress.add_task("", total=progress.total_bytes, tensors="")
+            self._task = self._progress.add_task("", total=progress.total_bytes, amount="")
         self._progress.update(
             self._task,
             description=progress.label.removesuffix(".dat")[-40:],
             completed=progress.done_bytes,
-            tensors=f"{progress.done_entries}/{progress.total_entries} tensors",
+            total=progress.total_bytes,
+            amount=f"{progress.done_bytes / 1e9:.2f}/{progress.total_bytes / 1e9:.2f} GB, "
+            f"{progress.done_entries}/{progress.total_entries} tensors",
         )
         if progress.done_entries == progress.total_entries:
-            self._drop_task()
+            self.end_stage()
 
     def _progress_line(self, progress: WriteProgress) -> None:
-        now = time.monotonic()
-        if progress.done_bytes == 0 or self._line is None:
-            self._line = _Line(now, now, progress.done_bytes)
-        elif now - self._line.last >= _LINE_SECONDS and progress.done_bytes < progress.total_bytes:
-            self._line.last = now
-            speed = (progress.done_bytes - self._line.first_bytes) / (now - self._line.first)
-            rest = (progress.total_bytes - progress.done_bytes) / speed if speed else 0.0
+        rest = self._seconds_left(progress.done_bytes, progress.total_bytes)
+        if rest is not None:
+            speed = (progress.total_bytes - progress.done_bytes) / rest if rest else 0.0
             self._err.print(
-                f"[dim]{now - self._started:6.1f} s[/dim]  {progress.done_bytes / 1e9:.2f} of "
+                f"[dim]{self.seconds:6.1f} s[/dim]  {progress.done_bytes / 1e9:.2f} of "
                 f"{progress.total_bytes / 1e9:.2f} GB, {progress.done_entries} of {progress.total_entries} tensors, "
                 f"{speed / 1e6:.0f} MB/s, {rest:.0f} s to go"
             )
+
+    def _seconds_left(self, done: int, total: int) -> float | None:
+        """Return how long the rest takes, where a line about it is due."""
+        now = time.monotonic()
+        if done == 0 or self._line is None:
+            self._line = _Line(now, now, done)
+            return None
+        if now - self._line.last < _LINE_SECONDS or done >= total:
+            return None
+        self._line.last = now
+        speed = (done - self._line.first_done) / (now - self._line.first)
+        return (total - done) / speed if speed else 0.0
 
     def warn(self, message: str) -> None:
         """Print a warning, in every mode: it goes to stderr."""
         self._warnings.append(message)
         self._err.print(f"[yellow]warning:[/yellow] {_line(message)}")
 
-    def _drop_task(self) -> None:
+    def end_stage(self) -> None:
+        """Stop to show the stage: something else is drawn now."""
         if self._progress is not None and self._task is not None:
             self._progress.remove_task(self._task)
         self._task = None
@@ -193,8 +232,8 @@ class Sink:
         if error.hint:
             self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
 
-    def exported(self, result: ExportResult, pushed: PushResult | None = None) -> None:
-        """Print the outcome of an export, and of sending it to the hub."""
+    def exported(self, result: ExportResult, pushed: PushResult | None = None, *, source: str) -> None:
+        """Print the outcome of an export of a source, and of sending it to the hub."""
         manifest = result.manifest
         if self.mode is OutputMode.JSON:
             record = {**manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)}
@@ -223,24 +262,14 @@ class Sink:
             several = len(sizes) > 1
             title, size = (role, f" ({sizes[role]:.1f} MB)") if several else ("archive", "")
             self._out.print(f"{title:9s} {escape(str(path))}{size}")
+        folder = escape(shlex.quote(str(result.output_dir)))
+        if manifest["source"]["revision"] is None:  # export.json names no folder of this machine
+            place = escape(shlex.quote(source))
+            self._out.print(f"check it  t2n-llm validate {folder} --reference {place}")
         if manifest["task"] in TRIED and "tokenizer.json" in manifest["companions"]:
-            folder = escape(shlex.quote(str(result.output_dir)))
             self._out.print(f"try it    t2n-llm generate {folder} {TRIED[manifest['task']]}")
         if pushed is not None:
             self.say(f"pushed    {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit}")
-
-    def adapted(self, result: AdapterExport) -> None:
-        """Print the outcome of an export of an adapter alone."""
-        manifest = result.manifest
-        if self.mode is OutputMode.JSON:
-            self._json({**manifest, "output_dir": str(result.output_dir)})
-        elif self.mode is OutputMode.HUMAN:
-            size = sum(entry["bytes"] for entry in manifest["files"].values())
-            self._out.print(
-                f"[green]exported[/green] adapter {escape(manifest['adapter']['name'])}: {len(manifest['modules'])} "
-                f"modules, {manifest['dtype']}, {size / 1e6:.1f} MB"
-            )
-            self._out.print(f"folder    {escape(str(result.output_dir))}")
 
     def _compression(self, record: Mapping[str, Any]) -> None:
         """Print the size, how much of it is quantised, and what is not and why."""
@@ -270,7 +299,7 @@ class Sink:
             self._checks(report)
 
     def _checks(self, report: ValidationReport) -> None:
-        weights = ", on the compressed weights" if report.original is not None else ""
+        weights = " with the compressed weights" if report.original is not None else ""
         title = f"PyTorch f32{weights} against tract {report.engine_version} ({report.engine}), {report.dtype} archive"
         columns = _TOKEN_COLUMNS if any(check.compares_tokens for check in report.checks) else _VALUE_COLUMNS
         table = table_of("check", *(f">{heading}" for heading in columns), "", title=title)
@@ -285,12 +314,9 @@ class Sink:
             if check.note:
                 self._out.print(f"{check.name}: {escape(check.note)}")
         if report.original is not None:
-            original = report.original
-            self._out.print(
-                f"against the uncompressed model, over {original.positions} positions: mean KL "
-                f"{original.mean_kl_divergence:.3g}, worst {original.max_kl_divergence:.3g}, "
-                f"same token {original.same_top1}/{original.positions}"
-            )
+            outcome = "agrees with" if report.passed else "differs from"
+            self._out.print(f"engine       {outcome} the compressed model")
+            self._out.print(f"compression  differs from the original model: {difference(report.original)}")
 
     def quality(self, report: QuantizeReport, max_kl: float | None) -> None:
         """Print what compression costs; a divergence above the limit is told in every mode."""
@@ -372,6 +398,7 @@ class Sink:
 
     def text(self, piece: str) -> None:
         """Print generated text as it comes, without a line end; in JSON a line a piece."""
+        self.end_stage()
         if self.mode is OutputMode.JSON:
             self._json({"piece": piece})
         else:
@@ -385,6 +412,7 @@ class Sink:
 
     def aside(self, text: str) -> None:
         """Tell people something beside the text, on stderr."""
+        self.end_stage()
         if self.mode is OutputMode.HUMAN:
             self._err.print(f"[dim]{escape(text)}[/dim]" if text else "")
 
@@ -407,6 +435,7 @@ class Sink:
                 self._print(part)
 
     def _print(self, part: Any) -> None:
+        self.end_stage()
         self._out.print(part, width=None if self._out.is_terminal else _PIPE_COLUMNS)
 
     def record(self, record: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from generic_export.errors import InterruptError, OptionError
 from generic_export.files import write_whole
 from t2n_llm.cli.console import OutputMode, Sink
-from t2n_llm.cli.parameters import QuietOption, takes_options
+from t2n_llm.cli.parameters import QuietOption, require_source, takes_options
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.cli.tables import table_of
 from t2n_llm.source.reference import SourceRef
@@ -29,7 +28,10 @@ _EXIT_FAILED = 1
 STDOUT = "-"
 
 _SourceArgument = Annotated[
-    str, typer.Argument(help="Hub id, local folder, config.json or .gguf file; no weights are read.")
+    str,
+    typer.Argument(
+        help="Hub id, local folder, config.json or .gguf file; no weights are read.", callback=require_source
+    ),
 ]
 _JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON to a file, or to stdout: -.")
@@ -68,7 +70,9 @@ def coverage(
 
 @takes_options
 def diagnose(
-    model: Annotated[str, typer.Argument(help="Hub id, local folder, config.json or .gguf file.")],
+    model: Annotated[
+        str, typer.Argument(help="Hub id, local folder, config.json or .gguf file.", callback=require_source)
+    ],
     tiny: Annotated[
         bool, typer.Option("--tiny", help="A twin: the same classes, a layer of each kind, small, random weights.")
     ] = False,
@@ -192,9 +196,8 @@ class _ProgressView:
     def __init__(self, sink: Sink) -> None:
         from rich.console import Console
 
-        self._speaks = sink.mode is OutputMode.HUMAN
         self._err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
-        self._started = time.monotonic()
+        self._sink = sink
         self._bar: Any = None
         self._task: Any = None
 
@@ -207,7 +210,7 @@ class _ProgressView:
 
     def show(self, progress: Progress) -> None:
         """Show one event of the search."""
-        if not self._speaks:
+        if self._sink.mode is not OutputMode.HUMAN:
             return
         if self._err.is_terminal:
             self._draw(progress)
@@ -218,6 +221,7 @@ class _ProgressView:
         from rich import progress as bars
 
         if self._bar is None:
+            self._sink.end_stage()
             columns = (
                 bars.BarColumn(),
                 bars.MofNCompleteColumn(),
@@ -236,7 +240,7 @@ class _ProgressView:
 
     def _line(self, progress: Progress) -> None:
         self._err.print(
-            f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {progress.done}/{progress.known}",
+            f"[dim]{self._sink.seconds:6.1f} s[/dim]  {progress.done}/{progress.known}",
             self._told(progress),
         )
 

@@ -15,7 +15,7 @@ from generic_export.errors import InterruptError, NotEnoughMemoryError, OptionEr
 from generic_export.files import is_disk_full
 from generic_export.interrupts import Interrupted
 from t2n_llm.export.folder import disk_full
-from t2n_llm.option import removal
+from t2n_llm.option import guess, removal
 
 COMMAND = "t2n-llm"
 _ABOUT_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
@@ -41,7 +41,11 @@ def advice_on(error: BaseException) -> T2NError:
         unknown = getattr(error, "option_name", "")
         if (removed := removal(unknown.removeprefix("--").replace("-", "_"), unknown)) is not None:
             return removed
-        command = getattr(getattr(error, "ctx", None), "command_path", COMMAND)
+        context = getattr(error, "ctx", None)
+        command = getattr(context, "command_path", COMMAND)
+        if context is not None and hasattr(error, "possibilities") and unknown:
+            flags = [flag for each in context.command.params for flag in (*each.opts, *each.secondary_opts)]
+            return OptionError(f"there is no option {unknown}.", f"{guess(unknown, flags)}Run {command} --help.")
         return OptionError(error.format_message(), f"Run {command} --help.")  # type: ignore[attr-defined]
     if isinstance(error, MemoryError):
         return NotEnoughMemoryError("out of memory.", "Try --low-memory, or a machine with more memory.")

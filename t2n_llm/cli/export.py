@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from generic_export.errors import OptionError, T2NError
-from t2n_llm.cli.parameters import JsonOption, QuietOption, takes_options
+from t2n_llm.cli.parameters import (
+    ExportArgument,
+    ExportFolderArgument,
+    JsonOption,
+    QuietOption,
+    require_source,
+    takes_options,
+)
 from t2n_llm.cli.session import EXIT_DISAGREES, open_sink, quiet_libraries
 from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.source.reference import SourceRef
@@ -22,7 +29,10 @@ if TYPE_CHECKING:
 @takes_options
 def export(
     source: Annotated[
-        str, typer.Argument(help="Hub id (meta-llama/Llama-3.1-8B), local folder, or .gguf file or folder.")
+        str,
+        typer.Argument(
+            help="Hub id (meta-llama/Llama-3.1-8B), local folder, or .gguf file or folder.", callback=require_source
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -31,14 +41,6 @@ def export(
     options: ExportOptions = ExportOptions(),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be written, how large and how long; write nothing.")
-    ] = False,
-    adapter_only: Annotated[
-        bool,
-        typer.Option(
-            "--adapter-only",
-            help="Write just the adapter's tensors; they share a base archive.",
-            rich_help_panel="Output",
-        ),
     ] = False,
     push: Annotated[
         str | None,
@@ -58,14 +60,7 @@ def export(
     with open_sink(as_json, quiet) as sink:
         quiet_libraries(sink)
         model = origin.named(source)
-        request = _push_request(push, public, origin.token, options.check and not adapter_only)
-        if adapter_only:
-            from t2n_llm.export.adapter_only import export_adapter
-
-            if options.adapter is None:
-                raise OptionError("--adapter-only is given without an adapter.", "Name it with --adapter.")
-            sink.adapted(export_adapter(model, options.adapter, output, dtype=options.graph.dtype, force=options.force))
-            return
+        request = _push_request(push, public, origin.token, options.check)
         from t2n_llm.export.pipeline import export_llm, plan_llm_export
 
         if dry_run:
@@ -73,7 +68,7 @@ def export(
             return
         result = export_llm(model, output, options=options, reporter=sink)
         pushed = _pushed(result.output_dir, request, sink) if request is not None else None
-    sink.exported(result, pushed)
+    sink.exported(result, pushed, source=source)
 
 
 def _push_request(repository: str | None, public: bool, token: str | None, checked: bool) -> PushRequest | None:
@@ -85,7 +80,7 @@ def _push_request(repository: str | None, public: bool, token: str | None, check
     if not checked:
         raise OptionError(
             "--push sends whole exports that were checked.",
-            "Leave --no-check and --adapter-only out, or run t2n-llm push DIR OWNER/NAME --unchecked afterwards.",
+            "Leave --no-check out, or run t2n-llm push DIR OWNER/NAME --unchecked afterwards.",
         )
     from t2n_llm.share.push import PushRequest
 
@@ -105,7 +100,7 @@ def _pushed(folder: Path, request: PushRequest, sink: Sink) -> PushResult:
 
 @takes_options
 def validate(
-    folder: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`.")],
+    folder: ExportFolderArgument,
     reference: Annotated[
         str | None, typer.Option(help="Hub id or folder of the original; by default the hub id that was exported.")
     ] = None,
@@ -141,7 +136,7 @@ def validate(
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    path: ExportArgument,
     deep: Annotated[
         bool, typer.Option("--deep", help="Compare with the source too: read, cast and quantised again.")
     ] = False,

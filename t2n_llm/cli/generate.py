@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from t2n_llm.cli.console import Sink
 from t2n_llm.cli.parameters import (
     ChatTemplateOption,
     DeviceOption,
+    ExportArgument,
     JsonLinesOption,
     PrefillChunkOption,
     TemplateVariablesOption,
@@ -28,6 +30,7 @@ from t2n_llm.sampling.wishes import Sampling
 
 if TYPE_CHECKING:
     from t2n_llm.measure.answering import StreamedAnswer
+    from t2n_llm.measure.generate import ExportedModel
 
 _SOURCES = Panel.ENCODER_DECODER.value
 _MOST_NEW_TOKENS = 128  # of a text that is made of a source
@@ -40,12 +43,14 @@ class _Asked:
 
     Attributes:
         prompt, audio, image: what the text is made of.
+        system: what the model is told before the prompt.
         language, translate, timestamps, beams: about encoder-decoders only.
         guessed_tokens: of prompt lookup, at once; None without it.
         max_new_tokens, chat, variables, prefill_chunk, device: see the options.
     """
 
     prompt: str | None
+    system: str | None
     audio: Path | None
     image: Path | None
     language: str | None
@@ -62,10 +67,21 @@ class _Asked:
 
 @takes_options
 def generate(
-    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    archive: ExportArgument,
     sampling: Sampling,
     prompt: Annotated[
-        str | None, typer.Argument(help="What to continue, to answer, or to make another text of.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="What to continue, to answer, or to make another text of; - or nothing: what is piped in.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="A file with the prompt, in UTF-8.", metavar="FILE", show_default=False)
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What the model is told before the prompt.", show_default=False),
     ] = None,
     audio: Annotated[
         Path | None, typer.Option(help="A recording (WAV) to write down.", metavar="FILE", rich_help_panel=_SOURCES)
@@ -109,11 +125,17 @@ def generate(
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Generate text in tract, streamed, with the cache kept by the engine."""
+    """Generate text in tract, streamed, with the cache kept by the engine.
+
+    Exit code 0: generated. 2: bad input, or the engine failed. 3: a bug.
+    """
+    prompt = _given_prompt(prompt, prompt_file, awaited=audio is None and image is None)
     if prompt is None and audio is None and image is None:
         raise typer.BadParameter(
-            "there is nothing to start from; give a text, --audio or --image.", param_hint="prompt"
+            "there is nothing to start from; give a text, --prompt-file, --audio or --image.", param_hint="prompt"
         )
+    if system is not None and not chat:
+        raise typer.BadParameter("it is a part of the chat template, which --raw leaves out.", param_hint="--system")
     if prompt_lookup_tokens is not None and not prompt_lookup:
         raise typer.BadParameter("it has no meaning without --prompt-lookup.", param_hint="--prompt-lookup-tokens")
     variables = read_template_variables(template_kwargs)
@@ -121,11 +143,11 @@ def generate(
         raise typer.BadParameter("it has no meaning with --raw.", param_hint="--template-kwargs")
     guessed = (prompt_lookup_tokens or _GUESSED_TOKENS) if prompt_lookup else None
     asked = _Asked(
-        *(prompt, audio, image, language, translate, timestamps, beams, guessed),
+        *(prompt, system, audio, image, language, translate, timestamps, beams, guessed),
         *(max_new_tokens, chat, variables, prefill_chunk, device),
     )
     with open_sink(as_json) as sink, ExitStack() as stack:
-        quiet_libraries(sink)
+        quiet_libraries(sink, answers=True)
         pieces: list[str] = []
         made = _text_of(archive, sampling, asked, sink, stack)
         for piece in made:
@@ -133,6 +155,39 @@ def generate(
             sink.text(piece)
         given = prompt if prompt is not None else str(audio or image)
         sink.generated({"prompt": given, "text": "".join(pieces), **_account(made)})
+
+
+def _given_prompt(prompt: str | None, file: Path | None, *, awaited: bool) -> str | None:
+    """Return the prompt: what was typed, a file's text, or what is piped in.
+
+    Args:
+        prompt: the argument; `-` stands for what is piped in.
+        file: with the prompt.
+        awaited: nothing else was given to start from.
+
+    Raises:
+        OptionError: there are two prompts, or the text cannot be read.
+    """
+    if file is not None:
+        if prompt is not None:
+            raise OptionError("a prompt and --prompt-file are given.", "Leave one of them out.")
+        return _read(lambda: file.read_text(encoding="utf-8"), str(file))
+    if prompt == "-" or (prompt is None and awaited and sys.stdin is not None and not sys.stdin.isatty()):
+        piped = _read(lambda: sys.stdin.read(), "the input")
+        return piped or None
+    return prompt
+
+
+def _read(read: Callable[[], str], name: str) -> str:
+    """Return a text without the line end that files and pipes have."""
+    try:
+        text = read()
+        text.encode("utf-8")  # what cannot be decoded may come as half characters
+    except UnicodeError as error:
+        raise OptionError(f"{name} is no UTF-8: {error}.", "Convert it first.") from error
+    except OSError as error:
+        raise OptionError(f"{name}: {error.strerror or error}.", "Give a text file, or the prompt itself.") from error
+    return text.rstrip("\r\n")
 
 
 def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> Iterable[str]:
@@ -146,6 +201,8 @@ def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack
         raise OptionError(f"{archive} was exported for {task}.", "Leave --prompt-lookup out.")
     if asked.variables and task in (*WITH_SOURCES, CTC):
         raise OptionError(f"{archive} was exported for {task}.", "Leave --template-kwargs out.")
+    if asked.system is not None and task in (*WITH_SOURCES, CTC):
+        raise OptionError(f"{archive} was exported for {task}.", "Leave --system out.")
     if task in WITH_SOURCES:
         return _of_source(archive, sampling, asked, sink)
     if asked.beams is not None or asked.language is not None or asked.translate or asked.timestamps:
@@ -162,13 +219,14 @@ def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, sta
     model = ExportedModel.open(archive, device=asked.device, prefill_chunk=asked.prefill_chunk)
     if asked.prompt is None or asked.audio is not None or asked.image is not None:
         raise OptionError(f"{archive} holds a language model.", "Give it a prompt, and nothing else.")
-    ids = model.encode(asked.prompt, chat=asked.chat, variables=asked.variables)
+    ids = _ids_of(asked.prompt, model, asked)
     # refused before the engine starts
     model.limit(len(ids), asked.max_new_tokens)
     if asked.guessed_tokens is not None:
         require_logits(model, asked.guessed_tokens)
     choice = sampling.choice(model.settings)
     tell_not_followed(sink, model.settings, sampled=choice.samples, beams=False)
+    sink.waiting(f"Loading {model.archive.name}")
     if asked.guessed_tokens is None:
         held = stack.enter_context(model.opened())
         return model.answer(held, ids, choice, max_new_tokens=asked.max_new_tokens)
@@ -176,6 +234,16 @@ def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, sta
     return lookup_answer(
         model, rewindable, ids, choice, max_new_tokens=asked.max_new_tokens, guessed_tokens=asked.guessed_tokens
     )
+
+
+def _ids_of(prompt: str, model: ExportedModel, asked: _Asked) -> Sequence[int]:
+    """Return the tokens of a prompt, after what the model is told before it."""
+    if asked.system is None:
+        return model.encode(prompt, chat=asked.chat, variables=asked.variables)
+    from t2n_llm.chat.template import ChatTemplate
+
+    messages = [{"role": "system", "content": asked.system}, {"role": "user", "content": prompt}]
+    return ChatTemplate.of(model.tokenizer, model.folder, asked.variables).written(messages).ids
 
 
 def _of_source(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> Iterable[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -15,9 +16,12 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+from generic_export.errors import SourceError
 from t2n_llm.cli.console import OutputMode
 from t2n_llm.cli.session import Session
+from t2n_llm.export.folder import MANIFEST_NAME, no_export
 from t2n_llm.option import Option, Panel, made, options_of
+from t2n_llm.source.reference import refuse_address
 
 
 def _speaks_json(context: typer.Context, value: bool) -> bool:
@@ -35,9 +39,48 @@ def _speaks_little(context: typer.Context, value: bool) -> bool:
     return value
 
 
+# What is mistyped is refused here, before anything is imported that takes seconds.
+
+
+def require_export(path: Path) -> Path:
+    """Refuse a path that is neither an export's folder nor in one."""
+    if not any((folder / MANIFEST_NAME).is_file() for folder in (path, path.absolute().parent)):
+        raise no_export(path)
+    return require_archive(path)
+
+
+def require_archive(path: Path) -> Path:
+    """Refuse a path where nothing is."""
+    if not path.exists():
+        raise no_export(path)
+    return path
+
+
+def require_archives(paths: list[Path]) -> list[Path]:
+    """Do `require_archive` for each."""
+    return [require_archive(path) for path in paths]
+
+
+def require_source(name: str) -> str:
+    """Refuse an address, and what is written as a path where nothing is."""
+    refuse_address(name)
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if is_path and not os.path.exists(os.path.expanduser(name)):
+        raise SourceError(
+            f"{name}: no such folder.", "Give a folder with a config.json, or a hub id such as owner/name."
+        )
+    return name
+
+
 ArchiveArgument = Annotated[
-    Path, typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.")
+    Path,
+    typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.", callback=require_archive),
 ]
+ExportArgument = Annotated[
+    Path,
+    typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.", callback=require_export),
+]
+ExportFolderArgument = Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`.", callback=require_export)]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or metal, where tract has it.")]
 PrefillChunkOption = Annotated[
     int | None,

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from t2n_llm.check.options import EngineOptions, PlacementOptions
-from t2n_llm.cli.parameters import JsonOption, QuietOption, takes_options
+from t2n_llm.cli.parameters import ExportFolderArgument, JsonOption, QuietOption, takes_options
 from t2n_llm.cli.session import EXIT_DISAGREES, open_sink, quiet_libraries
 from t2n_llm.source.reference import SourceRef
 
 
 @takes_options
 def quantize_report(
-    folder: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, compressed or not.")],
+    folder: ExportFolderArgument,
     reference: Annotated[
         str | None,
         typer.Option(
@@ -84,5 +84,7 @@ def quantize_report(
             if not note(folder, quality={**asdict(report.quality), "text": report.text, "engine": report.engine}):
                 sink.warn(f"{folder / 'README.md'} was edited by somebody: it stays as it is.")
     sink.quality(report, max_kl)
+    if plot is not None:
+        sink.drew(plot)
     if max_kl is not None and not report.quality.mean_kl <= max_kl:
         raise typer.Exit(EXIT_DISAGREES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,14 +10,14 @@ import typer
 from generic_export.errors import OptionError
 from generic_export.interrupts import Interrupted
 from t2n_llm.cli.generate import tell_not_followed
-from t2n_llm.cli.parameters import DeviceOption
+from t2n_llm.cli.parameters import DeviceOption, ExportArgument
 from t2n_llm.cli.session import open_sink, quiet_libraries
 
 _GRACE_SECONDS = 2  # that answers have to end in, when the server is told to
 
 
 def serve(
-    archive: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.")],
+    archive: ExportArgument,
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own are open to all.")] = (
         "127.0.0.1"
     ),
@@ -53,11 +52,14 @@ def serve(
     ] = False,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Serve a language model as OpenAI does (chat, completions, models), one answer at a time: for trying, and for tests."""
+    """Serve a language model as OpenAI does (chat, completions, models), one answer at a time: for trying, and for tests.
+
+    Exit code 0: ended. 2: bad input, a port in use, or the engine failed. 3: a bug.
+    """
     if api_key is not None and not (api_key.isascii() and api_key.strip()):
         raise typer.BadParameter("a key has one ASCII character or more.", param_hint="--api-key")
     sink = open_sink(False)
-    quiet_libraries(sink)
+    quiet_libraries(sink, answers=True)
     try:
         import uvicorn
 
@@ -78,6 +80,7 @@ def serve(
         sink.warn(f"{host} is open to other machines, and there is no --api-key: everyone there can use the model.")
     limits = ServerLimits(max_request_bytes, max_new_tokens, max_seconds, max_waiting)
     listening = _listen(host, port)
+    sink.waiting(f"Loading {model.archive.name}")
     with listening, model.opened() as held:
         desk = Desk(model, held, name or model.folder.resolve().name, limits, sanitized=sanitize_special_tokens)
         config = uvicorn.Config(

@@ -27,8 +27,15 @@ def open_sink(as_json: bool, quiet: bool = False) -> Sink:
     return Sink(OutputMode.JSON if as_json else OutputMode.QUIET if quiet else OutputMode.HUMAN)
 
 
-def quiet_libraries(sink: Sink) -> None:
-    """Keep the progress bars and notices of other libraries out of our output; downloads may show theirs to people."""
+def quiet_libraries(sink: Sink, *, answers: bool = False) -> None:
+    """Keep the progress bars and notices of other libraries out of our output; downloads may show theirs to people.
+
+    Args:
+        sink: of the command.
+        answers: the command's output is an answer, so that what takes seconds is named on a terminal alone.
+    """
+    if "transformers" not in sys.modules:
+        (sink.waiting if answers else sink.stage)("Loading PyTorch and transformers")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
     from huggingface_hub.utils.tqdm import enable_progress_bars

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from t2n_llm.cli.parameters import JsonOption, QuietOption
+from t2n_llm.cli.parameters import ExportFolderArgument, JsonOption, QuietOption
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.source.reference import SourceRef
 
@@ -17,7 +17,7 @@ TokenOption = Annotated[
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`.")],
+    folder: ExportFolderArgument,
     repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub; made if need be.")],
     public: Annotated[bool, typer.Option("--public", help="Everybody may see it; else it is private.")] = False,
     unchecked: Annotated[

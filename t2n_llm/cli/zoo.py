@@ -145,7 +145,10 @@ def report_command(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Put the shards of a run together, and write its page and tables."""
+    """Put the shards of a run together, and write its page and tables.
+
+    Exit code 0: written. 2: bad input. 3: a bug.
+    """
     with open_sink(as_json, quiet) as sink:
         from t2n_llm.zoo.history import read_results
 
@@ -162,7 +165,10 @@ def diff_command(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show the cells that ended differently. Exit code 1 when one that was right is not any more."""
+    """Show the cells that ended differently.
+
+    Exit code 0: none is worse. 1: one that was right is not any more. 2: bad input. 3: a bug.
+    """
     with open_sink(as_json, quiet) as sink:
         from t2n_llm.zoo.compare import compare_runs
         from t2n_llm.zoo.history import read_results
@@ -212,7 +218,10 @@ def expect_command(
 def list_command(
     task: _TaskOption = None, suite: _SuiteOption = None, as_json: JsonOption = False, quiet: QuietOption = False
 ) -> None:
-    """List the architectures of the installed transformers, and their classes; or the cases of suites."""
+    """List the architectures of the installed transformers, and their classes; or the cases of suites.
+
+    Exit code 0: listed. 2: bad input. 3: a bug.
+    """
     with open_sink(as_json, quiet) as sink:
         from t2n_llm.zoo.suites.registry import cases_of
         from t2n_llm.zoo.tasks import architectures

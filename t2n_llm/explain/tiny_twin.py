@@ -109,11 +109,12 @@ def tiny_twin(config: Any, *, trust_remote_code: bool = False) -> TinyTwin:
         CaptureError: no twin small enough can be built and run; the message says why for the last one tried.
     """
     cut = cut_layers(config, trust_remote_code=trust_remote_code)
-    reason, trust = "", {"trust_remote_code": trust_remote_code}
+    reason = ""
     for shrink in (_narrow, _few_experts_and_words, _as_it_is):
         try:
             small = _initialised_wide(shrink(cut.config))
-            parameters = sum(parameter.numel() for parameter in meta_model(small, **trust).parameters())
+            empty = meta_model(small, trust_remote_code=trust_remote_code)
+            parameters = sum(parameter.numel() for parameter in empty.parameters())
             twin = TinyTwin(LayerCut(small, cut.picks, cut.counts), shrink is _narrow, parameters)
             if parameters > _MOST_PARAMETERS:
                 reason = reason or f"it would have {parameters / 1e6:.0f} M parameters"

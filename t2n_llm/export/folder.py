@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shlex
 import shutil
 import signal
 import threading
@@ -22,9 +24,9 @@ from t2n_llm.export.manifest_form import ExportManifest, parse_manifest
 MANIFEST_NAME = "export.json"
 CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no part of what is verified
 EDITED_CARD_FILE = "README.edited.md"  # one that somebody edited, of the export before
-ADAPTER_MANIFEST_NAME = "adapter.json"  # of a folder that holds only an adapter's tensors
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LONGEST_NAME = 210  # bytes; the hidden names beside it are longer, and may have 255
 # An earlier export, in the moment of its replacement where the system cannot exchange two folders.
 _ASIDE_SUFFIX = ".old"
@@ -48,16 +50,15 @@ def check_free(target: Path, force: bool) -> None:
         )
     if not target.exists() and not target.is_symlink():
         return
-    if not force:
-        raise OutputExistsError(
-            f"{target} exists already.", "Pass --force to replace it, or choose another folder with -o."
-        )
-    manifests = (target / MANIFEST_NAME, target / ADAPTER_MANIFEST_NAME)
-    replaceable = target.is_dir() and (any(map(Path.is_file, manifests)) or not any(target.iterdir()))
+    replaceable = target.is_dir() and ((target / MANIFEST_NAME).is_file() or not any(target.iterdir()))
     if not replaceable:
         raise OutputExistsError(
             f"{target} exists and is no earlier export (no {MANIFEST_NAME} in it).",
             "--force replaces earlier exports only; choose another folder with -o.",
+        )
+    if not force:
+        raise OutputExistsError(
+            f"{target} exists already.", "Pass --force to replace it, or choose another folder with -o."
         )
 
 
@@ -293,6 +294,20 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def no_export(folder: Path) -> ArchiveError:
+    """Return the error that a path is no export: a model is to be exported first, with this command."""
+    is_hub_id = _HUB_ID.fullmatch(str(folder)) is not None and not folder.parent.exists()
+    if is_hub_id or (folder / "config.json").is_file():
+        model, target = shlex.quote(str(folder)), shlex.quote(f"{folder.name}-tract")
+        what = f"no {MANIFEST_NAME}" if folder.exists() else "no such folder"
+        hint = f"Run t2n-llm export {model} -o {target}, then give {target}."
+        return ArchiveError(f"{folder}: {what}; a model is exported first.", hint)
+    if not folder.exists():
+        what = "file" if folder.suffix else "folder"
+        return ArchiveError(f"{folder}: no such {what}.", "Give a folder made by `t2n-llm export`.")
+    return ArchiveError(f"{folder}: no {MANIFEST_NAME}.", "Give a folder made by `t2n-llm export`.")
+
+
 def read_manifest(folder: Path) -> ExportManifest:
     """Read `export.json`; every command reads it here.
 
@@ -301,7 +316,7 @@ def read_manifest(folder: Path) -> ExportManifest:
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
-        raise ArchiveError(f"{folder}: no {MANIFEST_NAME}.", "Give a folder made by `t2n-llm export`.")
+        raise no_export(folder)
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(manifest, ensure_ascii=False).encode()  # texts may hold half of a character

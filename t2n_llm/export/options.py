@@ -11,7 +11,7 @@ from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.option import Panel, made, option, options, refuse_invalid
-from t2n_llm.tasks.names import AUTO, KEEPING_CACHES, OTHER_NAMES, TASKS, TEXT_GENERATION
+from t2n_llm.tasks.names import AUTO, KEEPING_CACHES, TASKS, TEXT_GENERATION, task_named
 
 # Options that decide what happens around the archive, and nothing in it.
 _OUTSIDE_THE_ARCHIVE = (
@@ -52,7 +52,7 @@ class ExportOptions:
     resume: bool = option(False, "Continue an interrupted export; a tgz starts again.", Panel.OUTPUT)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "task", OTHER_NAMES.get(self.task, self.task))
+        object.__setattr__(self, "task", task_named(self.task))
         refuse_invalid(self)
         dtype = self.compression.dtype()
         if dtype is not None:  # a recipe may say the element type

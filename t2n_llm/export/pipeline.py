@@ -34,6 +34,7 @@ from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.cache_range import require_room
 from t2n_llm.check.devices import absence_of, named_after
 from t2n_llm.check.engines import require_engine
+from t2n_llm.check.loss import warn_of_loss
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import Captured, prepare
 from t2n_llm.compress.stored_form import StoredForm, plain_form, stored_forms, summary_of
@@ -51,10 +52,10 @@ from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import ModelSource, is_gguf, open_config, open_source
 from t2n_llm.source.reference import SourceRef
-from t2n_llm.tasks.auto import task_of_config
+from t2n_llm.tasks.auto import form_of, task_of_config
 from t2n_llm.tasks.frontends.check import with_frontend
 from t2n_llm.tasks.frontends.frontend import FRONTEND, described_with, front_of, weighted
-from t2n_llm.tasks.names import AUTO, TEXT_GENERATION
+from t2n_llm.tasks.names import AUTO, FORMS, TEXT_GENERATION
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
@@ -154,6 +155,8 @@ def _task_and_options(ref: SourceRef, options: ExportOptions, reporter: Reporter
     """Return the task, chosen by the config where nobody named one, and what its models do not need left out of the options."""
     if options.task == AUTO:
         options = replace(options, task=TEXT_GENERATION if is_gguf(ref.name) else _task_of(ref, reporter))
+    elif options.task in FORMS and not is_gguf(ref.name):
+        options = replace(options, task=_form_of(options.task, ref, reporter))
     task = task_of(options.task)
     return task, options if task.reads_text else replace(options, require_tokenizer=False)
 
@@ -165,6 +168,13 @@ def _task_of(ref: SourceRef, reporter: Reporter) -> str:
     if name != TEXT_GENERATION:
         reporter.stage(f"Exporting for {name}, the task of its architecture")
     return name
+
+
+def _form_of(task: str, ref: SourceRef, reporter: Reporter) -> str:
+    form = form_of(task, open_config(ref).config)
+    if form != task:
+        reporter.stage(f"Exporting for {form}, the form of {task} that this model has")
+    return form
 
 
 def _take(target: Path, force: bool, reporter: Reporter, dry: bool) -> None:
@@ -329,6 +339,8 @@ class _Export:
             if validation is not None:
                 require_room(validation.largest_states, options.graph)
             described = self._described(parts, archives)
+            if validation is not None:
+                warn_of_loss(validation, described["compression"], folder.reporter)
             return folder.complete(staging, archives, validation, unused, described, held)
 
     def _written(self, staging: Path, part: _Part, checkpoint: Checkpoint) -> WrittenArchive:

@@ -13,6 +13,7 @@ from generic_export.read.contents import read_contents
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.devices import named_after
 from t2n_llm.check.engines import chosen_engine, require_engine
+from t2n_llm.check.loss import warn_of_loss
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.export.manifest_form import misfit, require_said
 from t2n_llm.export.options import ValidateOptions
@@ -89,6 +90,7 @@ def validate_folder(
         )
     )
     report = named_after(report, options.device)
+    warn_of_loss(report, manifest.get("compression"), reporter)
     if frontend is None:
         return report
     front = frontend_of(source, replace(exported, frontend=True), _input_of_frontend(folder, manifest))

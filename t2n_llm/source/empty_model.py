@@ -100,13 +100,13 @@ def instantiate(
     return model.eval()
 
 
-def meta_model(config: Any, *, trust_remote_code: bool = False) -> nn.Module:
-    """Build the causal LM of a config with every tensor on the meta device, in the config's own element type.
+def meta_model(config: Any, *, kind: ModelKind = CAUSAL_LM, trust_remote_code: bool = False) -> nn.Module:
+    """Build the model of a config, a causal LM by default, with every tensor on the meta device, in the config's own element type.
 
     Raises:
         UnknownArchitectureError, CaptureError: see `instantiate`.
     """
-    return _from_config(CAUSAL_LM, config, include_buffers=True, trust_remote_code=trust_remote_code).eval()
+    return _from_config(kind, config, include_buffers=True, trust_remote_code=trust_remote_code).eval()
 
 
 def _from_config(kind: ModelKind, config: Any, *, include_buffers: bool, **options: Any) -> Any:

@@ -19,9 +19,10 @@ from generic_export.weights.held_file import HeldFile
 from quant.prequantized import METHODS, decode_checkpoint
 from quant.prequantized.gguf_parts import first_part, model_name
 from t2n_llm.source.limits import refuse_layers
-from t2n_llm.source.reference import SourceRef
+from t2n_llm.source.reference import SourceRef, refuse_address
 from t2n_llm.source.source_card import CARD_NAME
 from t2n_llm.source.source_files import TOKENIZER_FILES, hold_files
+from t2n_llm.source.wrapped_names import unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -102,18 +103,18 @@ class ModelSource:
         """Open the weight files, safetensors, PyTorch or GGUF (headers only); what is quantised is decoded while it streams.
 
         Raises:
-            WeightError: there are none, or unpickling one would run code.
+            WeightError: there are none, unpickling one would run code, or two have one name.
             CorruptCheckpointError: a file is missing, truncated, or disagrees with the index.
         """
         if self.gguf is not None:
             from t2n_llm.source.gguf import gguf_checkpoint
 
             return gguf_checkpoint(self.gguf, self.config)
-        checkpoint = open_checkpoint(self.folder)
+        checkpoint = unwrapped(open_checkpoint(self.folder))
         if self.quantization is None:
             return checkpoint
         decoding = decode_checkpoint(self.quantization, checkpoint.tensors)
-        return replace(checkpoint, tensors=decoding.tensors, notes=decoding.notes)
+        return replace(checkpoint, tensors=decoding.tensors, notes=(*checkpoint.notes, *decoding.notes))
 
     def tokenizer_files(self) -> list[Path]:
         """Return the tokenizer files that are there."""
@@ -330,6 +331,7 @@ def _local_folder(name: str) -> Path | None:
         return path
     if path is not None:
         raise SourceError(f"{name}: a file, not a folder.", "Give the folder that holds config.json, or a .gguf file.")
+    refuse_address(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or Path(name).drive:
         raise SourceError(
             f"{name}: no such folder.", "Give a folder with a config.json, or a hub id such as owner/name."

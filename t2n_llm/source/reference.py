@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
+from generic_export.errors import SourceError
 from t2n_llm.option import Panel, option
+
+_ADDRESS = re.compile(r"https?://[^/]+/(?P<id>[^/?#]+/[^/?#]+)")
+
+
+def refuse_address(name: str) -> None:
+    """Refuse the address of a page in the place of a hub id.
+
+    Raises:
+        SourceError: it is one; the advice is the hub id in it.
+    """
+    if name.startswith(("http://", "https://")):
+        found = _ADDRESS.match(name)
+        raise SourceError(f"{name}: an address.", f"Give the hub id alone: {found['id'] if found else 'owner/name'}.")
 
 
 @dataclass(frozen=True)

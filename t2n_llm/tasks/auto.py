@@ -54,6 +54,16 @@ def task_of_config(config: Any, folder: Path | None = None) -> str:
     raise _ambiguous(architecture, possible)
 
 
+def form_of(task: str, config: Any) -> str:
+    """Return a task, or the form of it that a model's class has: `automatic-speech-recognition` of a CTC model is `ctc`."""
+    architectures = {str(name) for name in getattr(config, "architectures", None) or ()}
+    kind, forms = str(config.model_type), (task, *names.FORMS.get(task, ()))
+    for form in forms:
+        if architectures & {name for classes in classes_of(form).values() for name in classes}:
+            return form
+    return next((form for form in forms if not architectures and kind in classes_of(form)), task)
+
+
 def _tasks_with(architecture: str) -> list[str]:
     """Return the tasks that a class is for."""
     return [
@@ -110,4 +120,4 @@ def _ambiguous(subject: str, found: list[str]) -> OptionError:
     )
 
 
-__all__ = ["task_of_config"]
+__all__ = ["form_of", "task_of_config"]

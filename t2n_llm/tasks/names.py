@@ -87,8 +87,42 @@ TRIED: Mapping[str, str] = {
 }
 """What a user may give to `t2n-llm generate`, of the tasks that it has a meaning for."""
 
-OTHER_NAMES: Mapping[str, str] = {"summarization": TEXT_TO_TEXT, "translation": TEXT_TO_TEXT}
-"""Names of the hub's for what another task makes."""
+OTHER_NAMES: Mapping[str, str] = {
+    "summarization": TEXT_TO_TEXT,
+    "translation": TEXT_TO_TEXT,
+    "sentiment-analysis": TEXT_CLASSIFICATION,
+    "zero-shot-classification": TEXT_CLASSIFICATION,
+    "ner": TOKEN_CLASSIFICATION,
+    "semantic-segmentation": IMAGE_SEGMENTATION,
+    "instance-segmentation": UNIVERSAL_SEGMENTATION,
+    "panoptic-segmentation": UNIVERSAL_SEGMENTATION,
+    "time-series-forecasting": TIME_SERIES,
+    "causal-lm": TEXT_GENERATION,
+    "seq2seq-lm": TEXT_TO_TEXT,
+    "masked-lm": FILL_MASK,
+    "speech2seq-lm": SPEECH_RECOGNITION,
+    "vision2seq-lm": IMAGE_TO_TEXT,
+    "audio-ctc": CTC,
+}
+"""What transformers' pipelines, optimum and the hub call tasks that have another name here."""
+
+FORMS: Mapping[str, tuple[str, ...]] = {
+    SPEECH_RECOGNITION: (CTC, AUDIO_TEXT_TO_TEXT),
+    IMAGE_SEGMENTATION: (UNIVERSAL_SEGMENTATION,),
+    IMAGE_TO_TEXT: (IMAGE_TEXT_TO_TEXT,),
+}
+"""Tasks that some models do in another form, which has a name of its own here: the model's class decides."""
+
+_WITH_PAST = "-with-past"  # optimum's, for a decoder with a cache: here each has one
+
+
+def task_named(name: str) -> str:
+    """Return the task that a name of transformers, optimum or the hub stands for; an unknown name is returned as given."""
+    plain = name.removesuffix(_WITH_PAST)
+    if plain.startswith("translation_"):  # translation_en_to_fr
+        return TEXT_TO_TEXT
+    return OTHER_NAMES.get(plain, plain if plain in TASKS else name)
+
 
 WITH_SOURCES = frozenset({TEXT_TO_TEXT, SPEECH_RECOGNITION, IMAGE_TO_TEXT})
 """Tasks of encoder-decoders."""

@@ -104,6 +104,7 @@ class TextGeneration(Task):
             residency=residency,
             adapter=subject.adapter,
             overrides=subject.overrides,
+            tell=subject.reporter.steps,
         )
         require_range(reference.largest_states, options)
         if subject.bundles is not None:
@@ -111,7 +112,8 @@ class TextGeneration(Task):
             fed_back = {state.input_name: state.output_name for state in subject.states}
             for bundle in make_bundles(reference, subject.states, options.num_logits_to_keep):
                 bundle.write(subject.bundles, fed_back)
-        with open_runner(subject.archive, subject.states, options.dtype, checking) as opened:
+        steps = subject.reporter.steps
+        with open_runner(subject.archive, subject.states, options.dtype, checking, tell=steps) as opened:
             runner = EngineKeepsCaches(opened) if on_gpu else opened
             report = validate_archive(
                 runner, reference, options.dtype, tolerance=subject.tolerance, on_check=subject.announce

@@ -22,12 +22,14 @@ from torch import nn
 from generic_export.allocator import Malloc, malloc_settings
 from generic_export.errors import CorruptCheckpointError, DiskFullError, NotEnoughMemoryError
 from generic_export.logs import logging_at
+from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from generic_export.weights.values import read_tensor
 from t2n_llm.compat import around_initialisers, is_loaded
 from t2n_llm.source.empty_model import CAUSAL_LM, ModelKind, meta_model
 from t2n_llm.source.gguf import load_gguf_model
 from t2n_llm.source.hub import GGUF_SUFFIX, ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.source.wrapped_names import unwrapped
 from t2n_llm.weights.placement import CPU, Residency
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
 # glibc raises the size from which it maps memory for each block up to 32 MiB, and keeps what it frees below: a run that reads
 # layer after layer would grow to the size of the model.
 _FREED_AT_ONCE = {Malloc.MMAP_THRESHOLD: 1 << 20}
+
+
+# The names of weight files that transformers looks for, by suffix; with `.index.json` behind, of their index.
+_FOUND_BY_TRANSFORMERS = {".safetensors": "model.safetensors", ".bin": "pytorch_model.bin"}
 
 
 @contextmanager
@@ -133,12 +139,19 @@ def eager_model(
 
     Args:
         kind: which class of transformers.
-        folder: config and plain safetensors.
+        folder: config and plain safetensors or PyTorch files, whatever their names.
         trust_remote_code: allow code that comes with the model.
         placement: of its weights, for `from_pretrained`; without any they are in memory.
     """
     import transformers
 
+    own = _own_reading(folder)
+    if own is not None:
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        model_class = type(meta_model(config, kind=kind, trust_remote_code=trust_remote_code))
+        return _load(model_class, None, config=config, state_dict=_values(own), **placement)
     return _load(
         getattr(transformers, kind.auto_class),
         folder,
@@ -155,8 +168,20 @@ def dequantized(source: ModelSource, model_class: Any) -> tuple[Any, tuple[str, 
         source: a folder with quantised weights.
         model_class: of transformers.
     """
-    state = {name: read_tensor(tensor) for name, tensor in source.checkpoint().tensors.items()}
-    return _load(model_class, None, config=source.config, state_dict=state)
+    return _load(model_class, None, config=source.config, state_dict=_values(source.checkpoint()))
+
+
+def _own_reading(folder: Path) -> Checkpoint | None:
+    """Return the checkpoint where transformers does not find its files or tensors under their names; None where it does."""
+    opened = open_checkpoint(folder)
+    checkpoint = unwrapped(opened)
+    name = _FOUND_BY_TRANSFORMERS.get(opened.files[0].suffix)
+    is_found = name is not None and any((folder / f"{name}{end}").is_file() for end in ("", ".index.json"))
+    return None if is_found and checkpoint is opened else checkpoint
+
+
+def _values(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    return {name: read_tensor(tensor) for name, tensor in checkpoint.tensors.items()}
 
 
 def _load(model_class: Any, weights: Path | None, **options: Any) -> tuple[Any, tuple[str, ...]]:

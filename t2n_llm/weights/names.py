@@ -7,7 +7,7 @@ checkpoint tensors that have no parameter. Names and conversions are those of tr
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -31,10 +31,6 @@ from t2n_llm.source.empty_model import Weightless, names_shared
 from t2n_llm.weights.conversion import ConvertedTensor, RecordedTensor, record
 
 _TORCH_DTYPES = {name: dtype for dtype, name in TRACT_DTYPES.items()}
-
-# What torch.compile, FSDP and activation checkpointing insert in names, anywhere; and what DDP puts before all of them.
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_OUTER_WRAPPER = "module."
 
 # Buffers that models once saved and now compute; transformers makes the same exception for every family.
 _COMPUTED_BUFFERS = r"rotary_emb\.inv_freq$|(^|\.)position_ids$"
@@ -223,7 +219,7 @@ def match_parameters(model: nn.Module, tensors: Mapping[str, TensorSource]) -> P
 
     Raises:
         MissingTensorError: a part of a parameter made of several tensors is not there.
-        WeightError: two tensors have the same name once wrappers are taken off, or parts do not fit together.
+        WeightError: parts do not fit together.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -237,44 +233,23 @@ def match_parameters(model: nn.Module, tensors: Mapping[str, TensorSource]) -> P
     direct: dict[str, TensorSource] = {}
     groups: dict[str, _Group] = {}
     unclaimed: list[str] = []
-    bare = _without_wrappers(tensors, parameters)
-    for key in sorted(bare, key=dot_natural_key):
-        original, tensor = bare[key]
+    for key in sorted(tensors, key=dot_natural_key):
+        tensor = tensors[key]
         name, pattern = rename_source_key(key, renamings, converters, prefix, parameters)
         if name not in parameters and key in parameters:
             name, pattern = rename_source_key(key, [], [], prefix, parameters)
         if name not in parameters or (pattern is None and (name in direct or name in groups)):
-            unclaimed.append(original)
+            unclaimed.append(key)
         elif pattern is None:
             direct[name] = _named(tensor, name)
         elif name in direct:
-            unclaimed.append(original)
+            unclaimed.append(key)
         else:
             group = groups.setdefault(name, _Group(name, by_pattern[pattern], {}))
-            group.members.setdefault(pattern, []).append((original, tensor))
+            group.members.setdefault(pattern, []).append((key, tensor))
     for group in groups.values():
         direct |= _convert(group, model, parameters)
     return ParameterMatch(direct, tuple(sorted(unclaimed)))
-
-
-def _without_wrappers(
-    tensors: Mapping[str, TensorSource], parameters: Collection[str]
-) -> dict[str, tuple[str, TensorSource]]:
-    """Return name without wrappers -> name in the checkpoint, and the tensor."""
-    own = {part for name in parameters for part in name.split(".")}
-    wrappers = {wrapper for wrapper in _WRAPPERS if wrapper not in own}
-    bare: dict[str, tuple[str, TensorSource]] = {}
-    is_wrapped_whole = bool(tensors) and all(name.startswith(_OUTER_WRAPPER) for name in tensors)
-    for name, tensor in tensors.items():
-        inner = name.removeprefix(_OUTER_WRAPPER) if is_wrapped_whole else name
-        inner = ".".join(part for part in inner.split(".") if part not in wrappers)
-        if inner in bare:
-            raise WeightError(
-                f"tensor {inner}: the checkpoint holds it twice, as {bare[inner][0]} and as {name}.",
-                "Remove one of the two from the checkpoint.",
-            )
-        bare[inner] = (name, tensor)
-    return bare
 
 
 def _named(source: TensorSource, name: str) -> TensorSource:

@@ -263,6 +263,9 @@ class _StageReporter:
             if title.startswith(start):
                 self._begin(name + title[len(start) :] if name.endswith(" ") else name)
 
+    def steps(self, done: int, total: int) -> None:
+        del done, total
+
     def progress(self, progress: WriteProgress) -> None:
         del progress
 

@@ -38,6 +38,33 @@ def test_matmul_ranks(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     check(torch.matmul, tuple(torch.randn(shape) for shape in shapes))
 
 
+class TransposedWeight(nn.Module):
+    """A linear layer as Falcon writes it."""
+
+    def __init__(self, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 4))
+        self._product = product
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product(x, self.weight)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, weight: x @ weight.T,
+        lambda x, weight: torch.addmm(torch.ones(5), x, weight.t()),
+        lambda x, weight: torch.einsum("bk,kn->bn", x, weight.permute(1, 0)),
+        lambda x, weight: F.linear(x, weight.T.contiguous().transpose(0, 1)),
+    ],
+)
+def test_a_product_with_a_transposed_weight_reads_the_weight_as_it_is_stored(
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    assert "transpose" not in check(TransposedWeight(product), (torch.randn(3, 4),))
+
+
 def test_addmm_scales() -> None:
     check(
         lambda a, b, c: torch.addmm(a, b, c, beta=0.5, alpha=2.0),

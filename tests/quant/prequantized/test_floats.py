@@ -119,6 +119,46 @@ def test_mxfp4_with_parts_that_do_not_fit() -> None:
         values({"quant_method": "mxfp4"}, {"e_blocks": blocks}, "e")
 
 
+# --- NVFP4 --------------------------------------------------------------------------------------------
+
+PACKED_NVFP4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+MODELOPT_NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+
+
+def nvfp4(config: dict[str, Any], scale: float) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    packed = torch.randint(0, 256, (6, 24), dtype=torch.uint8, generator=random)
+    scales = (torch.rand((6, 3), generator=random) * 400).to(torch.float8_e4m3fn)
+    parts = {"a.weight_scale": scales, "a.input_scale": torch.ones(())}
+    if config is PACKED_NVFP4:
+        own = {"a.weight_packed": packed, "a.weight_global_scale": torch.tensor([1 / scale])}
+        return {"a.weight_scale": scales, "a.input_global_scale": torch.ones(1)} | own
+    return parts | {"a.weight": packed, "a.weight_scale_2": torch.tensor(scale)}
+
+
+@pytest.mark.parametrize("config", [PACKED_NVFP4, MODELOPT_NVFP4], ids=["compressed-tensors", "modelopt"])
+def test_nvfp4_value_by_value(config: dict[str, Any]) -> None:
+    scale = 0.25
+    stored = nvfp4(config, scale)
+    packed, scales = stored.get("a.weight_packed", stored.get("a.weight")), stored["a.weight_scale"].float()
+    made = values(config, stored)
+    assert packed is not None and made.shape == (6, 48) and made.dtype is torch.float32
+    table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    for row, column in ((0, 0), (3, 17), (5, 47), (2, 32)):
+        byte = int(packed[row, column // 2])
+        code = byte & 15 if column % 2 == 0 else byte >> 4
+        value = table[code & 7] * (-1 if code & 8 else 1) * float(scales[row, column // 16]) * scale
+        assert float(made[row, column]) == value
+
+
+def test_nvfp4_with_parts_that_do_not_fit() -> None:
+    stored = nvfp4(PACKED_NVFP4, 1.0)
+    with pytest.raises(CorruptCheckpointError, match="are no NVFP4"):
+        values(PACKED_NVFP4, stored | {"a.weight_scale": stored["a.weight_scale"][:2]})
+    with pytest.raises(MissingTensorError, match="weight_global_scale"):
+        values(PACKED_NVFP4, {name: each for name, each in stored.items() if "global" not in name})
+
+
 # --- bitsandbytes -------------------------------------------------------------------------------------
 
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from generic_export.errors import OptionError
 from t2n_llm.check.agreement import Tolerance, compare_step
+from t2n_llm.check.options import CheckingOptions
 from t2n_llm.check.reference import CheckPlan, ReferenceRun, run_reference
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.check.turns import validate_archive
 from t2n_llm.export.located import locate_archive
+from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.pipeline import export_llm
+from t2n_llm.export.revalidate import validate_folder
+from tests.families import config
 from tests.shared_folders import SharedExport
 from tests.trained_model import REAL_MODEL
 
@@ -114,3 +122,15 @@ def test_a_shift_of_all_logits_changes_no_probability_but_is_an_error() -> None:
 def test_unknown_element_types_have_no_tolerance() -> None:
     with pytest.raises(OptionError, match="q4_0"):
         Tolerance.for_dtype("q4_0")
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_pytorch_is_fed_as_the_engine_is_where_that_changes_the_answer(kind: str, tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16, **factors}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config("llama", rope_parameters=rope)()).save_pretrained(tmp_path / "model")
+    result = export_llm(str(tmp_path / "model"), tmp_path / "export", require_tokenizer=False, decode_steps=8)
+    assert result.validation is not None and result.validation.passed
+    options = ValidateOptions(checking=CheckingOptions(decode_steps=8, device_map="disk"))
+    assert validate_folder(result.output_dir, str(tmp_path / "model"), options=options).passed

@@ -81,7 +81,6 @@ def test_version() -> None:
         (["exprt"], "exprt"),
         (["export"], "source"),
         (["validate"], "folder"),
-        (["generate", "x"], "prompt"),
         (["generate", "x", "hi", "--temperature", "-1"], "--temperature"),
         (["validate", "x", "--decode-steps"], "--decode-steps"),
     ],
@@ -545,4 +544,4 @@ def test_generate_refusals(real_export: Path, tiny_export: Path, tmp_path: Path)
     refused(call("generate", real_export, "hi", "--top-p", "0"), "top_p")
     refused(call("generate", real_export, "hi", "--greedy", "--min-p", "0.1"), "greedy")
     refused(call("generate", tmp_path, "hi"), "export.json")
-    refused(call("generate", tmp_path / "nowhere", "hi"), "export.json", str(tmp_path / "nowhere"))
+    refused(call("generate", tmp_path / "nowhere", "hi"), "no such folder", str(tmp_path / "nowhere"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -169,6 +170,8 @@ def test_a_healthy_model_its_reports_and_a_second_run(tmp_path: Path) -> None:
     first = call(*words)
     assert first.code == 0, first
     assert "no fault" in first.out and "page.html" in first.out and "ok  " in first.err
+    seconds = [float(each) for each in re.findall(r"^ *([\d.]+) s  ", first.err, re.MULTILINE)]
+    assert len(seconds) > 2 and seconds == sorted(seconds)
     diagnosis = Diagnosis.from_json((tmp_path / "out" / "diagnosis.json").read_text())
     assert diagnosis.ok and "transformers" in diagnosis.versions
     assert [symbol for symbol, _ in diagnosis.axes.symbols] == ["S", "P"]

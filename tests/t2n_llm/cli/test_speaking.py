@@ -17,7 +17,7 @@ from t2n_llm.cli.app import app
 from t2n_llm.cli.console import OutputMode, Sink
 from t2n_llm.measure.environment import read_environment
 from tests.systems import needs_posix
-from tests.t2n_llm.command_line import Outcome, call, run, strict_json
+from tests.t2n_llm.command_line import Outcome, call, refused, run, strict_json
 from tests.t2n_llm.fork_server import Command
 
 _MODULE = [sys.executable, "-m", "t2n_llm.cli.app"]
@@ -53,6 +53,35 @@ def test_every_command_can_be_quiet_and_speak_json() -> None:
     assert {"export", "push", "pull", "card", "env", "zoo run"} <= set(found)
     assert [name for name, options in found.items() if "--quiet" not in options and name not in _GENERATING] == []
     assert [name for name, options in found.items() if "--json" not in options and name != "serve"] == []
+
+
+def test_every_command_documents_its_exit_codes() -> None:
+    silent = [name for name in commands() if "Exit code 0" not in call(*name.split(), "--help").out]
+    assert silent == []
+
+
+def test_help_keeps_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "t2n-llm[plot]" in call("bench", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["generate", "x", "y", "--temp", 1], "--temperature"),
+        (["export", "x", "--decode-step", 1], "--decode-steps"),
+        (["export", "x", "--task", "image-classif"], "image-classification"),
+        (["export", "x", "--task", "text-genration"], "text-generation"),
+        (["export", "x", "--compress", "q4"], "q4_0"),
+        (["export", "x", "--compress", "q4_0:gtpq"], "gptq"),
+        (["export", "x", "--engine", "wheels"], "wheel"),
+        (["exprt"], "export"),
+    ],
+)
+def test_what_was_probably_meant_is_offered(words: list[object], meant: str) -> None:
+    outcome = call(*words)
+    refused(outcome)
+    assert f"Did you mean {meant}?" in outcome.err.replace("'", "")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.skeleton import Skeleton
 from t2n_llm.weights.archive_weights import ArchiveWeights, StoredParameter
 from t2n_llm.weights.names import graph_sources
-from tests.families import FAMILIES, save_tiny_model
+from tests.families import FAMILIES, config, save_tiny_model
 from tests.trained_model import REAL_MODEL
 
 ALGORITHMS = (*BUILT_IN, "imatrix")
@@ -76,7 +76,17 @@ def test_linears_are_quantised_and_embeddings_and_head_are_not(family: str) -> N
     assert plan.formats and set(plan.formats.values()) == {"q4_0"}
     assert all("layers." in label or ".h." in label for label in plan.formats)
     assert not any("layers." in label or ".h." in label for label in outside)
-    assert {plan.kept[label] for label in outside} == {"the recipe keeps it"}
+    assert all("q4_0+embeddings" in plan.kept[label] for label in outside)
+
+
+def test_linear_layers_that_are_products_with_a_transposed_weight_are_quantised() -> None:
+    skeleton, graph = build_graph(config("falcon")(), GraphOptions(), name="falcon")
+    sources: dict[str, TensorSource] = {
+        variable.label: InMemoryTensor(variable.label, torch.zeros(variable.shape, dtype=torch.float16))
+        for variable in graph.variables
+    }
+    plan = plan_compression(named_recipe("q4_0", ALGORITHMS), skeleton, graph, sources)
+    assert len(plan.formats) == 8 and not any(plan.axes[label] for label in plan.formats)
 
 
 def test_the_transposed_weights_of_gpt2_are_turned() -> None:

@@ -146,7 +146,7 @@ def test_sizes_that_llm_bench_would_ignore_are_refused(tiny_export: Path, sizes:
 def test_what_cannot_be_measured_is_refused_before_the_first_run(real_export: Path, tmp_path: Path) -> None:
     refused(call("bench", real_export, "--pp", 2000), "tiny-llama-real has 1024 positions, the bench needs 2000")
     refused(call("bench", real_export, "--depth", 1000, "--tg", 100), "the bench needs 1100")
-    refused(call("bench", real_export, tmp_path / "nowhere"), "no such archive")
+    refused(call("bench", real_export, tmp_path / "nowhere"), "no such folder")
     refused(call("bench", real_export, "--engine", "gpu"), "engine 'gpu' is unknown")
     refused(call("bench", real_export, "--device", "tpu"), "device 'tpu' is unknown")
     refused(call("bench", real_export, "--repeat", 0), "--repeat")
@@ -206,7 +206,8 @@ def report_of(*speeds: tuple[float, ...]) -> BenchReport:
 def test_a_chart_is_drawn(real_export: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="charts need t2n-llm[plot]")
     picture = tmp_path / "bench.png"
-    assert call("bench", real_export, "--pp", 4, "--tg", 2, "-r", 2, "--plot", picture).code == 0
+    done = call("bench", real_export, "--pp", 4, "--tg", 2, "-r", 2, "--plot", picture)
+    assert done.code == 0 and f"drawn     {picture}" in done.out
     data = picture.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", data[16:24])

@@ -178,7 +178,7 @@ def test_an_export_cut_short_is_refused_with_advice(real_export: Path, tmp_path:
 
 
 def test_paths_that_hold_no_archive_are_refused(real_export: Path, tmp_path: Path) -> None:
-    refused(call("inspect", tmp_path / "nowhere"), "no such archive")
+    refused(call("inspect", tmp_path / "nowhere"), "no such folder")
     refused(call("inspect", tmp_path), "neither export.json nor graph.nnef")
     refused(call("inspect", real_export / "config.json"), "cannot be read as an archive")
     lost = tmp_path / "lost"

@@ -18,11 +18,9 @@ from torch import nn
 
 from generic_export.errors import AdapterError, CorruptCheckpointError, SourceError, T2NError
 from generic_export.files import sha256
-from generic_export.nnef.dat import read_dat
 from generic_export.weights.source import InMemoryTensor
 from generic_export.weights.values import read_tensor
 from t2n_llm.check.reference import plan_check, run_reference
-from t2n_llm.export.adapter_only import export_adapter
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.source import adapter_merge
 from t2n_llm.source.adapter import Adapter, LoraConfig, open_adapter
@@ -375,48 +373,6 @@ def test_any_config_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
         shutil.rmtree(folder)
 
 
-# --- the adapter alone ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["lora", "conv1d-dora", "embedding", "modules-to-save", "lora-bias"])
-def test_the_adapter_alone_rebuilds_the_merged_model(
-    kind: str, trained: Callable[..., tuple[Path, Path]], tmp_path: Path
-) -> None:
-    """From the manifest and the .dat files only, as a runtime would."""
-    model_folder, adapter_folder = trained(kind)
-    result = export_adapter(str(model_folder), str(adapter_folder), tmp_path / "only", dtype="f32")
-    manifest = json.loads((tmp_path / "only" / "adapter.json").read_text())
-    assert manifest == json.loads(json.dumps(result.manifest))
-    tensors = {path.stem: read_dat(path) for path in (tmp_path / "only").glob("*.dat")}
-    files = {path.name: sha256(path) for path in (tmp_path / "only").glob("*.dat")}
-    assert {name: entry["sha256"] for name, entry in manifest["files"].items()} == files
-    assert not any(name.endswith("norm1.weight") for name in tensors)
-    state = load(model_folder).state_dict()
-    state |= {name: tensors[name] for name in manifest["replaced"]}
-    for path, record in manifest["modules"].items():
-        a, b = tensors[f"{path}.lora_A.weight"], tensors[f"{path}.lora_B.weight"]
-        delta = record["scaling"] * (b @ a)
-        weight = state[f"{path}.weight"] + (delta.T if record["transposed"] else delta)
-        if record["dora"]:
-            outputs = 0 if record["transposed"] else 1
-            weight *= (tensors[f"{path}.lora_magnitude_vector"] / weight.norm(dim=outputs)).unsqueeze(outputs)
-        state[f"{path}.weight"] = weight
-        if f"{path}.bias" in manifest["biases"]:
-            state[f"{path}.bias"] = state[f"{path}.bias"] + record["scaling"] * tensors[f"{path}.lora_B.bias"]
-    expected = peft.PeftModel.from_pretrained(load(model_folder), adapter_folder).merge_and_unload().state_dict()
-    for name, value in expected.items():
-        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)
-
-
-def test_the_adapter_alone_reads_no_base_weight(trained: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
-    model_folder, adapter_folder = trained()
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    shutil.copy(model_folder / "config.json", bare)
-    export_adapter(str(bare), str(adapter_folder), tmp_path / "only")
-    assert read_dat(tmp_path / "only" / "model.layers.0.self_attn.q_proj.lora_A.weight.dat").dtype is torch.float16
-
-
 # --- the command line -------------------------------------------------------------------------
 
 
@@ -435,19 +391,6 @@ def test_adapter_option_and_validation(trained: Callable[..., tuple[Path, Path]]
     path = adapter_folder / "adapter_model.safetensors"
     save_file({name: value + 1 for name, value in load_file(path).items()}, path)
     refused(call(*checking, "--adapter", adapter_folder), "checksum")
-
-
-def test_adapter_only_option(trained: Callable[..., tuple[Path, Path]], parent: Path) -> None:
-    model_folder, adapter_folder = trained("lora")
-    command = ("export", model_folder, "-o", parent / "x", "--adapter", adapter_folder, "--adapter-only")
-    outcome = call(*command)
-    assert outcome.code == 0, outcome
-    assert "4 modules" in outcome.out
-    refused(call(*command), "exists")
-    assert call(*command, "--force", "--quiet").code == 0
-    assert strict_json(call(*command, "--force", "--json").out)["r"] == 4
-    assert [path.name for path in parent.iterdir()] == ["x"]
-    refused(call("export", model_folder, "-o", parent / "y", "--adapter-only"), "--adapter-only")
 
 
 def test_an_adapter_that_does_not_fit_leaves_nothing_behind(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from generic_export.errors import OptionError
+from t2n_llm.export.options import ExportOptions
 from t2n_llm.tasks import names
-from t2n_llm.tasks.auto import task_of_config
+from t2n_llm.tasks.auto import form_of, task_of_config
 from t2n_llm.tasks.heads.table import HEADS
 from t2n_llm.tasks.models import TASK_MODELS, classes_of
 from t2n_llm.tasks.registry import task_of
@@ -75,3 +76,42 @@ def test_every_task_is_somewhere_and_has_models(name: str) -> None:
     assert task_of(name).name == name
     assert name in TASK_MODELS and classes_of(name)
     assert (name in HEADS) == (type(task_of(name)).__name__ == "HeadTask")
+
+
+@pytest.mark.parametrize(
+    ("given", "task"),
+    [
+        ("semantic-segmentation", names.IMAGE_SEGMENTATION),
+        ("text-generation-with-past", names.TEXT_GENERATION),
+        ("automatic-speech-recognition-with-past", names.SPEECH_RECOGNITION),
+        ("text2text-generation-with-past", names.TEXT_TO_TEXT),
+        ("translation_en_to_fr", names.TEXT_TO_TEXT),
+        ("sentiment-analysis", names.TEXT_CLASSIFICATION),
+        ("ner", names.TOKEN_CLASSIFICATION),
+        ("fill-mask", names.FILL_MASK),
+    ],
+)
+def test_names_of_pipelines_and_of_optimum(given: str, task: str) -> None:
+    assert ExportOptions(task=given).task == task
+
+
+def test_an_unknown_name_is_refused_as_it_was_given() -> None:
+    with pytest.raises(OptionError, match="task 'nothing-with-past' is unknown"):
+        ExportOptions(task="nothing-with-past")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "architecture", "form"),
+    [
+        (names.SPEECH_RECOGNITION, "wav2vec2", "Wav2Vec2ForCTC", names.CTC),
+        (names.SPEECH_RECOGNITION, "whisper", "WhisperForConditionalGeneration", names.SPEECH_RECOGNITION),
+        (names.SPEECH_RECOGNITION, "qwen2_audio", "Qwen2AudioForConditionalGeneration", names.AUDIO_TEXT_TO_TEXT),
+        (names.IMAGE_SEGMENTATION, "segformer", "SegformerForSemanticSegmentation", names.IMAGE_SEGMENTATION),
+        (names.IMAGE_SEGMENTATION, "mask2former", "Mask2FormerForUniversalSegmentation", names.UNIVERSAL_SEGMENTATION),
+        (names.IMAGE_TO_TEXT, "llava", "LlavaForConditionalGeneration", names.IMAGE_TEXT_TO_TEXT),
+        (names.IMAGE_TO_TEXT, "git", "GitForCausalLM", names.IMAGE_TO_TEXT),
+    ],
+)
+def test_a_task_has_the_form_that_a_models_class_has(given: str, kind: str, architecture: str, form: str) -> None:
+    assert form_of(given, config(kind, architecture)) == form
+    assert form_of(given, config(kind)) == form

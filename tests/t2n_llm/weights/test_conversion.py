@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from generic_export.errors import MissingTensorError, WeightError
 from generic_export.weights import FileTensor, InMemoryTensor, TensorSource, open_checkpoint
+from generic_export.weights.checkpoint import Checkpoint
+from t2n_llm.source.wrapped_names import unwrapped
 from t2n_llm.weights import expressions
 from t2n_llm.weights.conversion import ConvertedTensor, record
 from t2n_llm.weights.names import ParameterMatch, match_parameters
@@ -119,7 +121,7 @@ def skeleton(family: str, dtype: torch.dtype = torch.bfloat16) -> Any:
 
 
 def matched(family: str, folder: Path) -> ParameterMatch:
-    return match_parameters(skeleton(family), open_checkpoint(folder).tensors)
+    return match_parameters(skeleton(family), unwrapped(open_checkpoint(folder)).tensors)
 
 
 def loaded(folder: Path) -> dict[str, torch.Tensor]:
@@ -205,15 +207,7 @@ def test_one_name_under_two_wrappers(tmp_path: Path) -> None:
         name: InMemoryTensor(name, torch.ones(96, 32)) for name in ("lm_head.weight", "_orig_mod.lm_head.weight")
     }
     with pytest.raises(WeightError, match=r"lm_head\.weight: .* holds it twice, as lm_head.* and as _orig_mod"):
-        match_parameters(skeleton("mixtral"), tensors)
-
-
-def test_a_model_with_a_part_called_like_a_wrapper_keeps_it() -> None:
-    model = torch.nn.ModuleDict({"_orig_mod": torch.nn.Linear(2, 2), "x": torch.nn.Linear(2, 2)})
-    from t2n_llm.weights.names import _without_wrappers
-
-    tensors = {name: InMemoryTensor(name, value) for name, value in model.state_dict().items()}
-    assert _without_wrappers(tensors, tensors.keys()).keys() == tensors.keys()
+        unwrapped(Checkpoint(tensors, (), 0))
 
 
 def test_tensors_without_a_parameter_are_told(tmp_path: Path) -> None:

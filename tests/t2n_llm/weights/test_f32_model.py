@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from generic_export.errors import DiskFullError, NotEnoughMemoryError, OptionError
@@ -24,6 +25,7 @@ from t2n_llm.check.reference import (
 )
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.source.empty_model import meta_model
+from t2n_llm.source.hub import open_source
 from t2n_llm.weights import placement as placing
 from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.placement import Placement, Residency, available_memory, plan_residency
@@ -95,6 +97,43 @@ def test_weights_on_disk_give_the_same_bits(family: str, dtype: torch.dtype, tmp
             residency = plan_residency(meta_model(config), placement)
             assert residency.offloaded
             assert same(run_reference(tmp_path, plan, residency=residency), in_memory)
+
+
+def renamed(folder: Path, file: str, prefix: str) -> None:
+    """Give the weights of a checkpoint another file and other names."""
+    tensors = {f"{prefix}{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    (folder / "model.safetensors").unlink()
+    if file.endswith(".safetensors"):
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    else:
+        torch.save(tensors, folder / file)
+
+
+@pytest.mark.parametrize(
+    ("file", "prefix"),
+    [
+        ("consolidated.safetensors", ""),
+        ("epoch-3.pt", ""),
+        ("model.safetensors", "_orig_mod."),
+        ("pytorch_model.bin", "module."),
+        ("best.safetensors", "module._orig_mod."),
+    ],
+)
+def test_files_and_tensors_of_any_name_are_the_same_reference(file: str, prefix: str, tmp_path: Path) -> None:
+    config = saved("mixtral", tmp_path, torch.bfloat16)
+    plan = plan_check(config, None, 2, teacher_forced=True)
+    expected = run_reference(tmp_path, plan)
+    renamed(tmp_path, file, prefix)
+    assert same(run_reference(tmp_path, plan), expected)
+    from_disk = run_reference(tmp_path, plan, residency=plan_residency(meta_model(config), Placement("disk")))
+    assert np.array_equal(from_disk.text_logits, expected.text_logits)
+
+
+def test_a_wrapped_checkpoint_is_reported(tmp_path: Path) -> None:
+    saved("llama", tmp_path, torch.bfloat16)
+    renamed(tmp_path, "model.safetensors", "_orig_mod.")
+    (note,) = open_source(str(tmp_path), require_tokenizer=False).checkpoint().notes
+    assert "_orig_mod. (torch.compile)" in note
 
 
 def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
