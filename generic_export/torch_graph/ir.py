@@ -140,12 +140,14 @@ class SizeCondition:
         text: the same as PyTorch has it.
         source: file and line that decided by it.
         stated: it is a bound of a symbol, which the document states anyway.
+        required: the module itself raises an error where it does not hold, so nobody has to be held to it.
     """
 
     relation: str | None
     text: str
     source: str
     stated: bool = False
+    required: bool = False
 
 
 @dataclass(frozen=True)

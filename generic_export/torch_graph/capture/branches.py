@@ -98,13 +98,8 @@ class OneWay:
 
     def shapes_with_one(self, branch: Branch, example: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
         """Return the shapes of the example, but with 1 for the size that a condition is about; None where that may not be."""
-        sizes = symbols_at(self.program, example)
         (symbol,) = branch.condition.free_symbols
-        name = self.names.get(symbol)
-        if sizes is None:
-            return None
-        ones = {each: 1 if self.names.get(each) == name else size for each, size in sizes.items()}
-        return input_shapes(self.program, ones)
+        return shapes_with(self.program, self.names, example, self.names.get(symbol), 1)
 
     def stands_for(self, other: OneWay) -> bool:
         """Say whether this program is right where the other one is, and the module goes one of the two ways at every size tried.
@@ -183,6 +178,20 @@ def symbols_at(program: ExportedProgram, shapes: Sequence[tuple[int, ...]]) -> S
     known = all(_free(node) <= set(sizes) for node in nodes) and input_shapes(program, sizes) == list(shapes)
     ranges = program.range_constraints
     return sizes if known and all(number in ranges[symbol] for symbol, number in sizes.items()) else None
+
+
+def shapes_with(
+    program: ExportedProgram,
+    names: Mapping[sympy.Symbol, sympy.Expr],
+    example: Sequence[tuple[int, ...]],
+    name: sympy.Expr | None,
+    size: int,
+) -> list[tuple[int, ...]] | None:
+    """Return the shapes of an example with another size for one of the user's symbols; None where that may not be."""
+    sizes = symbols_at(program, example)
+    if sizes is None or name is None:
+        return None
+    return input_shapes(program, {each: size if names.get(each) == name else number for each, number in sizes.items()})
 
 
 def _number_at(size: Any, sizes: Sizes) -> int:
@@ -267,4 +276,4 @@ class _Forms:
         return self._numbered.setdefault(key, len(self._numbered))
 
 
-__all__ = ["OneWay", "symbols_at"]
+__all__ = ["OneWay", "shapes_with", "symbols_at"]

@@ -30,7 +30,7 @@ from generic_export.compat import (
 )
 from generic_export.errors import OptionError, T2NError
 from generic_export.logs import logging_at
-from generic_export.torch_graph.capture.branches import OneWay, symbols_at
+from generic_export.torch_graph.capture.branches import OneWay, shapes_with, symbols_at
 from generic_export.torch_graph.capture.conversion import Conversion, check_symbolic, symbol_names
 from generic_export.torch_graph.capture.freezes import Freezes, recorded_freezes, with_whole_sizes
 from generic_export.torch_graph.capture.interpretation import agrees
@@ -43,6 +43,7 @@ from generic_export.torch_graph.decompose.decomposition import decomposed, funct
 from generic_export.torch_graph.decompose.masked_writes import without_masked_writes
 from generic_export.torch_graph.decompose.patches import capture_patches
 from generic_export.torch_graph.decompose.strided import with_known_strides
+from generic_export.torch_graph.dims import dim_symbol
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.methods import as_forward
 from generic_export.torch_graph.naming import NotesSources
@@ -63,6 +64,8 @@ from generic_export.torch_graph.sizes.guards import (
     conditions_of,
     holds_for_many,
     is_largest_size,
+    least_size,
+    without_weaker,
 )
 from generic_export.torch_graph.sizes.multiples import Folds, assumed, counted_dim
 from generic_export.torch_graph.sizes.other_sizes import repeated
@@ -167,7 +170,7 @@ class TorchModuleTracer(CaptureRequest):
             outputs += result_names
         named = replace(self, input_names=names, output_names=self.output_names or tuple(outputs))
         held = self._conditions(found.program, (*found.branches, *later), call, names, freezes.lines)
-        conditions = (*self._declared(), *held)
+        conditions = (*self._declared(), *self._with_required(held, found.program, call, names))
         converted = Conversion(named, program, bounds_of(conditions))
         declarations = assumed(program, converted.symbols)
         graph = replace(converted.graph(), conditions=conditions, declarations=declarations)
@@ -261,11 +264,39 @@ class TorchModuleTracer(CaptureRequest):
                 refusal = refused(self.module, condition, next(iter(freezes), ""))
                 refusal.declarations = assumed(program, symbols)
                 raise refusal
-        told: dict[str | None, SizeCondition] = {}
-        for condition in conditions:  # of those with one relation, one that has a line
-            if condition.relation not in told or not told[condition.relation].source:
-                told[condition.relation] = condition
-        return tuple(told.values())
+        return tuple(without_weaker(conditions))
+
+    def _with_required(
+        self, conditions: Sequence[SizeCondition], program: ExportedProgram, call: FlatCall, names: Sequence[str]
+    ) -> Iterator[SizeCondition]:
+        """Yield conditions; in a large graph, a smallest size below which the module raises an error is required by itself."""
+        if sum(node.op == "call_function" for node in program.graph.nodes) <= _MOST_OPERATORS_CHECKED:
+            yield from conditions
+            return
+        example, symbols = (
+            [tensor.shape for tensor in call.tensors],
+            symbol_names(replace(self, input_names=names), program),
+        )
+        runs = None  # whether the module runs here at all, once that is asked
+        for condition in conditions:
+            least = least_size(condition)
+            shapes = None
+            if least is not None and least[1] > 1:
+                shapes = shapes_with(program, symbols, example, dim_symbol(least[0]), least[1] - 1)
+            if shapes is not None and runs is None:
+                runs = not self._raises(call, example)
+            is_required = shapes is not None and bool(runs) and self._raises(call, shapes)
+            yield replace(condition, required=is_required)
+
+    def _raises(self, call: FlatCall, shapes: Sequence[Sequence[int]]) -> bool:
+        """Say whether the module takes no inputs of these shapes."""
+        args, kwargs = call.arguments(list(map(repeated, call.tensors, shapes)))
+        with buffers_kept(self.module), torch.no_grad():
+            try:
+                self.module(*args, **kwargs)
+            except Exception:  # whatever a module says to sizes that it does not take
+                return True
+        return False
 
     def _example_sizes(self, program: ExportedProgram, branch: Branch, call: FlatCall) -> Sizes:
         """Return the size of each symbol in the example.
@@ -437,6 +468,12 @@ def _is_of_model(branch: Branch) -> bool:
     """Say whether a model's own code asked, and may have gone another way."""
     return bool(branch.source) and not branch.is_certain
 
+
+_MOST_OPERATORS_CHECKED = 256
+"""Sizes that the module refuses itself are refused by tract in graphs of so many operators.
+
+Inception-v3, which has 314, is loaded in a quarter of the time without that.
+"""
 
 _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 

@@ -11,7 +11,8 @@ the conditions under which the program does what its module does.
 | of several symbols, in words that tract has | a relation: tract refuses sizes that break it |
 | anything else | no relation: the capture is refused (`tracer.py`), with the line that asked |
 
-A condition of the model's own code is dropped if `tracer.py` shows that the program is also right where it fails.
+A condition of the model's own code is dropped if `tracer.py` shows that the program is also right where it fails. In a large
+graph, a smallest size below which the module raises an error is stated, and not checked by tract.
 """
 
 from __future__ import annotations
@@ -132,6 +133,28 @@ def bounds_of(conditions: Sequence[SizeCondition]) -> dict[str, tuple[int, int |
             (max(least, number), most) if kind == ">=" else (least, number if most is None else min(most, number))
         )
     return found
+
+
+def without_weaker(conditions: Sequence[SizeCondition]) -> list[SizeCondition]:
+    """Return conditions without smallest and largest sizes that others imply, and each relation once.
+
+    Each relation that tract is to check makes it slower to load (`W >= 3`, `W >= 7`, ... of a chain of convolutions).
+    """
+    bounds = bounds_of(conditions)
+    told: dict[str | None, SizeCondition] = {}
+    for condition in conditions:  # of those with one relation, one that has a line
+        bound = _BOUND.fullmatch(condition.relation or "")
+        if bound is not None and int(bound[3]) != bounds[bound[1]][bound[2] == "<="]:
+            continue
+        if condition.relation not in told or not told[condition.relation].source:
+            told[condition.relation] = condition
+    return list(told.values())
+
+
+def least_size(condition: SizeCondition) -> tuple[str, int] | None:
+    """Return the symbol and the number of a smallest size; None for any other condition."""
+    bound = _BOUND.fullmatch(condition.relation or "")
+    return (bound[1], int(bound[3])) if bound is not None and bound[2] == ">=" else None
 
 
 # --- what is assumed ---
@@ -302,4 +325,13 @@ def _relation(branch: Branch, example: Sizes, names: Names) -> str | None:
         return None
 
 
-__all__ = ["SQUEEZES", "assumptions", "bounds_of", "conditions_of", "holds_for_many", "is_largest_size"]
+__all__ = [
+    "SQUEEZES",
+    "assumptions",
+    "bounds_of",
+    "conditions_of",
+    "holds_for_many",
+    "is_largest_size",
+    "least_size",
+    "without_weaker",
+]

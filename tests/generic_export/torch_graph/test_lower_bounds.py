@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -10,7 +11,9 @@ from torch import nn
 from torch.export import Dim
 
 from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.capture import capture
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.torch_graph.capture import tracer
 
 
 class Listener(nn.Module):
@@ -52,3 +55,18 @@ def test_a_length_with_a_lower_bound_stays_dynamic(tmp_path: Path) -> None:
                 wanted = module(samples).numpy()
             assert got.shape == wanted.shape
             np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+def _conditions() -> list[tuple[str | None, bool]]:
+    layers = nn.Sequential(nn.Conv1d(2, 2, 3), nn.ReLU(), nn.Conv1d(2, 2, 5)).eval()
+    graph = capture(layers, (torch.randn(1, 2, 9),), TractNNEF(dynamic_axes={"input": {2: "T"}}), ["input"])
+    return [(each.relation, each.required) for each in graph.conditions]
+
+
+def test_of_several_smallest_sizes_one_is_left() -> None:
+    assert _conditions() == [("T >= 7", False)]
+
+
+def test_in_a_large_graph_what_the_module_refuses_itself_is_left_to_it() -> None:
+    with mock.patch.object(tracer, "_MOST_OPERATORS_CHECKED", 0):
+        assert _conditions() == [("T >= 7", True)]
