@@ -133,6 +133,7 @@ class ResidualQuantizer(nn.Module):
         return x - rest, *codes
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*multiple_of=4")
 def test_a_residual_quantizer_of_several_strides() -> None:
     torch.manual_seed(0)

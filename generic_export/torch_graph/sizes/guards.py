@@ -85,8 +85,12 @@ def assumptions(program: ExportedProgram, names: Names, decided: Sequence[Branch
 def conditions_of(branch: Branch, example: Sizes, names: Names) -> list[SizeCondition]:
     """Return the conditions under which an assumption holds, as tract reads them.
 
-    tract has no `min` or `max` of several sizes: which one it is in the example becomes a condition too.
+    tract has no `min` or `max` of several sizes: which one it is in the example becomes a condition too. Where one of several
+    conditions has to hold, it is one that holds in the example.
     """
+    if isinstance(branch.condition, sympy.Or):
+        chosen = next(each for each in sorted(branch.condition.args, key=str) if computed(each)(example))
+        return conditions_of(replace(branch, condition=chosen), example, names)
     if len(branch.condition.free_symbols) == 1 or not branch.condition.has(*EXTREMA):
         return [_condition(branch, example, names)]
     parts = _as_in_example(branch.condition, example)

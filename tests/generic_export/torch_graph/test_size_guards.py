@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from generic_export.compat import torch_sympy
 from generic_export.torch_graph.sizes.answers import answer
+from generic_export.torch_graph.sizes.branch import Branch
+from generic_export.torch_graph.sizes.guards import conditions_of
 from tests.engine_check import check
 
 _SIZE = sympy.Symbol("s", integer=True, positive=True)
@@ -52,6 +54,13 @@ def test_what_is_proved_holds(kind: type, left: sympy.Expr, right: sympy.Expr, l
     said = answer(kind(left, right), {_SIZE: least})
     if said is not None:
         assert all(kind(left, right).subs(_SIZE, size) == said for size in range(least, least + 40))
+
+
+def test_of_conditions_one_of_which_has_to_hold_the_example_chooses() -> None:
+    height, width = (sympy.Symbol(name, integer=True, positive=True) for name in ("h", "w"))
+    branch = Branch(sympy.Or(height > 2, width > 4), "")
+    names = {height: sympy.Symbol("H"), width: sympy.Symbol("W")}
+    assert [each.relation for each in conditions_of(branch, {height: 2, width: 9}, names)] == ["W >= 5"]
 
 
 def test_a_relative_shift_exports() -> None:
