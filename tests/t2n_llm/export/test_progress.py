@@ -49,4 +49,4 @@ def test_a_bar_on_a_terminal() -> None:
         sink._progress.refresh()
     assert "layer.w" in screen.getvalue()
     assert "2/4 tensors" in screen.getvalue()
-    assert "2.0/4.0 GB" in screen.getvalue()
+    assert "2.00/4.00 GB, 2/4 tensors" in screen.getvalue()

@@ -206,7 +206,7 @@ def test_exit_codes(export: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_export_is_bad_input(tmp_path: Path) -> None:
-    refused(call("verify", tmp_path / "nowhere"), "export.json")
+    refused(call("verify", tmp_path / "nowhere"), "no such folder")
     refused(call("verify", tmp_path), "export.json")
     (tmp_path / "alone.tar").write_bytes(b"")
     with pytest.raises(ArchiveError, match=r"export\.json"):

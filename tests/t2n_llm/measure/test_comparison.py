@@ -73,7 +73,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_loaded(real_expor
     refused(call(*against, "--pp", "64,2000"), "has 1024 positions, the bench needs 2000")
     refused(call(*against, "--depth", "64,x"), "'x' is no number")
     refused(call(*against, "--pp", "0"), "prefills is (0,)")
-    refused(call(*against, "--device", "cuda"), "on the CPU")
+    refused(call("bench", real_export, "--against", "onnxruntime", "--device", "cuda"), "on the CPU")
     refused(call(*against, "--engine", "cli"), "tract from pip")
     refused(call("bench", real_export, "--against", "torch", "--against", "torch"), "would take part twice")
 
