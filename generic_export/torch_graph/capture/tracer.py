@@ -166,7 +166,7 @@ class TorchModuleTracer(CaptureRequest):
         outputs: list[str] = []
         with self._capturing(call, freezes) as result_names:
             found = self._captured(call, names, freezes.lines)
-            program, later = self._rewritten(found.program, names)
+            program, later = self._rewritten(found.program, names, freezes.lines)
             outputs += result_names
         named = replace(self, input_names=names, output_names=self.output_names or tuple(outputs))
         held = self._conditions(found.program, (*found.branches, *later), call, names, freezes.lines)
@@ -192,15 +192,22 @@ class TorchModuleTracer(CaptureRequest):
             self._conditions(found.program, found.branches, call, names, freezes.lines)
             return functional(found.program)
 
-    def _rewritten(self, program: ExportedProgram, names: Sequence[str]) -> tuple[ExportedProgram, list[Branch]]:
+    def _rewritten(
+        self, program: ExportedProgram, names: Sequence[str], freezes: Sequence[str]
+    ) -> tuple[ExportedProgram, list[Branch]]:
         """Return a program of operators that can stay, and what the others' own code takes for granted of sizes."""
         known = len(shape_guards(program))
         with guards_noted(program), sizes_decided(within_tables=False, told=False) as decided:
-            written = functional(program)
-            without_masked_writes(written)
-            with_known_strides(written)
-            if self.keep is not None:
-                written = decomposed(written, self.keep)
+            try:
+                written = functional(program)
+                without_masked_writes(written)
+                with_known_strides(written)
+                if self.keep is not None:
+                    written = decomposed(written, self.keep)
+            except T2NError:
+                raise
+            except Exception as error:  # PyTorch's decompositions raise as many classes as its capture
+                raise capture_error(self.module, error, freezes) from error
         return written, self._assumed(_Captured(written, tuple(decided)), names, after=known)
 
     @contextmanager

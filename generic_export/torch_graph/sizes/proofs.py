@@ -105,7 +105,8 @@ def is_multiple(expr: sympy.Expr, divisor: int) -> bool:
     if not periodic or divisor ** len(symbols) > _MAX_TRIALS:
         return False
     periods = itertools.product(range(divisor), repeat=len(symbols))
-    return all(expr.subs(dict(zip(symbols, sizes, strict=True))) % divisor == 0 for sizes in periods)
+    at = computed(expr)  # as Python does: PyTorch's own `Mod` takes no number below 0, such as `(s - 1) % 4` at 0
+    return all(at(dict(zip(symbols, sizes, strict=True))) % divisor == 0 for sizes in periods)
 
 
 def is_zero_exactly(expr: sympy.Expr) -> bool:

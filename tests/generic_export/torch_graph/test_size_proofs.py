@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from generic_export.compat import torch_sympy
 from generic_export.torch_graph.dims import dim_symbol, dim_text, same_dim
-from generic_export.torch_graph.sizes.proofs import computed, is_zero, never_negative
+from generic_export.torch_graph.sizes.proofs import computed, is_multiple, is_zero, never_negative
 
 LENGTH, OTHER = dim_symbol("T"), dim_symbol("U")
 FARTHEST = 1500
@@ -38,6 +38,12 @@ def test_what_is_proved_holds_at_every_size(size: sympy.Expr) -> None:
     values = [computed(size)({LENGTH: length}) for length in range(FARTHEST)]
     assert min(values) >= 0 or not never_negative(size)
     assert is_zero(size) in (None, not any(values))
+
+
+def test_multiples_are_found_where_a_remainder_is_of_less_than_nothing() -> None:
+    below = LENGTH - 1
+    assert is_multiple(below - torch_sympy.Mod(below, 4), 4)
+    assert not is_multiple(below + torch_sympy.Mod(below, 4), 4)
 
 
 def test_equal_sizes_are_known_to_be_equal() -> None:
