@@ -8,18 +8,19 @@ usage: scripts/check_device.py FOLDER --prepare [--ops N] [--only REGEX] [--mode
 element type, one archive with a dynamic axis and what tract on the CPU answers at sizes from 1 to 1,000; and language models with
 PyTorch's logits. It needs the environment of this project.
 
---device runs them there. It needs the folder, this file, the file wheel_worker.py of generic_export, tract's wheel and numpy. The
-engine runs in worker processes, since it can abort. Results are appended to FOLDER/results-DEVICE.jsonl, so that an interrupted run
-goes on where it stopped; --again starts afresh. Every size, and every text, is run twice: an answer that changes is `unsteady`.
+--device runs them there. It needs the folder, this file, device_inputs.py beside it, the file wheel_worker.py of generic_export,
+tract's wheel and numpy. The engine runs in worker processes, since it can abort. Results are appended to
+FOLDER/results-DEVICE.jsonl, so that an interrupted run goes on where it stopped; --again starts afresh. Every size, and every text,
+is run twice: an answer that changes is `unsteady`.
 Exit code 0: everything is right. 1: something is not. 2: there is no such device.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import queue
+import runpy
 import subprocess
 import sys
 import threading
@@ -30,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from device_inputs import Array, inputs_at
 
-SIZES = (1, 31, 32, 33, 64, 127, 128, 129, 256, 1000)
 OUTCOMES = ("right", "wrong", "unsteady", "refused", "error", "abort", "timeout", "not run")
 WORKER = Path("generic_export/inference_target/tract/engines/wheel_worker.py")
 REGISTRIES = ["tract_transformers", "tract_extra"]
@@ -46,29 +47,6 @@ LOGITS_LIMIT = 2e-2
 FIRST_SECONDS = 240.0  # the first archive compiles the kernels of the machine
 ARCHIVE_SECONDS = 60.0
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-def inputs_at(samples: Sequence[Array], axes: Sequence[int | None], size: int) -> list[Array]:
-    """Return inputs with another size along their axes: values of the samples, drawn with a fixed seed.
-
-    Args:
-        samples: one for each input.
-        axes: for each input the axis that gets the size, or None.
-        size: the new size.
-    """
-    random = np.random.default_rng(size)
-    return [
-        sample if axis is None else _drawn(sample, axis, size, random)
-        for sample, axis in zip(samples, axes, strict=True)
-    ]
-
-
-def _drawn(sample: Array, axis: int, size: int, random: np.random.Generator) -> Array:
-    shape = (*sample.shape[:axis], size, *sample.shape[axis + 1 :])
-    drawn: Array = sample.ravel()[random.integers(0, sample.size, size=shape)]
-    return drawn
-
 
 # --- the worker: one device, one archive after another --------------------------------------------
 
@@ -77,11 +55,8 @@ def work(folder: Path, device: str) -> int:
     """Run the entries that arrive on stdin, a line of JSON each, and print a result for each."""
     import tract
 
-    spec = importlib.util.spec_from_file_location("wheel_worker", Path(__file__).resolve().parent.parent / WORKER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    engine = module.EngineWorker(tract)
+    worker = runpy.run_path(str(Path(__file__).resolve().parent.parent / WORKER))
+    engine = worker["EngineWorker"](tract)
     missing = None if device == "cpu" else engine.use_device(device)
     print(json.dumps({"missing": missing}), flush=True)
     if missing is not None:
@@ -198,7 +173,7 @@ class Worker:
         self._seconds = FIRST_SECONDS
 
     def judge(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Run an entry, and return its result whatever happens to the process.
+        """Run an entry and return its result, even if the worker process dies.
 
         Raises:
             MissingDeviceError: there is no such device.

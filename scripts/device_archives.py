@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from check_device import SIZES, inputs_at
+from device_inputs import SIZES, inputs_at
 from opinfo_report import SampleModule, kind_of, operators
 from torch.utils import _pytree as pytree
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.load_script import load_script
 
-script = load_script("check_device")
+script, device_inputs = load_script("check_device"), load_script("device_inputs")
 
 
 def test_errors_are_relative_to_the_largest_finite_value() -> None:
@@ -26,9 +26,9 @@ def test_errors_are_relative_to_the_largest_finite_value() -> None:
 
 def test_inputs_of_a_size_are_values_of_the_sample() -> None:
     sample, fixed = np.arange(6.0).reshape(2, 3), np.array(7.0)
-    drawn, same = script.inputs_at([sample, fixed], (1, None), 5)
+    drawn, same = device_inputs.inputs_at([sample, fixed], (1, None), 5)
     assert drawn.shape == (2, 5) and set(drawn.ravel()) <= set(sample.ravel()) and same is fixed
-    np.testing.assert_array_equal(drawn, script.inputs_at([sample, fixed], (1, None), 5)[0])
+    np.testing.assert_array_equal(drawn, device_inputs.inputs_at([sample, fixed], (1, None), 5)[0])
 
 
 def test_operators_are_prepared_run_and_kept(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_operators_are_prepared_run_and_kept(tmp_path: Path) -> None:
     (place,) = [place for place, info in enumerate(archives.operators()) if info.name == "cumsum"]
     entries = archives._operator((tmp_path, place))
     assert [entry.name for entry in entries] == ["cumsum_f32", "cumsum_f16"]
-    assert entries[1].sizes == script.SIZES  # in f32, the largest one is left out for its size
+    assert entries[1].sizes == device_inputs.SIZES  # in f32, the largest one is left out for its size
     stray = archives.Entry("no_such_archive", "operator", "f32", (0,), (1,))
     (tmp_path / "index.json").write_text(json.dumps([asdict(entry) for entry in (*entries, stray)]))
     results = script.run(tmp_path, "cpu", 1.0, 2, again=False)
