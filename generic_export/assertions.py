@@ -92,8 +92,8 @@ def enforced(assertions: Sequence[Assertion], conditions: Sequence[SizeCondition
     """Return relations that tract refuses a run over: those of the conditions under which a graph does what its module does.
 
     tract takes a relation on trust. Of scenarios one must hold at each run, but it settles on one as soon as no other is left,
-    which may be before it knows all sizes: each is there twice. Since they make it slower to load, what the module itself refuses
-    is none.
+    which may be before it knows all sizes: each is there twice. A condition that the module itself requires is left out, since each
+    scenario makes the archive slower to load.
     """
     held = (each.relation for each in conditions if not each.required)
     needed = tuple(dict.fromkeys(relation for relation in held if relation is not None))

@@ -42,7 +42,7 @@ from generic_export.nnef.composition import Composition, compose
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.half_storage import store_in_half
 from generic_export.tested_versions import TORCH, TRACT, new_doubts
-from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
+from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
 from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.sizes.multiples import declared_too
@@ -234,18 +234,14 @@ def _write(prepared: Prepared, document: NnefGraph, target: InferenceTarget, how
         logger.info("checked %s in the engine", how.path)
 
 
-def _unsaid(conditions: Sequence[SizeCondition]) -> list[SizeCondition]:
-    """Return the conditions that neither the document nor the module itself says."""
-    return [each for each in conditions if not each.stated and not each.required]
-
-
 def _tell_conditions(prepared: Prepared, target: InferenceTarget) -> None:
     """Warn of sizes at which the module does something else than the archive.
 
     Raises:
         SpecializedAxisError: the engine would run there all the same.
     """
-    kind, conditions = class_name(prepared.model), _unsaid(prepared.graph.conditions)
+    kind = class_name(prepared.model)
+    conditions = [each for each in prepared.graph.conditions if not (each.stated or each.required)]
     if target.refuses_sizes:
         warn_of_conditions(kind, conditions)
     elif conditions:

@@ -81,7 +81,7 @@ def generate(
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="What the model is told before the prompt.", show_default=False),
+        typer.Option(metavar="TEXT", help="System message before the prompt.", show_default=False),
     ] = None,
     audio: Annotated[
         Path | None, typer.Option(help="A recording (WAV) to write down.", metavar="FILE", rich_help_panel=_SOURCES)

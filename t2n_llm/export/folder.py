@@ -23,7 +23,7 @@ from t2n_llm.export.manifest_form import ExportManifest, parse_manifest
 
 MANIFEST_NAME = "export.json"
 CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no part of what is verified
-EDITED_CARD_FILE = "README.edited.md"  # one that somebody edited, of the export before
+EDITED_CARD_FILE = "README.edited.md"  # where an edited card of the previous export is kept
 MANIFEST_FORMAT = 1
 TESTS_FOLDER = "tests"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

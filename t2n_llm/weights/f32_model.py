@@ -139,7 +139,7 @@ def eager_model(
 
     Args:
         kind: which class of transformers.
-        folder: config and plain safetensors or PyTorch files, whatever their names.
+        folder: config.json and weights in safetensors or PyTorch files of any name.
         trust_remote_code: allow code that comes with the model.
         placement: of its weights, for `from_pretrained`; without any they are in memory.
     """

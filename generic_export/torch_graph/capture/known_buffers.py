@@ -111,7 +111,9 @@ class _KnownValues(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = (
+            self._with_amounts(args, kwargs or {}) if func is torch.nn.functional.pad else (args, kwargs or {})
+        )
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         found = [self._known[id(tensor)] for tensor in tensors if id(tensor) in self._known]
@@ -125,10 +127,6 @@ class _KnownValues(TorchFunctionMode):
         if known and sized and not kwargs and (size := self._of_sizes(func, args)) is not None:
             self._read |= origins
             return size
-        if func is torch.nn.functional.pad:
-            self._read |= origins
-            args = (args[0], pytree.tree_map_only(torch.Tensor, self._number, args[1]), *args[2:])
-            return func(*args, **kwargs)
         whole = known and not sized
         if whole and func in _READERS:
             self._read |= origins
@@ -138,15 +136,25 @@ class _KnownValues(TorchFunctionMode):
             self._learn(func, args, kwargs, result, origins)
         return result
 
+    def _with_amounts(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Return the arguments of `pad` with numbers instead of known tensors among the amounts."""
+        given = kwargs["pad"] if "pad" in kwargs else args[1]
+        amounts = pytree.tree_map_only(torch.Tensor, self._number, given)
+        for each, number in zip(pytree.tree_leaves(given), pytree.tree_leaves(amounts), strict=True):
+            if number is not each:
+                self._read |= self._known[id(each)].origins
+        return (args, {**kwargs, "pad": amounts}) if "pad" in kwargs else ((args[0], amounts, *args[2:]), kwargs)
+
     def _of_sizes(self, func: Callable[..., Any], args: tuple) -> Any:
         """Return what is computed of sizes and of single known numbers; None where it is no arithmetic."""
         numbers = pytree.tree_map_only(torch.Tensor, self._number, args)
         return None if any(isinstance(each, torch.Tensor) for each in numbers) else computed_of_sizes(func, numbers)
 
     def _number(self, tensor: torch.Tensor) -> Any:
-        """Return the number in a known tensor of rank 0, and any other tensor as it is."""
+        """Return the whole number in a known tensor of rank 0, and any other tensor as it is."""
         known = self._known.get(id(tensor))
-        return tensor if known is None or known.value.ndim else known.value.item()
+        is_number = known is not None and not (known.value.ndim or known.value.is_floating_point())
+        return known.value.item() if known is not None and is_number else tensor
 
     def refuse_written(self, names: Iterator[str]) -> None:
         """Raise an error where a buffer that decided something is written to.

@@ -280,28 +280,23 @@ class TorchModuleTracer(CaptureRequest):
         if sum(node.op == "call_function" for node in program.graph.nodes) <= _MOST_OPERATORS_CHECKED:
             yield from conditions
             return
-        example, symbols = (
-            [tensor.shape for tensor in call.tensors],
-            symbol_names(replace(self, input_names=names), program),
-        )
-        runs = None  # whether the module runs here at all, once that is asked
+        example = [tensor.shape for tensor in call.tensors]
+        symbols = symbol_names(replace(self, input_names=names), program)
+        runs: bool | None = None  # whether the module has values to run with, once that is asked
         for condition in conditions:
-            least = least_size(condition)
-            shapes = None
-            if least is not None and least[1] > 1:
-                shapes = shapes_with(program, symbols, example, dim_symbol(least[0]), least[1] - 1)
-            if shapes is not None and runs is None:
+            name, least = least_size(condition) or ("", 1)
+            below = shapes_with(program, symbols, example, dim_symbol(name), least - 1) if least > 1 else None
+            if below is not None and runs is None:
                 runs = not self._raises(call, example)
-            is_required = shapes is not None and bool(runs) and self._raises(call, shapes)
-            yield replace(condition, required=is_required)
+            yield replace(condition, required=below is not None and bool(runs) and self._raises(call, below))
 
     def _raises(self, call: FlatCall, shapes: Sequence[Sequence[int]]) -> bool:
-        """Say whether the module takes no inputs of these shapes."""
+        """Say whether the module raises an error for inputs of these shapes."""
         args, kwargs = call.arguments(list(map(repeated, call.tensors, shapes)))
         with buffers_kept(self.module), torch.no_grad():
             try:
                 self.module(*args, **kwargs)
-            except Exception:  # whatever a module says to sizes that it does not take
+            except Exception:  # a module may raise anything
                 return True
         return False
 
@@ -373,7 +368,7 @@ class TorchModuleTracer(CaptureRequest):
         right = [each for each in at_one if self._agrees_at_one(own, each, call)]
         branches = [each for each in branches if each not in right]
         own = replace(own, branches=tuple(each for each in own.branches if each not in right))
-        if len(own.branches) + len(right) == len(at_one):
+        if all(each in at_one for each in own.branches):
             return found, branches
         tensors = tuple(
             map(repeated, call.tensors, own.shapes_of_another_way([tensor.shape for tensor in call.tensors]))

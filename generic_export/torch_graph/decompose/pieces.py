@@ -13,7 +13,7 @@ import torch
 
 
 class Pieces(tuple[torch.Tensor, ...]):
-    """The pieces of a tensor: one of them is a cut, which asks that it exists; anything else asks how many there are.
+    """The result of `split` or `chunk`: indexing it slices the tensor, and anything else asks PyTorch for all pieces.
 
     Args:
         tensor: [..., size, ...].

@@ -1,7 +1,7 @@
-"""`as_strided` of tensors that lie in memory as they are indexed (Longformer's overlapping chunks).
+"""`as_strided` of contiguous tensors, such as Longformer's overlapping chunks.
 
 In: a program without writes. Out: the same one, edited in place: those reads are `as_strided_copy`, which nothing else is.
-A graph knows the elements of a tensor and not its memory, so reads of any other tensor stay `as_strided`, and are refused later.
+A graph has no memory layout, so `as_strided` of any other tensor is left as it is, and the translation refuses it.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ def _between(name: str, *, turned: bool = False) -> Callable[[SizeNumber, Any], 
 
     def apply(self: SizeNumber, other: Any) -> Any:
         left, right = (other, self) if turned else (self, other)
-        if isinstance(other, torch.Tensor):  # whose value may be known to who follows it
-            return of_tensors(left, right)
-        return SizeNumber(operation(_as_size(left), _as_size(right)))
+        if isinstance(_as_size(other), int | float | torch.SymInt | torch.SymFloat):
+            return SizeNumber(operation(_as_size(left), _as_size(right)))
+        return of_tensors(left, right)  # a block of known buffers may know the other one's value
 
     return apply
 

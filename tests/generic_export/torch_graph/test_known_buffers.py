@@ -63,6 +63,32 @@ class Filled(nn.Module):
         return self.convolution(nn.functional.pad(x, (self.before, after), mode=self.mode))
 
 
+class PadsABuffer(nn.Module):
+    """Pads by keyword, and decides by a padded buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("amount", torch.tensor(2))
+        self.register_buffer("share", torch.tensor([1.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares = nn.functional.pad(self.share, (1, 0))
+        x = nn.functional.pad(x, pad=(self.amount, x.shape[1]), value=float(shares[1]))
+        return x * 2 if shares[0] == 0 else x
+
+
+class ScaledByABuffer(nn.Module):
+    """Scales by a float that is a buffer and by a size, and decides by another buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(0.5, dtype=torch.float64))
+        self.register_buffer("share", torch.tensor([1.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.scale * x.shape[1]).expand(3) + x.double().sum() if self.share[0] > 0 else x
+
+
 class Written(nn.Module):
     """Counts its calls in the buffer that it decides by."""
 
@@ -117,6 +143,12 @@ def test_paddings_at_any_length() -> None:
     torch.manual_seed(0)
     others = [(torch.randn(1, 3, length),) for length in (5, 12, 31)]
     check(Padded(), (torch.randn(1, 3, 20),), *others, dynamic_axes={"input_0": {2: "T"}})
+
+
+@pytest.mark.parametrize("model", [PadsABuffer(), ScaledByABuffer()])
+def test_what_is_padded_or_scaled_stays_known(model: nn.Module) -> None:
+    others = [(torch.randn(2, length),) for length in (1, 9)]
+    check(model, (torch.randn(2, 5),), *others, dynamic_axes={"input_0": {1: "T"}})
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])

@@ -29,6 +29,14 @@ def test_numbers_that_are_no_sizes_are_tensors() -> None:
     check(lambda x: x * torch.as_tensor(2.5) + torch.as_tensor([1.0, 2.0]), (torch.randn(3, 2),))
 
 
+def test_a_number_and_a_shape_make_a_tensor() -> None:
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        half, shape = torch.as_tensor(x.shape[1] / 2).floor(), torch.tensor(x.shape)
+        return x.sum() + (half + shape) * (half < shape)
+
+    check(summed, *[(torch.randn(2, length),) for length in (5, 1, 8)], dynamic_axes={"input_0": {1: "T"}})
+
+
 def test_a_shape_as_a_tensor() -> None:
     def flat(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sizes = torch.tensor(x.shape)
