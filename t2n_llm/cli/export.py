@@ -31,7 +31,8 @@ def export(
     source: Annotated[
         str,
         typer.Argument(
-            help="Hub id (meta-llama/Llama-3.1-8B), local folder, or .gguf file or folder.", callback=require_source
+            help="Hub id (meta-llama/Llama-3.1-8B), local folder (also of diffusers), or .gguf file.",
+            callback=require_source,
         ),
     ],
     output: Annotated[
@@ -61,6 +62,15 @@ def export(
         quiet_libraries(sink)
         model = origin.named(source)
         request = _push_request(push, public, origin.token, options.check)
+        from t2n_llm.diffusion.pipeline import export_pipeline, is_pipeline
+
+        if is_pipeline(source):
+            if dry_run or request is not None:
+                raise OptionError(
+                    "--dry-run and --push have no meaning for a pipeline of diffusers.", "Leave them out."
+                )
+            sink.exported_pipeline(export_pipeline(source, output, options=options, reporter=sink))
+            return
         from t2n_llm.export.pipeline import export_llm, plan_llm_export
 
         if dry_run:
