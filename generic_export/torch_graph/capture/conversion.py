@@ -22,6 +22,7 @@ from generic_export.torch_graph.dims import Dim, dim_symbol, floor_div, plain_si
 from generic_export.torch_graph.ir import (
     Argument,
     FixedTensorList,
+    SizeCondition,
     SymbolRange,
     TensorKind,
     TensorVariable,
@@ -31,7 +32,9 @@ from generic_export.torch_graph.ir import (
 from generic_export.torch_graph.loops import SCAN
 from generic_export.torch_graph.naming import module_frame, node_source
 from generic_export.torch_graph.request import CaptureRequest, declared_sizes, symbol_name
+from generic_export.torch_graph.sizes.guards import bounds_of, larger_sizes
 from generic_export.torch_graph.sizes.multiples import Folds
+from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 
 _HIGHER_ORDER_HINTS = {
     "cond": "The branch is taken by a size: export once per branch, or write the branches as one expression.",
@@ -88,14 +91,15 @@ class Conversion:
         self,
         request: CaptureRequest,
         program: ExportedProgram,
-        bounds: Mapping[str, tuple[int, int | None]] | None = None,
+        conditions: Sequence[SizeCondition] = (),
     ) -> None:
-        """Begin; `bounds` are the smallest and the largest sizes of symbols at which the program is right."""
+        """Begin; `conditions` are those on sizes under which the program is right."""
         self.request = request
         self.program = program
         self.symbols = symbol_names(request, program)
         self.known = set().union(*(size.free_symbols for size in self.symbols.values()))
-        self.bounds = bounds or {}
+        self.bounds = bounds_of(conditions)
+        self.larger = larger_sizes(conditions)
         self.least = {symbol: self._range(symbol)[0] for symbol in self.symbols}
         self.folds = Folds.of(request.dynamic_axes)
         # Inputs as PyTorch has them, while they wait to be made whole: by name, as the user has them.
@@ -319,7 +323,7 @@ class Conversion:
         unknown = renamed.free_symbols - self.known
         if unknown:
             raise _UnknownSizeError(f"{renamed} is none of {sorted(map(str, self.known))}")
-        return simplify_dim(renamed)
+        return simplify_dim(without_needless_extrema(renamed, self.larger) if self.larger else renamed)
 
     def _variable(self, name: str, value: torch.Tensor, kind: TensorKind) -> TensorVariable:
         shape = tuple(

@@ -37,6 +37,7 @@ from generic_export.torch_graph.naming import node_source
 from generic_export.torch_graph.sizes.answers import proved
 from generic_export.torch_graph.sizes.branch import Branch, Sizes, source_of_guard
 from generic_export.torch_graph.sizes.proofs import computed, is_zero_exactly
+from generic_export.torch_graph.sizes.relations import Relation
 
 aten = torch.ops.aten
 
@@ -136,6 +137,17 @@ def bounds_of(conditions: Sequence[SizeCondition]) -> dict[str, tuple[int, int |
         found[symbol] = (
             (max(least, number), most) if kind == ">=" else (least, number if most is None else min(most, number))
         )
+    return found
+
+
+def larger_sizes(conditions: Sequence[SizeCondition]) -> dict[sympy.Symbol, sympy.Expr]:
+    """Return what symbols are never smaller than, where conditions say so: U of T for `T - U >= 0`."""
+    relations = [Relation.parse(condition.relation) for condition in conditions if condition.relation is not None]
+    found: dict[sympy.Symbol, sympy.Expr] = {}
+    for symbol, least in filter(None, (relation.larger for relation in relations)):
+        # One is said of the other, and never the other of a third: all are put in at once.
+        if found.keys().isdisjoint(least.free_symbols) and not any(each.has(symbol) for each in found.values()):
+            found.setdefault(symbol, least)
     return found
 
 
@@ -336,6 +348,7 @@ __all__ = [
     "conditions_of",
     "holds_for_many",
     "is_largest_size",
+    "larger_sizes",
     "least_size",
     "without_weaker",
 ]

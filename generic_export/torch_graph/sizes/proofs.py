@@ -52,12 +52,14 @@ def _constant_quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
     return torch_sympy.FloorDiv(base, divisor)
 
 
-def without_needless_extrema(expr: sympy.Expr, least: Mapping[sympy.Symbol, int] | None = None) -> sympy.Expr:
+def without_needless_extrema(
+    expr: sympy.Expr, least: Mapping[sympy.Symbol, int | sympy.Expr] | None = None
+) -> sympy.Expr:
     """Return a size with `min(a, b)` as `a` wherever `a` is never larger, and `max` likewise.
 
     Args:
         expr: the size.
-        least: the smallest value of symbols, where that is not 0.
+        least: the smallest value of symbols, where that is not 0: a number, or something of symbols that have none here.
     """
     above = {symbol: symbol + number for symbol, number in (least or {}).items()}
     for function, sign in _EXTREMA.items():
