@@ -102,7 +102,11 @@ class Relation:
         """The symbol that is never smaller than something of other symbols, and that: T and `U + 1` of `T - U > 0`."""
         tree = _tree(self.text)
         kind = type(tree.ops[0]) if isinstance(tree, ast.Compare) else ast.Eq
-        if not isinstance(tree, ast.Compare) or kind is ast.Eq or any(isinstance(node, ast.Div) for node in ast.walk(tree)):
+        if (
+            not isinstance(tree, ast.Compare)
+            or kind is ast.Eq
+            or any(isinstance(node, ast.Div) for node in ast.walk(tree))
+        ):
             return None
         sizes = {name: dim_symbol(name) for name in self.symbols}
         left, right = (_value(side, sizes) for side in (tree.left, tree.comparators[0]))
