@@ -124,7 +124,8 @@ def _condition(branch: Branch, example: Sizes, names: Names) -> SizeCondition:
     relation = None if is_frozen else _relation_of_span(span, branch, names)
     # What kernels ask for, and the ends of tables, are in the ranges of symbols, which the document states.
     is_bound = span.step == 1 and (span.most is not None or not is_equality)
-    return SizeCondition(relation, text, branch.source, stated=is_bound and not branch.source)
+    is_nothing = span == _Span(1, None)  # what holds wherever there is something at all
+    return SizeCondition(relation, text, branch.source, stated=is_bound and (is_nothing or not branch.source))
 
 
 def bounds_of(conditions: Sequence[SizeCondition]) -> dict[str, tuple[int, int | None]]:
