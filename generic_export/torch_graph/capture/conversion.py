@@ -16,8 +16,9 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Node
 
 from generic_export.compat import HigherOrderOperator, OpOverload, pytree, schema_of
-from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError
+from generic_export.errors import CaptureError, NotCapturableError, OptionError
 from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
+from generic_export.torch_graph.capture.causes import WITHOUT_VALUES, frozen_axis
 from generic_export.torch_graph.dims import Dim, dim_symbol, floor_div, plain_size, simplify_dim, whole_size
 from generic_export.torch_graph.ir import (
     Argument,
@@ -44,19 +45,6 @@ _HIGHER_ORDER_HINTS = {
 
 class _UnknownSizeError(Exception):
     """A size is made of values; never seen outside a conversion."""
-
-
-WITHOUT_VALUES = {
-    "index": "Write torch.where(mask, new, old) for x[mask] = new; return the mask beside x instead of x[mask].",
-    "nonzero": "Keep the mask, and write torch.where(mask, new, old).",
-    "masked_select": "Return values and mask, or write torch.where(mask, values, 0).",
-    "_unique2": "Leave torch.unique outside the exported module.",
-    "unique_dim": "Leave torch.unique outside the exported module.",
-    "unique_consecutive": "Leave torch.unique_consecutive outside the exported module.",
-    "repeat_interleave": "Repeat by a number, or gather with indices that are an input.",
-    "_pack_padded_sequence": "Run the layer on the padded batch (batch_first) and mask what it returns.",
-}
-"""What to write instead of operators whose results have sizes that depend on values."""
 
 
 def _by_values(node: Node, module: nn.Module) -> NotCapturableError:
@@ -405,14 +393,10 @@ def check_symbolic(request: CaptureRequest, program: ExportedProgram, freezes: S
     """Refuse a capture in which an axis declared dynamic is a number after all."""
     for name, axis, symbol, expr in _declared_sizes(request, program):
         if not isinstance(expr, sympy.Symbol):
-            where = f" at {freezes[0]}" if freezes else ""
             declared = declared_sizes(request.dynamic_axes).get(symbol)
             size = expr * declared.multiple_of if declared is not None else expr
-            raise SpecializedAxisError(
-                f"{type(request.module).__name__}{where}: a dynamic axis is frozen to one size by the model: "
-                f"axis {axis} of input {name!r} ({symbol}) is {size}.",
-                "Make the axis static, or change the line that depends on its value.",
-            )
+            told = f"to one size by the model: axis {axis} of input {name!r} ({symbol}) is {size}"
+            raise frozen_axis(request.module, next(iter(freezes), ""), told, "make the axis static.")
 
 
 def symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Expr]:
