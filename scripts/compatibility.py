@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the smoke set (scripts/dialect_smoke.py) in every engine and release that is installed; write docs/compatibility.md.
+"""Run the smoke set (scripts/dialect_smoke.py) in every engine and release that is installed; write docs/measurements/compatibility.md.
 
 The section that scripts/compatibility_versions.py measures is kept.
 
@@ -29,7 +29,7 @@ from generic_export.inference_target.tract.releases.install import TRACT_CLI_VER
 from generic_export.inference_target.tract.releases.wheels import wheel_packages
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "compatibility.md"
+DOCUMENT = ROOT / "docs" / "measurements" / "compatibility.md"
 _TIMEOUT_SECONDS = 30.0
 _MARKS = {"passed": "✓", "refused": "refused", "failed": "**wrong**"}
 
@@ -68,7 +68,7 @@ def _engine(wheel: str | None = None) -> TractWheel | TractCli | str:
 
 
 def document(table: Sequence[Column], cases: Sequence[SmokeCase], found: Mapping[tuple[str, str], Outcome]) -> str:
-    """Return docs/compatibility.md."""
+    """Return docs/measurements/compatibility.md."""
     return "\n".join(_lines(table, cases, found)) + "\n"
 
 
@@ -113,10 +113,10 @@ def _reasons(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the document; see --help."""
-    parser = argparse.ArgumentParser(prog="compatibility", description="Write docs/compatibility.md.")
+    parser = argparse.ArgumentParser(prog="compatibility", description="Write docs/measurements/compatibility.md.")
     parser.add_argument("--versions", nargs="+", default=list(RELEASES), help="releases (default: %(default)s)")
     parser.add_argument("--only", default="", help="modules whose name contains this")
-    parser.add_argument("--output", type=Path, default=DOCUMENT, help="where to write (default: docs/compatibility.md)")
+    parser.add_argument("--output", type=Path, default=DOCUMENT, help="where to write (default: docs/measurements/compatibility.md)")
     options = parser.parse_args(arguments)
     cases = [case for case in smoke.CASES if options.only in case.name]
     table = columns(options.versions)

@@ -7,7 +7,7 @@ usage: scripts/compatibility_versions.py [--transformers 5.22.2 ...] [--torch 2.
 Every release that is named is a cell: that release, and of all others the set of constraints.txt. A cell runs
 `scripts/version_smoke --short` in DIR (default .venv-versions, one environment for each Python, kept and changed from cell to
 cell) and is a line of FILE (default out/versions.jsonl); a cell whose line is there is not run again. --write puts the
-table of FILE into docs/compatibility.md. Exit code 1 when a cell that pyproject.toml promises did not pass.
+table of FILE into docs/measurements/compatibility.md. Exit code 1 when a cell that pyproject.toml promises did not pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "compatibility.md"
+DOCUMENT = ROOT / "docs" / "measurements" / "compatibility.md"
 SECTION = "## Releases of transformers, PyTorch and Python"
 TRANSFORMERS = (
     *("5.15.1", "5.16.1", "5.17.0", "5.18.0", "5.19.0", "5.20.2", "5.21.1", "5.22.2", "5.23.0", "5.24.0"),
@@ -118,7 +118,7 @@ def read_cells(path: Path) -> dict[tuple[str, str], Cell]:
 
 
 def section(cells: Mapping[tuple[str, str], Cell]) -> Iterator[str]:
-    """Yield the lines of the section of docs/compatibility.md."""
+    """Yield the lines of the section of docs/measurements/compatibility.md."""
     yield SECTION
     yield ""
     yield "Written by `scripts/compatibility_versions.py`. Each row is a run of `scripts/version_smoke --short` in an environment"

@@ -269,7 +269,7 @@ def summary(results: list[OpResult]) -> str:
 
 
 def markdown(results: list[OpResult]) -> str:
-    """Return docs/operators.md: the registry's overloads, then every measured operator."""
+    """Return docs/measurements/operators.md: the registry's overloads, then every measured operator."""
     import generic_export.ops  # noqa: F401 - registers the translations
     import kvcache  # noqa: F401 - and these
     from generic_export.translate.registry import translated_overloads
@@ -279,7 +279,7 @@ def markdown(results: list[OpResult]) -> str:
     lines = [
         "# Operators",
         "",
-        "Made by `scripts/opinfo_report.py --markdown docs/operators.md`; do not edit. PyTorch's operator database, the first "
+        "Made by `scripts/opinfo_report.py --markdown docs/measurements/operators.md`; do not edit. PyTorch's operator database, the first "
         "samples of each operator, tensors as graph inputs, every sample run in tract and compared with PyTorch.",
         "",
         "```",
@@ -318,7 +318,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=3, help="samples per operator")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--json", type=Path, help="write one JSON line per operator")
-    parser.add_argument("--markdown", type=Path, help="write the support table, such as docs/operators.md")
+    parser.add_argument("--markdown", type=Path, help="write the support table, such as docs/measurements/operators.md")
     parser.add_argument("--show-failures", action="store_true", help="list every operator that is not right")
     parser.add_argument(
         "--strict", action="store_true", help="exit 1 when an operator that tract can express is not right"

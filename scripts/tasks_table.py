@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Write the table of tasks in docs/tasks.md: command, inputs, outputs, and how many architectures of each are right in the zoo.
+"""Write the table of tasks in docs/how-to/tasks.md: command, inputs, outputs, and how many architectures of each are right in the zoo.
 
-usage: scripts/tasks_table.py RESULTS.jsonl ... [--document docs/tasks.md]
+usage: scripts/tasks_table.py RESULTS.jsonl ... [--document docs/how-to/tasks.md]
 
 RESULTS are files that `t2n-llm zoo run --task ... --results` wrote; the f32 cells count. A task without results has no figure.
 """
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "tasks.md")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "how-to" / "tasks.md")
     options = parser.parse_args(arguments)
     text = options.document.read_text(encoding="utf-8")
     found = table(Run("these", tuple(read_results(options.results))))

@@ -28,7 +28,7 @@ def remodel(
         ),
     ],
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The plan, YAML or JSON (docs/remodel.md).")
+        Path | None, typer.Option(metavar="FILE", help="The plan, YAML or JSON (docs/how-to/remodel.md).")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where the archives go; the current folder.")

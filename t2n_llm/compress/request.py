@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompressionOptions:
-    """What the user asked for; nothing given means no compression. See docs/quantization.md.
+    """What the user asked for; nothing given means no compression. See docs/how-to/compress.md.
 
     Raises:
         OptionError: the recipe is unknown, unreadable or wrong, or an option has no meaning beside the others.
@@ -32,7 +32,7 @@ class CompressionOptions:
     )
     file: Path | None = option(
         None,
-        "Recipe in YAML (docs/quantization.md), instead of --compress.",
+        "Recipe in YAML (docs/how-to/compress.md), instead of --compress.",
         Panel.COMPRESSION,
         keyword="recipe",
         metavar="FILE",
@@ -49,7 +49,7 @@ class CompressionOptions:
     calibration: str = option(
         "builtin",
         "Text for imatrix, gptq, awq, best and tuned: a file, auto (the model writes it) or builtin. Encoder-decoders: "
-        "lines of texts, WAV files, pictures (docs/tasks.md).",
+        "lines of texts, WAV files, pictures (docs/how-to/tasks.md).",
         Panel.COMPRESSION,
     )
     imatrix: Path | None = option(
