@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _SOURCES = Panel.ENCODER_DECODER.value
 _MOST_NEW_TOKENS = 128  # of a text that is made of a source
-_GUESSED_TOKENS = 2  # more were not faster (docs/how-to/export-llm.md)
+_GUESSED_TOKENS = 2  # more were not faster (docs/measurements/speed.md#prompt-lookup)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""scripts/compatibility.py: the table it writes, what it says without engines, and that docs/measurements/compatibility.md is whole."""
+"""scripts/compatibility.py: the table it writes, missing engines, and that docs/measurements/compatibility.md is whole."""
 
 from __future__ import annotations
 
