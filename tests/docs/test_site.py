@@ -31,6 +31,25 @@ def test_pages_that_moved_lead_to_pages_and_headings_that_are_there() -> None:
             assert not anchor or anchor in anchors(pages.DOCS / page), target
 
 
+QUESTIONS = {
+    "export my GGUF": "how-to/quantized-checkpoints.md",
+    "which format for a Raspberry Pi": "how-to/choose-a-format.md",
+    "what does MismatchError mean": "how-to/troubleshooting.md",
+    "run it in Node": "how-to/run-in-browser-and-node.md",
+    "how much RAM": "how-to/large-models.md",
+    "add my LoRA": "how-to/adapters.md",
+    "my model is not supported": "reference/supported-models.md",
+    "serve it": "how-to/serve.md",
+    "why is q4_0 prefill slow": "how-to/faq.md#why-is-q4_0-prefill-slow",
+    "use a GPU": "how-to/gpu.md",
+}
+
+
+def test_questions_of_newcomers_are_one_click_away() -> None:
+    index = (pages.DOCS / "index.md").read_text(encoding="utf-8")
+    assert not [question for question, target in QUESTIONS.items() if f"({target})" not in index]
+
+
 def test_the_page_of_a_moved_address() -> None:
     hooks = load_script("site_hooks")
     text = hooks.redirect("tutorials/old.md", {"": "how-to/new.md", "part": "how-to/other.md#there"})
