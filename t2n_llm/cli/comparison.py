@@ -50,7 +50,23 @@ class Grid:
     @property
     def is_single(self) -> bool:
         """Whether a bench of one prompt and one depth, with the engine's own threads, was asked for."""
-        return self.threads is None and all(len(each or (0,)) == 1 for each in (self.prefills, self.depths))
+        return self.threads is None and self.is_one_place
+
+    @property
+    def is_one_place(self) -> bool:
+        """Whether there is one prompt and one depth."""
+        return all(len(each or (0,)) == 1 for each in (self.prefills, self.depths))
+
+    @property
+    def only_threads(self) -> int:
+        """The one number of threads; 1 by default.
+
+        Raises:
+            OptionError: there are several.
+        """
+        if len(self.threads or (1,)) > 1:
+            raise OptionError("--engine cli takes one number of threads.", "Give one: --threads 2.")
+        return (self.threads or (1,))[0]
 
     @property
     def prefill(self) -> int:
