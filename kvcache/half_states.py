@@ -92,8 +92,9 @@ class _Rounding:
         """Yield what rounds a value of a state."""
         shape = self.shapes.get(state, ())
         width = shape[-1] if shape else 0
-        if isinstance(width, int) and 1 < width <= _WIDEST and source not in self.anyway:
-            yield from self.products.rounded(source, result, len(shape), width, near, note)
+        fits = isinstance(width, int) and 1 < width <= _WIDEST
+        if fits and source not in self.anyway and not self.anyway.is_repeated(source):
+            yield from self.products.rounded(source, result, len(shape), int(width), near, note)
         else:
             yield cast_operation(source, result, _HALF, near, note)
 

@@ -30,6 +30,7 @@ from generic_export.nnef.rewriting import (
 
 _HALF, _FULL = "f16", "f32"
 _VIEWS = frozenset({"reshape", "squeeze", "transpose", "unsqueeze"})
+_REPEATS = frozenset({"tile", "tract_core_broadcast"})
 _STORED = frozenset({_HALF, *BLOCK_FORMATS})
 
 
@@ -72,6 +73,13 @@ class RoundedValues:
 
     def __contains__(self, name: str) -> bool:
         return bool(_chain_to_product(name, self._makers, self._readers, self._types))
+
+    def is_repeated(self, name: str) -> bool:
+        """Say whether a value is a view of a broadcast one: tract 0.23.9 fails to load a product behind those (Falcon's values)."""
+        maker = self._makers.get(name)
+        while maker is not None and maker.operator in _VIEWS:
+            maker = self._makers.get(references(maker)[0])
+        return maker is not None and maker.operator in _REPEATS
 
 
 @dataclass

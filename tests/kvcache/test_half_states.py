@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,30 @@ def test_the_engine_makes_such_a_cache_its_own(tmp_path: Path) -> None:
     archive = write_document(tmp_path / "model", keep_states_whole(halved), sources, compression_level=None).path
     with TractWheel().load(archive, transforms=["transformers_detect_all"]) as engine:
         assert [fact.name for fact in engine.inputs] == ["tokens"]
+
+
+class Repeated(nn.Module):
+    """Appends heads that share their values, as Falcon does."""
+
+    def forward(self, tokens: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        heads = tokens[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2)
+        return tokens, torch.cat([past, heads], dim=2)
+
+
+def test_repeated_heads_are_cast(tmp_path: Path) -> None:
+    target = TractNNEF(dynamic_axes={"tokens": {2: "S"}, "past": {2: "P"}}, check_io=False)
+    example = (torch.randn(1, HEADS, 3, WIDTH), torch.randn(1, 2 * HEADS, 5, WIDTH))
+    prepared = prepare(Repeated(), example, target, ("tokens", "past"), ("result", "grown"))
+    graph = translate_graph(prepared.graph, target, TranslationOptions())
+    state = replace(STATE, shape=(1, 2 * HEADS, "P", WIDTH))
+    halved, _ = keep_states_in_half(graph, (state,), by_products=True)
+    assert "tract_core_einsum" not in {operation.operator for operation in halved.operations}
+    archive = write_document(tmp_path / "model", keep_states_whole(halved), {}, compression_level=None).path
+    with TractWheel().load(archive) as engine:
+        tokens, past = example[0].numpy(), example[1].half().numpy()
+        np.testing.assert_array_equal(
+            engine.run([tokens, past])[1], Repeated()(*map(torch.tensor, (tokens, past)))[1].half()
+        )
 
 
 def test_other_states_stay() -> None:
