@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from generic_export.errors import Attempt, SpecializedAxisError
+from generic_export.errors import CaptureAttempt, SpecializedAxisError
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ _RAISED = (
     _row(
         r"no fake impl registered for \W*(?:CustomOpDef\()?([\w:.]+)",
         "the operator {0} has no fake implementation, so the shape of its result is not known",
-        "Register one with torch.library.register_fake, and a translation (docs/custom-operators.md).",
+        "Register one with torch.library.register_fake, and a translation (docs/how-to/custom-operators.md).",
     ),
     _row(
         r"aten\.(_to_sparse|sparse_\w+|to_sparse)|[Ss]parse(?:Tensor| tensor|C[SO][RO])",
@@ -119,7 +119,7 @@ ANY_LINE = (
 _DETECTION = "torchvision.models.detection."
 _DETECTOR_ADVICE = (
     "Export `exportable_detector(model, (height, width))` of generic_export.detection, which makes boxes of a fixed number "
-    "(docs/detection.md)."
+    "(docs/how-to/detectors.md)."
 )
 
 
@@ -154,7 +154,7 @@ def frozen_axis(module: nn.Module, source: str, told: str, otherwise: str) -> Sp
     refusal = SpecializedAxisError(
         f"{type(module).__name__}{where}: a dynamic axis is frozen {told}{line}.", f"{advice} Otherwise {otherwise}"
     )
-    refusal.attempts = (Attempt("torch.export", cause or f"a dynamic axis is frozen {told}", source, text),)
+    refusal.attempts = (CaptureAttempt("torch.export", cause or f"a dynamic axis is frozen {told}", source, text),)
     return refusal
 
 
