@@ -376,6 +376,8 @@ def _compared_with_few(expr: Any, node: SymNode) -> bool | None:
     environment: Any = node.shape_env
     known = environment._maybe_evaluate_static(expr)
     is_ordering = kind not in (sympy.Eq, sympy.Ne)
+    if not is_ordering and expr.rhs / factor == 2 and node.hint is not _OF_LARGER_SIZES[kind]:
+        return None  # two sizes that have to be equal, one of which is 2: no question about memory
     if known is None and is_ordering and environment._maybe_evaluate_static(sympy.Ge(expr.lhs, 0)) != sympy.true:
         return None
     return _OF_LARGER_SIZES[kind] if known is None else bool(known)

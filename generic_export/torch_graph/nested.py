@@ -128,6 +128,19 @@ def taken_apart(value: Any) -> tuple[list[Any], _Rebuild]:
     return [leaf for _, leaf in found], rebuild
 
 
+def named_leaves(value: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of a value, tensors or not, with their dotted names."""
+    found: _Leaves = []
+    _take_apart(value, "", found)
+    return found
+
+
+def children_of(value: Any) -> Sequence[tuple[object, Any]] | None:
+    """Return the named children of a container; None for a leaf."""
+    parts = _parts(value)
+    return None if parts is None else parts[0]
+
+
 def signature_of(module: nn.Module) -> inspect.Signature:
     """Return the signature of a module's forward, without `self`; a script's is in its schema."""
     return signature_of_function(module.forward)
@@ -233,4 +246,13 @@ def _dataclass_like(original: Any, names: Sequence[str], items: list[Any]) -> An
     return made
 
 
-__all__ = ["FlatCall", "flat_forward", "forward_signature", "named_outputs", "signature_of", "taken_apart"]
+__all__ = [
+    "FlatCall",
+    "children_of",
+    "flat_forward",
+    "forward_signature",
+    "named_leaves",
+    "named_outputs",
+    "signature_of",
+    "taken_apart",
+]

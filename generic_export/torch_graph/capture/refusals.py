@@ -6,6 +6,7 @@ In: what PyTorch raised, or a condition on sizes. Out: an error of this package.
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Sequence
 
@@ -25,7 +26,12 @@ def refused(module: nn.Module, condition: SizeCondition, line: str) -> Specializ
         f"{type(module).__name__}{where}: a dynamic axis is frozen by the model: "
         f"what was captured is right only where {condition.text}.",
         "Make the axis static, declare the sizes that it may have (DynamicSize), or change that line so that it is right for all.",
+        symbols=dict.fromkeys(_NAME.findall(condition.text)),
     )
+
+
+_NAME = re.compile(r"[A-Za-z_]\w*(?![\w(])")
+"""A symbol in a condition, and no function."""
 
 
 def capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) -> CaptureError:

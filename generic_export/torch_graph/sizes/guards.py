@@ -331,6 +331,7 @@ def _relation(branch: Branch, example: Sizes, names: Names) -> str | None:
 
 __all__ = [
     "SQUEEZES",
+    "Names",
     "assumptions",
     "bounds_of",
     "conditions_of",
