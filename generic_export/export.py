@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from generic_export.assertions import Assertion, enforced, held, parse_extensions, warn_of_conditions
 from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
@@ -33,6 +34,7 @@ from generic_export.errors import (
     T2NError,
     TranslationError,
 )
+from generic_export.exported_programs import call_of
 from generic_export.float_dtype import computing_in
 from generic_export.half_weights import half_parameters, half_sources, rounded_to_half, stored_in_half
 from generic_export.inference_target.base import InferenceTarget
@@ -44,12 +46,13 @@ from generic_export.logs import logging_at
 from generic_export.nnef.composition import Composition, compose
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.half_storage import store_in_half
+from generic_export.opened_archive import name_properties
 from generic_export.tested_versions import TORCH, TRACT, new_doubts
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
 from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.request import auto_symbols
-from generic_export.torch_graph.sizes.fixed_axes import auto_axes, with_sizes
+from generic_export.torch_graph.sizes.fixed_axes import auto_axes, equal_symbols, with_sizes
 from generic_export.torch_graph.sizes.multiples import declared_too
 from generic_export.translate.translate import TranslationOptions
 from generic_export.write.document import write_document
@@ -65,7 +68,7 @@ logger = logging.getLogger("generic_export")
 
 
 def export_model_to_nnef(
-    model: nn.Module,
+    model: nn.Module | ExportedProgram,
     args: torch.Tensor | tuple[Any, ...],
     file_path_export: str | os.PathLike[str],
     inference_target: InferenceTarget,
@@ -89,7 +92,8 @@ def export_model_to_nnef(
     """Export a module to an NNEF archive and prove it in the target's engine.
 
     Args:
-        model: the module; it is captured in eval mode and handed back as it was.
+        model: the module; it is captured in eval mode and handed back as it was. An `ExportedProgram` of torch.export is taken
+            as the module that it makes; without `args` and `kwargs` with its own example, and without dynamic axes with its own.
         args: example inputs of the forward (a lone tensor stands for a tuple of one); dicts, dataclasses, tuples and lists
             of tensors become one input per tensor.
         file_path_export: where to write. A suffix `.tar`, `.tgz` or `.tar.gz` says in which form; any other name gets the
@@ -146,6 +150,11 @@ def export_model_to_nnef(
         raise OptionError("half mixes element types, which tract alone reads.", "Leave half out, or use TractNNEF.")
     arguments = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(kwargs or {})
+    if isinstance(model, ExportedProgram):
+        called = call_of(model, arguments, keywords)
+        model, arguments, keywords = called.module, called.args, dict(called.kwargs)
+        if not inference_target.dynamic_axes:
+            inference_target = inference_target.with_dynamic_axes(called.dynamic_axes)
     with (
         logging_at(log_level, logger.name),
         evaluation_mode(model),
@@ -220,11 +229,12 @@ def _write_where_possible(
         except (DimensionError, TranslationError, EngineError, MismatchError) as error:
             sizes = prepared.graph.sizes(call.tensors)
             auto = auto_symbols(target.dynamic_axes).intersection(sizes)
-            fixed = auto.intersection(error.symbols) or auto
-            if not fixed:
+            chosen = auto.intersection(error.symbols) or auto
+            if not chosen:
                 raise
-            reasons.append(error.message)
-            graph = with_sizes(prepared.graph, {name: sizes[name] for name in fixed})
+            merged = equal_symbols({name: sizes[name] for name in chosen})
+            reasons += [] if merged else [error.message]
+            graph = with_sizes(prepared.graph, merged or {name: sizes[name] for name in chosen})
             prepared = replace(prepared, graph=graph)
     found = auto_axes(target.dynamic_axes, prepared.graph)
     if found:
@@ -347,7 +357,8 @@ def _document(
     relations = held(assertions, prepared)
     if target.refuses_sizes:
         relations += enforced(assertions, graph.conditions)
-    properties = tuple(producer_properties(source_model=kind).items())
+    names = name_properties([variable.name for variable in graph.inputs], graph.output_names)
+    properties = tuple({**producer_properties(source_model=kind), **names}.items())
     options = TranslationOptions(naming_scheme=naming_scheme, assertions=relations, properties=properties)
     try:
         document = translate_graph(graph, target, options, prepared.model)

@@ -171,11 +171,16 @@ def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
     """Return the number `dim` stands for once each symbol has the value given.
 
     Raises:
-        DimensionError: a symbol of `dim` has no value.
+        DimensionError: a symbol of `dim` has no value, or `dim` divides by a size that is 0.
     """
     if isinstance(dim, int):
         return dim
-    result = dim.subs({dim_symbol(name): value for name, value in values.items()})
+    try:
+        result = dim.subs({dim_symbol(name): value for name, value in values.items()})
+    except ZeroDivisionError:
+        raise DimensionError(
+            f"size {dim_text(dim)} divides by zero at {dict(values)}.", symbols=symbols_of(dim)
+        ) from None
     if not result.is_Integer:
         raise DimensionError(
             f"size {dim_text(dim)} cannot be computed from {dict(values)}: a symbol has no value.",

@@ -43,12 +43,18 @@ class FlatCall:
         """Take the arguments of a call apart.
 
         Raises:
-            OptionError: the forward does not take such arguments.
+            OptionError: the forward does not take such arguments, or one holds tensors in an object that cannot be taken apart.
         """
         found: _Leaves = []
         positional = [_take_apart(value, name, found) for name, value in _named_arguments(module, args, kwargs)]
         keywords = {name: _take_apart(value, name, found) for name, value in kwargs.items()}
         tensors = [(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor)]
+        hidden = next((each for each in found if _hides_tensors(each[1])), None)
+        if hidden is not None:
+            kind = type(hidden[1]).__name__
+            raise OptionError(
+                f"argument {hidden[0]!r} is a {kind}, whose tensors would be constants.", _REGISTER.format(kind)
+            )
 
         def rebuild(leaves: Iterator[torch.Tensor]) -> Any:
             return [part(leaves) for part in positional], {name: part(leaves) for name, part in keywords.items()}
@@ -80,14 +86,38 @@ def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...
     found = [(name, _as_tensor(leaf)) for name, leaf in found]
     for name, leaf in found:
         if not isinstance(leaf, torch.Tensor) and leaf is not None:
+            kind = type(leaf).__name__
             raise CaptureError(
-                f"output {name or 'of the module'!r} is a {type(leaf).__name__}, not a tensor.",
-                "Return tensors only, for instance from a wrapper module.",
+                f"output {name or 'of the module'!r} is a {kind}, not a tensor.",
+                _REGISTER.format(kind)
+                if _hides_tensors(leaf)
+                else "Return tensors only, for instance from a wrapper module.",
             )
     tensors = [(name, leaf) for name, leaf in found if leaf is not None]
     if len(tensors) == 1 and tensors[0][0] == "output_0":
         tensors = [("output", tensors[0][1])]
     return tuple(name for name, _ in tensors), tuple(tensor for _, tensor in tensors)
+
+
+_REGISTER = "Register {} with torch.utils._pytree.register_pytree_node, or give and return its tensors."
+
+
+def _hides_tensors(leaf: Any) -> bool:
+    """Say whether an object that is no container for us holds tensors: a cache whose class is not registered."""
+    if isinstance(leaf, torch.Tensor | nn.Module | type):
+        return False
+    return any(map(_holds_tensors, vars(leaf).values())) if hasattr(leaf, "__dict__") else False
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Say whether there are tensors in a value of an object, one list of objects (layers of a cache) deep."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return any(
+        isinstance(each, torch.Tensor)
+        or (hasattr(each, "__dict__") and any(isinstance(inner, torch.Tensor) for inner in vars(each).values()))
+        for each in items
+        if not isinstance(each, nn.Module | type)
+    )
 
 
 def _as_tensor(leaf: Any) -> Any:

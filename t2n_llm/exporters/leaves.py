@@ -13,7 +13,8 @@ from torch.export import Dim
 
 from generic_export.errors import OptionError
 from generic_export.torch_graph.nested import children_of, named_leaves
-from generic_export.torch_graph.request import AxisSymbol
+from generic_export.torch_graph.naming import identifier
+from generic_export.torch_graph.request import AutoSize, AxisSymbol
 from t2n_llm.exporters.config import TractConfig
 
 _DYNAMIC = (Dim.AUTO, Dim.DYNAMIC)
@@ -41,7 +42,7 @@ def input_axes(inputs: Mapping[str, Any], config: TractConfig) -> dict[str, dict
     if config.dynamic_shapes is None:
         if not config.dynamic:
             return {}
-        return {name: dict.fromkeys(range(tensor.dim()), Dim.AUTO) for name, tensor in tensors_of(inputs).items()}
+        return {name: axes for argument, value in inputs.items() for name, axes in _all_axes(argument, value).items()}
     found: dict[str, dict[int, AxisSymbol]] = {}
     unknown = [name for name in config.dynamic_shapes if name not in inputs]
     if unknown:
@@ -50,6 +51,23 @@ def input_axes(inputs: Mapping[str, Any], config: TractConfig) -> dict[str, dict
         )
     for name, shapes in config.dynamic_shapes.items():
         _collect(name, inputs[name], shapes, found)
+    return found
+
+
+def _all_axes(argument: str, value: Any) -> dict[str, dict[int, AxisSymbol]]:
+    """Return every axis of an argument's tensors as `Dim.AUTO`; those of one container share the sizes that are equal.
+
+    The keys and values of all layers of a cache are as long as each other, which no operator says.
+    """
+    symbols: dict[tuple[int, int, int], AxisSymbol] = {}
+    found: dict[str, dict[int, AxisSymbol]] = {}
+    for name, tensor in tensors_of({argument: value}).items():
+        places = [(tensor.dim(), axis, size) for axis, size in enumerate(tensor.shape)]
+        for place in places:
+            known = sum(axis == place[1] for _, axis, _ in symbols)
+            own = f"{argument}_{place[1]}" + (f"_{known}" if known else "")
+            symbols.setdefault(place, AutoSize(identifier(own).upper()))
+        found[name] = {axis: symbols[place] for axis, place in enumerate(places)}
     return found
 
 

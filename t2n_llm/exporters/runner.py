@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from transformers.exporters import ExportMetadata
 from transformers.exporters.runners import ModelRunner
 
 from generic_export.devices import CPU
 from generic_export.errors import OptionError
-from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
-from generic_export.torch_graph.naming import identifier
+from generic_export.opened_archive import OpenedArchive, open_archive
 from t2n_llm.exporters.leaves import tensors_of
 from t2n_llm.exporters.program import TractProgram
 from t2n_llm.exporters.untrusted import check_metadata
 
 _DEVICES = {"cpu": CPU, "cuda": "cuda", "mps": "metal"}
-_DTYPES = {"f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
 
 
 class TractModelRunner(ModelRunner):
     """Runs one program: `runner(**kwargs)` returns what the model's forward does."""
 
-    def __init__(self, metadata: ExportMetadata, model: WheelModel, device: str = CPU) -> None:
+    def __init__(self, metadata: ExportMetadata, archive: OpenedArchive, device: str = CPU) -> None:
         check_metadata(metadata)
         super().__init__(metadata)
-        self.model = model
+        self.archive = archive
         self._device = device
 
     @property
@@ -55,8 +52,7 @@ class TractModelRunner(ModelRunner):
         kind = torch.device(device or CPU).type
         if kind not in _DEVICES:
             raise OptionError(f"tract does not run on {kind!r}.", f"Give one of {', '.join(_DEVICES)}.")
-        model = TractWheel(device=_DEVICES[kind]).load(program.archive)
-        return cls(metadata, model, _DEVICES[kind])
+        return cls(metadata, open_archive(program.archive, device=_DEVICES[kind]), _DEVICES[kind])
 
     def __call__(self, share_inputs: bool = True, share_outputs: bool = False, **kwargs: Any) -> Any:
         """Run the program on the forward's keyword arguments.
@@ -70,15 +66,7 @@ class TractModelRunner(ModelRunner):
             EngineError: tract does not run it.
         """
         self._check_constants(kwargs)
-        tensors = {identifier(name): tensor for name, tensor in tensors_of(kwargs).items()}
-        missing = [fact.name for fact in self.model.inputs if fact.name not in tensors]
-        if missing:
-            raise OptionError(
-                f"the program takes {', '.join(missing)}, which the arguments ({', '.join(kwargs)}) do not hold."
-            )
-        arrays = [_array(tensors[fact.name], fact.datum_type) for fact in self.model.inputs]
-        outputs = [torch.from_numpy(np.array(array)) for array in self.model.run(arrays)]
-        return self.unflatten(outputs)
+        return self.unflatten(self.archive.run(tensors_of(kwargs)))
 
     def _check_constants(self, kwargs: dict[str, Any]) -> None:
         for name, value in self.metadata.in_constants.items():
@@ -88,13 +76,6 @@ class TractModelRunner(ModelRunner):
                     f"{name} is {given!r}; the program was exported for {value!r}.",
                     "Export another one for that value.",
                 )
-
-
-def _array(tensor: torch.Tensor, datum_type: str) -> np.ndarray:
-    plain = tensor.detach().cpu()
-    if plain.is_floating_point():
-        plain = plain.to(_DTYPES.get(datum_type, plain.dtype))
-    return np.asarray(plain.contiguous().numpy())
 
 
 __all__ = ["TractModelRunner"]

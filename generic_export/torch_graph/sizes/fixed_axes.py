@@ -78,6 +78,18 @@ def with_sizes(graph: TorchModuleIRGraph, sizes: Mapping[str, Dim]) -> TorchModu
     return _Fixing(sizes).graph(graph) if sizes else graph
 
 
+def equal_symbols(sizes: Mapping[str, int]) -> dict[str, Dim]:
+    """Return the first of several symbols for each other one of its size: what is tried before symbols become numbers.
+
+    Args:
+        sizes: of symbols in the example.
+    """
+    first: dict[int, str] = {}
+    for name in sorted(sizes):
+        first.setdefault(sizes[name], name)
+    return {name: dim_symbol(first[size]) for name, size in sizes.items() if first[size] != name}
+
+
 def auto_axes(axes: DynamicAxes, graph: TorchModuleIRGraph) -> str:
     """Return which axes of `Dim.AUTO` a graph has at one size, or up to a size, as text; "" where there is none."""
     auto, shapes = auto_symbols(axes), {variable.name: variable.shape for variable in graph.inputs}
@@ -159,4 +171,4 @@ class _Fixing:
         return replace(condition, relation=relation, text=_NAME.sub(replaced, condition.text))
 
 
-__all__ = ["auto_axes", "settled", "symbols_in", "with_sizes"]
+__all__ = ["auto_axes", "equal_symbols", "settled", "symbols_in", "with_sizes"]
