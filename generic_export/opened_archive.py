@@ -94,6 +94,14 @@ class OpenedArchive:
             OptionError: an input is missing.
             EngineError: tract does not run it on these.
         """
+        return [torch.from_numpy(np.array(array)) for array in self.model.run(self.arrays(tensors))]
+
+    def arrays(self, tensors: Mapping[str, Any]) -> list[np.ndarray]:
+        """Return tensors by name as the archive takes them, in order.
+
+        Raises:
+            OptionError: an input is missing.
+        """
         missing = [name for name in self.input_names if name not in tensors]
         if missing:
             raise OptionError(
@@ -101,8 +109,7 @@ class OpenedArchive:
                 f"Given: {', '.join(tensors) or 'nothing'}.",
             )
         facts = zip(self.input_names, self.model.inputs, strict=True)
-        arrays = [_array(tensors[name], fact.datum_type) for name, fact in facts]
-        return [torch.from_numpy(np.array(array)) for array in self.model.run(arrays)]
+        return [_array(tensors[name], fact.datum_type) for name, fact in facts]
 
     def close(self) -> None:
         """End the process. Closing twice is harmless."""

@@ -6,6 +6,7 @@ check are `generic_export`'s.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 import shutil
@@ -26,6 +27,7 @@ from transformers.exporters import ExportMetadata, HfExporter
 from generic_export.compat import pytree
 from generic_export.export import export_model_to_nnef
 from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.read.entries import archive_entries
 from kvcache.moe_engine import explicit_experts
 from t2n_llm.compat import experts_implementation
 from t2n_llm.exporters.compat import (
@@ -90,7 +92,8 @@ class TractExporter(HfExporter):
                 half=config.dtype == "f16",
                 dtype=dtype,
             )
-        return TractProgram(archive, folder), _metadata(model, inputs, result.value, dtype)
+        metadata = _metadata(model, inputs, result.value, dtype)
+        return TractProgram(archive, folder), TractMetadata(**vars(metadata), tensors=_digests(archive))
 
     @classmethod
     def save_program(cls, program: TractProgram, path: str | Path) -> None:
@@ -115,6 +118,27 @@ def _experts_of_tract(model: nn.Module) -> Iterator[None]:
 
 def _config_of(module: nn.Module) -> Any:
     return getattr(module, "config", None)
+
+
+@dataclass
+class TractMetadata(ExportMetadata):
+    """What transformers records, and length and SHA-256 of each file of the archive, for `t2n-llm verify`."""
+
+    tensors: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def _digests(archive: Path) -> dict[str, dict[str, Any]]:
+    """Return length and SHA-256 of what an archive holds, by label as `export.json` has it."""
+    found = {}
+    for entry in archive_entries(archive):
+        digest = hashlib.sha256()
+        while piece := entry.stream.read(_READ_BYTES):
+            digest.update(piece)
+        found[entry.name.removesuffix(".dat")] = {"bytes": entry.size, "sha256": digest.hexdigest()}
+    return found
+
+
+_READ_BYTES = 1 << 20
 
 
 def _is_container(value: Any) -> bool:

@@ -12,8 +12,8 @@ import torch
 from torch.export import Dim
 
 from generic_export.errors import OptionError
-from generic_export.torch_graph.nested import children_of, named_leaves
 from generic_export.torch_graph.naming import identifier
+from generic_export.torch_graph.nested import children_of, named_leaves
 from generic_export.torch_graph.request import AutoSize, AxisSymbol
 from t2n_llm.exporters.config import TractConfig
 
