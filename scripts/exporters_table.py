@@ -2,12 +2,12 @@
 """Export tiny transformers models through `transformers.exporters` with tract and with Dynamo, and count what is right.
 
 usage: scripts/exporters_table.py [--tasks TASK,...] [--only TYPE,...] [--per-task N] [--limit N] [--timeout S] [--static-only]
-                                  [--results FILE] [--seconds onnx --only ...]
+                                  [--against dynamo|onnx|none] [--results FILE]
 
-Each case (a model class, static and dynamic) runs in a process of its own: exported, saved, loaded with `ExportedModel`, called
+Each model, static and dynamic, runs in a process of its own: exported, saved, loaded with `ExportedModel`, called
 and compared with the model at 1e-4. A dynamic export is also called at other sizes, where it takes them. Prints Markdown; --results
-gets a line of JSON a case, and cases that are in it are not run again. `--against onnx` times tract and ONNX instead (the
-packages onnx, onnxscript and onnxruntime): the median of the export, for tract with its check.
+gets a line of JSON a case, and exports that are in it are not run again. `--against onnx` puts ONNX beside it (the packages onnx,
+onnxscript and onnxruntime). The medians are of the exports alone; that of tract runs each program in tract and compares it.
 """
 
 from __future__ import annotations
@@ -119,13 +119,12 @@ def backend_of(name: str) -> tuple[Any, Callable[..., Any]]:
     )
 
 
-def outcome(task: str, kind: str, backend: str, dynamic: bool) -> Outcome:
+def outcome(model: Any, case: Mapping[str, str], inputs: Sequence[Inputs], backend: str, dynamic: bool) -> Outcome:
     """Export one model and compare what was saved and loaded."""
     from transformers.exporters import ExportedModel
 
-    model = build_tiny_model(kind, task=task)
-    example, *others = inputs_of(model, task)
-    record = {"task": task, "kind": kind, "model_class": type(model).__name__, "backend": backend, "dynamic": dynamic}
+    example, *others = inputs
+    record = {**case, "backend": backend, "dynamic": dynamic}
     begun = time.perf_counter()
     try:
         exporter, config = backend_of(backend)
@@ -176,31 +175,40 @@ def tensors_of(result: Any) -> dict[str, torch.Tensor]:
 # --- a process for each ------------------------------------------------------------------------------
 
 
-def _answer(pipe: Connection, arguments: Sequence[Any]) -> None:
+def _answer(pipe: Connection, task: str, kind: str, exports: Sequence[tuple[str, bool]]) -> None:
     warnings.simplefilter("ignore")
     try:
-        pipe.send(asdict(outcome(*arguments)))
+        model = build_tiny_model(kind, task=task)
+        inputs = inputs_of(model, task)
+        with torch.no_grad():
+            model(**copy.deepcopy(inputs[0]))
     except Exception as error:  # no tiny model, or one that transformers cannot run
         pipe.send({"skipped": f"{type(error).__name__}: {error}"[:300]})
+        return
+    case = {"task": task, "kind": kind, "model_class": type(model).__name__}
+    for backend, dynamic in exports:
+        pipe.send(asdict(outcome(model, case, inputs, backend, dynamic)))
 
 
-def in_process(arguments: Sequence[Any], timeout: float) -> dict[str, Any]:
-    """Return the outcome of a case in a fork; a record that it died or took too long otherwise."""
+def in_process(task: str, kind: str, exports: Sequence[tuple[str, bool]], timeout: float) -> Iterator[dict[str, Any]]:
+    """Yield the outcome of each export of a model, in a fork; where it dies or takes too long, the others were not tried."""
     here, there = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_answer, args=(there, arguments))
+    process = multiprocessing.get_context("fork").Process(target=_answer, args=(there, task, kind, exports))
     process.start()
     there.close()
     try:
-        if here.poll(timeout):
-            return dict(here.recv())
-        said = f"no answer in {timeout:.0f} s"
-    except EOFError:
-        said = "the process died"
+        for backend, dynamic in exports:
+            said = f"no answer in {timeout:.0f} s"
+            try:
+                record = dict(here.recv()) if here.poll(timeout) else None
+            except EOFError:
+                record, said = None, "the process died"
+            yield record or asdict(Outcome(task, kind, "?", backend, dynamic, FAILED, said=said))
+            if record is None or "skipped" in record:
+                return
     finally:
         process.kill()
         process.join()
-    task, kind, backend, dynamic = arguments
-    return asdict(Outcome(task, kind, "?", backend, dynamic, FAILED, said=said))
 
 
 # --- tables ------------------------------------------------------------------------------------------
@@ -255,24 +263,22 @@ def main() -> None:
     known = {(r["task"], r["kind"], r["backend"], r["dynamic"]) for r in records}
     only = [kind for kind in options.only.split(",") if kind]
     for task, kind in list(cases(options.tasks.split(","), only, options.per_task))[: options.limit]:
-        for dynamic in (False,) if options.static_only else (False, True):
-            for backend in backends:
-                key = (task, kind, backend, dynamic)
-                if key in known:
-                    continue
-                record = in_process(key, options.timeout)
-                if "skipped" in record:
-                    print(f"{task} {kind}: skipped, {record['skipped']}", flush=True)
-                    break
-                records.append(record)
-                print(
-                    f"{task} {kind} {backend} {'dynamic' if dynamic else 'static'}: {record['verdict']}"
-                    f" {record['elsewhere']} {record['seconds']:.1f} s {record['said'][:200]}",
-                    flush=True,
-                )
-                if options.results:
-                    with options.results.open("a") as file:
-                        file.write(json.dumps(record) + "\n")
+        wanted = [
+            (backend, dynamic)
+            for dynamic in ((False,) if options.static_only else (False, True))
+            for backend in backends
+        ]
+        exports = [each for each in wanted if (task, kind, *each) not in known]
+        for record in in_process(task, kind, exports, options.timeout) if exports else ():
+            if "skipped" in record:
+                print(f"{task} {kind}: skipped, {record['skipped']}", flush=True)
+                continue
+            records.append(record)
+            way = "dynamic" if record["dynamic"] else "static"
+            print(f"{task} {kind} {record['backend']} {way}: {record['verdict']} {record['elsewhere']}", flush=True)
+            if options.results:
+                with options.results.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
     print(table(records))
 
 
