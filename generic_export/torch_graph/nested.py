@@ -100,7 +100,10 @@ def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...
     return tuple(name for name, _ in tensors), tuple(tensor for _, tensor in tensors)
 
 
-_REGISTER = "Register {} with torch.utils._pytree.register_pytree_node, or pass its tensors, from a wrapper module that makes the object in its forward."
+_REGISTER = (
+    "Register {} with torch.utils._pytree.register_pytree_node, or pass its tensors, from a wrapper module that makes the object in "
+    "its forward."
+)
 
 
 def _hides_tensors(leaf: Any) -> bool:
