@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from generic_export.devices import CPU, check_device
+from generic_export.errors import OptionError
 from t2n_llm.option import Panel, option, refuse_invalid
 
 if TYPE_CHECKING:
@@ -34,12 +35,21 @@ class EngineOptions:
         None, "Path of the tract command (implies --engine cli).", Panel.CHECK, flags=("--tract",)
     )
 
+    threads: int = option(
+        1, "Threads of the tract command (--engine cli).", Panel.CHECK, minimum=1, metavar="N", advice="Use 1 or more."
+    )
+
     device: str = CPU
     """What computes; no option of its own: `export` has several, `validate` one."""
 
     def __post_init__(self) -> None:
         refuse_invalid(self)
         check_device(self.device)
+        if self.threads > 1 and not self.uses_command:
+            raise OptionError(
+                f"--threads {self.threads} is given, and products in the wheel take one.",
+                "Add --engine cli, or leave it out.",
+            )
 
     @property
     def uses_command(self) -> bool:

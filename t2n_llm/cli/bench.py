@@ -37,6 +37,7 @@ def profile(
     rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of each table.")] = 15,
     engine: _EngineOption = "wheel",
     tract: _TractOption = None,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the tract command (--engine cli).")] = 1,
     device: DeviceOption = "cpu",
     timeout: _TimeoutOption = 600.0,
     as_json: JsonOption = False,
@@ -52,7 +53,7 @@ def profile(
 
         report = profile_archive(
             locate_archive(archive),
-            _engine(engine, tract, device, timeout),
+            _engine(engine, tract, device, timeout, threads),
             prefill=prefill,
             past=prefill if past is None else past,
             progress=sink.stage,
@@ -114,9 +115,10 @@ def bench(
             check_plot(plot)
         grid = Grid.parse(prefill, depth, threads)
         located = [locate_archive(archive) for archive in archives]
-        chosen = _engine(engine, tract, device, timeout)
+        command = (engine == "cli" or tract is not None) and not against
+        chosen = _engine(engine, tract, device, timeout, grid.only_threads if command else 1)
         report: BenchReport | SpeedComparison
-        if against or not grid.is_single:
+        if against or not (grid.is_one_place if command else grid.is_single):
             report = run_comparison(
                 located, against or [], checkpoint, chosen, grid.plan(located, decode, repeat, warmup), sink.stage
             )
@@ -135,11 +137,11 @@ def bench(
         sink.drew(plot)
 
 
-def _engine(name: str, binary: Path | None, device: str, timeout: float) -> TractWheel | TractCli:
-    """Return the engine that the options name.
+def _engine(name: str, binary: Path | None, device: str, timeout: float, threads: int = 1) -> TractWheel | TractCli:
+    """Return the engine that the options name; `threads` are the command's.
 
     Raises:
-        OptionError: there is no such engine or device.
+        OptionError: there is no such engine or device, or the engine takes no threads.
         EngineMissingError: it is not installed.
     """
     from generic_export.errors import OptionError
@@ -150,7 +152,9 @@ def _engine(name: str, binary: Path | None, device: str, timeout: float) -> Trac
     if name not in ENGINES:
         raise OptionError(f"engine {name!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")
     if name == "cli" or binary is not None:
-        return TractCli(binary, timeout_seconds=timeout, device=device)
+        return TractCli(binary, timeout_seconds=timeout, device=device, threads=threads)
+    if threads > 1:
+        raise OptionError(f"products in the wheel take one thread, and {threads} are wanted.", "Add --engine cli.")
     return TractWheel(timeout_seconds=timeout, device=device)
 
 

@@ -68,7 +68,7 @@ def export(
             return
         result = export_llm(model, output, options=options, reporter=sink)
         pushed = _pushed(result.output_dir, request, sink) if request is not None else None
-    sink.exported(result, pushed, source=source)
+    sink.exported(result, pushed, source=source, adapter=options.adapter)
 
 
 def _push_request(repository: str | None, public: bool, token: str | None, checked: bool) -> PushRequest | None:

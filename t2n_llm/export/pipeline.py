@@ -295,7 +295,15 @@ class _Export:
         workspace = partial(calibration_folder, self.folder.target, resume=self.folder.options.resume)
         forms = stack.enter_context(
             stored_forms(
-                asked, source, checkpoint, calibration, captured, self.folder.reporter, workspace=workspace, dry=dry
+                asked,
+                source,
+                checkpoint,
+                calibration,
+                captured,
+                self.folder.reporter,
+                workspace=workspace,
+                devices=self.folder.options.graph.device,
+                dry=dry,
             )
         )
         parts = {

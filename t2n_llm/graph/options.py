@@ -215,6 +215,15 @@ class GraphOptions:
         """Whether keys and values are the engine's own state from the start."""
         return self.stateful or self.kv_cache is not None
 
+    @property
+    def rounds_by_products(self) -> bool:
+        """Whether products round new keys and values to f16, instead of casts."""
+        from generic_export.inference_target.tract.engines.device_forms import forms_for
+        from generic_export.inference_target.tract.target import LATEST_VERSION
+        from generic_export.inference_target.version import SemanticVersion
+
+        return forms_for(self.device, SemanticVersion.parse(LATEST_VERSION)).rounded_cache
+
     def target(
         self,
         dynamic_axes: DynamicAxes,

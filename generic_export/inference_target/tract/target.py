@@ -313,7 +313,7 @@ class TractNNEF(EngineTarget):
                 among `feature_flags`.
         """
         refuse_younger(graph, self.release)
-        if not self._device_forms.fused_softmax:
+        if not self._device_forms.fusible_softmax:
             graph = with_plain_softmax(graph)
         document = with_fragments(graph, older_fragments(graph, self.release))
         refuse_other_registries(document, self.registries)

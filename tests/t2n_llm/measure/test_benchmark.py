@@ -282,10 +282,10 @@ def test_time_is_told_by_operator_and_by_module(profile_report: Any) -> None:
             assert sum(group["seconds"] for group in groups) <= phase["seconds"] * 1.05
         operators = {group["name"]: group for group in phase["operators"]}
         modules = {group["name"]: group for group in phase["modules"]}
-        assert operators["ScaledMaskedSoftmax"]["nodes"] == layers
-        assert operators["OptMatMul"]["nodes"] == 1 + 7 * layers + 2 * layers
+        assert operators["Softmax"]["nodes"] == layers
+        assert operators["OptMatMul"]["nodes"] == 1 + 7 * layers + 3 * layers  # attention: scores, sums, keys rounded
         assert modules["model.layers.*.mlp.down_proj"]["kind"] == "Linear"
-        assert modules["model.layers.*.self_attn"]["seconds"] >= operators["ScaledMaskedSoftmax"]["seconds"] * 0.99
+        assert modules["model.layers.*.self_attn"]["seconds"] >= operators["Softmax"]["seconds"] * 0.99
         assert modules.get("(not from one module)", {"share": 0})["share"] < 0.1
     assert all(limit > 0 for limit in report["limits"].values())
 
