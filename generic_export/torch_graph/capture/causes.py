@@ -45,7 +45,7 @@ _RAISED = (
     _row(
         r"no fake impl registered for \W*(?:CustomOpDef\()?([\w:.]+)",
         "the operator {0} has no fake implementation, so the shape of its result is not known",
-        "Register one with torch.library.register_fake, and a translation (docs/custom-operators.md).",
+        "Register one with torch.library.register_fake, and a translation (docs/how-to/custom-operators.md).",
     ),
     _row(
         r"aten\.(_to_sparse|sparse_\w+|to_sparse)|[Ss]parse(?:Tensor| tensor|C[SO][RO])",
@@ -119,7 +119,7 @@ ANY_LINE = (
 _DETECTION = "torchvision.models.detection."
 _DETECTOR_ADVICE = (
     "Export `exportable_detector(model, (height, width))` of generic_export.detection, which makes boxes of a fixed number "
-    "(docs/detection.md)."
+    "(docs/how-to/detectors.md)."
 )
 
 
