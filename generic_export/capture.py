@@ -19,7 +19,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 import generic_export.ops  # noqa: F401 - registers the translations, which decide what a capture keeps whole
-from generic_export.errors import Attempt, CaptureError, NotCapturableError, OptionError, SpecializedAxisError
+from generic_export.errors import CaptureAttempt, CaptureError, NotCapturableError, OptionError, SpecializedAxisError
 from generic_export.torch_graph.capture.causes import ANY_LINE
 from generic_export.torch_graph.capture.known_numbers import fold_numbers
 from generic_export.torch_graph.capture.quantised_modules import spelled_out, without_zero_offsets
@@ -137,7 +137,7 @@ def captured(
 def _captured_otherwise(
     refused: ModuleCall, target: InferenceTarget, read: Callable[[TorchModuleTracer], Read], error: NotCapturableError
 ) -> tuple[Read, ModuleCall, str]:
-    attempts = [*error.attempts] or [Attempt("torch.export", error.message)]
+    attempts = [*error.attempts] or [CaptureAttempt("torch.export", error.message)]
     found = stands(
         refused.model, refused.args, refused.kwargs, target.dynamic_axes, refused.input_names, attempts.append
     )
@@ -150,12 +150,12 @@ def _captured_otherwise(
                 with unread_parameters(other.model), stand.during():
                     result = read(other.tracer(target))
             except CaptureError as refusal:
-                attempts.append(Attempt(stand.how, refusal.message))
+                attempts.append(CaptureAttempt(stand.how, refusal.message))
                 continue
             return result, other, f"{error.message} It was captured through {stand.how}. {stand.caution}".strip()
     except SpecializedAxisError as frozen:
         if frozen.message != attempts[-1].met:
-            attempts.append(Attempt("torch.export with numbers of the example", frozen.message))
+            attempts.append(CaptureAttempt("torch.export with numbers of the example", frozen.message))
         raise _with_attempts(SpecializedAxisError(error.message, f"{error.hint} {frozen.hint}"), attempts) from error
     if attempts[-1].method == ITSELF and error.hint == ANY_LINE:
         failed = f"{class_name(refused.model)}: the module itself fails on the example inputs: {attempts[-1].met}."
@@ -165,7 +165,7 @@ def _captured_otherwise(
     raise _with_attempts(error, attempts)
 
 
-def _with_attempts(error: Refusal, attempts: Sequence[Attempt]) -> Refusal:
+def _with_attempts(error: Refusal, attempts: Sequence[CaptureAttempt]) -> Refusal:
     """Return a refusal with the record of what was tried; the fallbacks' failures are in it, and not in the message."""
     for attempt in attempts[1:]:
         logger.info("%s", attempt)

@@ -69,7 +69,7 @@ class InterruptError(T2NError):
 
 
 @dataclass(frozen=True)
-class Attempt:
+class CaptureAttempt:
     """What one way of capturing a module met.
 
     Attributes:
@@ -96,7 +96,7 @@ class CaptureError(T2NError):
         attempts: what each way of capturing it met, in order; the message is about the first.
     """
 
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[CaptureAttempt, ...] = ()
 
     def __str__(self) -> str:
         tried = "".join(f"\n  {attempt}" for attempt in self.attempts)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from generic_export.compat import TracerWarning
-from generic_export.errors import Attempt, CaptureError, SpecializedAxisError, described
+from generic_export.errors import CaptureAttempt, CaptureError, SpecializedAxisError, described
 from generic_export.torch_graph.capture.example_numbers import example_numbers
 from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, signature_of
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
@@ -75,7 +75,7 @@ def stands(
     kwargs: Mapping[str, Any],
     dynamic_axes: DynamicAxes,
     input_names: Sequence[str] | None = None,
-    note: Callable[[Attempt], None] = lambda attempt: None,
+    note: Callable[[CaptureAttempt], None] = lambda attempt: None,
 ) -> Iterator[Stand]:
     """Yield what may be captured instead of a module, best first: its script, which keeps every decision, then its trace.
 
@@ -97,7 +97,7 @@ def stands(
         try:
             names, _ = named_outputs(model(*positional, **keywords))
         except Exception as error:  # the forward is the user's; without a result there is nothing to stand in for
-            note(Attempt(ITSELF, described(error)))
+            note(CaptureAttempt(ITSELF, described(error)))
             return
     scripted = model.scripted() if isinstance(model, Around) else _script_called_so(model, args, kwargs, note)
     if scripted is not None:
@@ -109,10 +109,10 @@ def stands(
     try:
         _check_other_sizes(model, traced, call, dynamic_axes, inputs)
         if not lines and not _sees_its_inputs(model, traced, call):  # what the tracer warned of is told
-            note(Attempt(TRACE, "the trace holds values of the example"))
+            note(CaptureAttempt(TRACE, "the trace holds values of the example"))
             return
     except SpecializedAxisError as frozen:
-        note(Attempt(TRACE, frozen.message))
+        note(CaptureAttempt(TRACE, frozen.message))
         numbers = example_numbers(model, call, inputs, dynamic_axes)
         if numbers is not None:
             how = "torch.export with numbers that it reads from tensors taken from the example"
@@ -122,14 +122,14 @@ def stands(
 
 
 def _script_called_so(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], note: Callable[[Attempt], None]
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], note: Callable[[CaptureAttempt], None]
 ) -> nn.Module | None:
     """Return the script of a module whose arguments, keywords included, are in the order of its signature; None otherwise."""
     named = (*list(signature_of(model).parameters)[: len(args)], *kwargs)
     in_order = named == tuple(signature_of(model).parameters)[: len(named)]
     if in_order:
         return script_of(model, args, kwargs, note)
-    note(Attempt(SCRIPT, "arguments are not in the order of the signature"))
+    note(CaptureAttempt(SCRIPT, "arguments are not in the order of the signature"))
     return None
 
 
@@ -137,24 +137,24 @@ def script_of(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    note: Callable[[Attempt], None] = lambda attempt: None,
+    note: Callable[[CaptureAttempt], None] = lambda attempt: None,
 ) -> nn.Module | None:
     """Return a module's script as a plain module; None where the compiler does not know it, or arguments are no tensors."""
     if not all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
-        note(Attempt(SCRIPT, "arguments are not all tensors"))
+        note(CaptureAttempt(SCRIPT, "arguments are not all tensors"))
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             script: torch.jit.ScriptModule = torch.jit.script(model)
     except Exception as error:  # the compiler raises many classes, for whatever it does not know
-        note(Attempt(SCRIPT, described(error)))
+        note(CaptureAttempt(SCRIPT, described(error)))
         return None
     return interpreted(script)
 
 
 def _traced(
-    model: nn.Module, call: FlatCall, note: Callable[[Attempt], None]
+    model: nn.Module, call: FlatCall, note: Callable[[CaptureAttempt], None]
 ) -> tuple[torch.jit.ScriptModule | None, list[str]]:
     """Trace a module with flat tensors; returns None when that fails, and the lines that the tracer warns of."""
     copies = tuple(tensor.clone() for tensor in call.tensors)
@@ -162,7 +162,7 @@ def _traced(
         try:
             traced = torch.jit.trace(model, copies, check_trace=False)
         except Exception as error:  # user code again
-            note(Attempt(TRACE, described(error)))
+            note(CaptureAttempt(TRACE, described(error)))
             return None, []
     return traced, sorted({f"{Path(w.filename).name}:{w.lineno}" for w in told if _is_tracers(w)})
 

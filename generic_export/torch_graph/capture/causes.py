@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from generic_export.errors import Attempt, SpecializedAxisError
+from generic_export.errors import CaptureAttempt, SpecializedAxisError
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def frozen_axis(module: nn.Module, source: str, told: str, otherwise: str) -> Sp
     refusal = SpecializedAxisError(
         f"{type(module).__name__}{where}: a dynamic axis is frozen {told}{line}.", f"{advice} Otherwise {otherwise}"
     )
-    refusal.attempts = (Attempt("torch.export", cause or f"a dynamic axis is frozen {told}", source, text),)
+    refusal.attempts = (CaptureAttempt("torch.export", cause or f"a dynamic axis is frozen {told}", source, text),)
     return refusal
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from generic_export.compat import is_over_values
-from generic_export.errors import Attempt, CaptureError, NotCapturableError, SpecializedAxisError
+from generic_export.errors import CaptureAttempt, CaptureError, NotCapturableError, SpecializedAxisError
 from generic_export.torch_graph.capture.causes import ANY_LINE, WITHOUT_VALUES, frozen_axis, raised_cause, source_text
 from generic_export.torch_graph.ir import SizeCondition
 from generic_export.torch_graph.naming import user_source
@@ -37,7 +37,7 @@ def capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) -
     source = noted or user_source(text) or ("" if is_over_values(error) else next(iter(freezes), ""))
     told, advice = _cause(module, error, reason)
     place = source or _raised_at(error)
-    met = Attempt("torch.export", told, place, source_text(module, place, error))
+    met = CaptureAttempt("torch.export", told, place, source_text(module, place, error))
     refusal = NotCapturableError(f"{type(module).__name__}{f' at {place}' if place else ''}: {told}.", advice)
     refusal.attempts = (met,)
     return refusal
