@@ -5,7 +5,7 @@ usage: scripts/bench_rivals.py [--model DIR] [--against RIVAL ...] [--exports f1
                                [--decode N] [--repeat N] [--threads N,...] [--work DIR] [--history FILE.jsonl]
 
 model      by default SmolLM2-135M-Instruct as scripts/fetch_test_models.py makes it.
-against    by default llama.cpp, from npm's node-llama-cpp (docs/inspect-and-bench.md says where it is looked for).
+against    by default llama.cpp, from npm's node-llama-cpp (docs/how-to/inspect-and-benchmark.md says where it is looked for).
 exports    f16 and q4_0 by default; f16-for-prompts has f32 in memory. Made in --work unless they are there; each is measured
            against files of the same element types.
 history    gets one line: this machine, and every ratio of our speed to a rival's. Ratios that are more than a tenth below the

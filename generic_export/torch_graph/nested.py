@@ -48,6 +48,12 @@ class FlatCall:
         found: _Leaves = []
         positional = [_take_apart(value, name, found) for name, value in _named_arguments(module, args, kwargs)]
         keywords = {name: _take_apart(value, name, found) for name, value in kwargs.items()}
+        for name, leaf in found:
+            if _hides_tensors(leaf):
+                raise OptionError(
+                    f"argument {name!r} is a {type(leaf).__name__}: its tensors would be constants of the archive.",
+                    "Pass tensors, lists, dicts or dataclasses, from a wrapper module that makes the object in its forward.",
+                )
         tensors = [(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor)]
 
         def rebuild(leaves: Iterator[torch.Tensor]) -> Any:
@@ -59,6 +65,13 @@ class FlatCall:
         """Return positional and keyword arguments with these tensors in the places of the original ones."""
         args, kwargs = self._rebuild(iter(tensors))
         return args, kwargs
+
+
+def _hides_tensors(leaf: Any) -> bool:
+    """Say whether an argument is an object of a class that is not taken apart, and holds tensors."""
+    if isinstance(leaf, torch.Tensor | nn.Module | type):
+        return False
+    return any(isinstance(value, torch.Tensor) for value in getattr(leaf, "__dict__", {}).values())
 
 
 def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:

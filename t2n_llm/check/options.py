@@ -27,12 +27,12 @@ class EngineOptions:
 
     engine: str = option(
         "wheel",
-        "wheel: tract from pip, embedded. cli: the tract command. auto: the first of them that is there.",
+        "wheel: tract from pip. cli: the tract command. auto: whichever exists.",
         Panel.CHECK,
         choices=ENGINES,
     )
     tract_binary: Path | None = option(
-        None, "The tract command to check with (implies --engine cli).", Panel.CHECK, flags=("--tract",)
+        None, "Path of the tract command (implies --engine cli).", Panel.CHECK, flags=("--tract",)
     )
 
     threads: int = option(
@@ -68,11 +68,9 @@ class PlacementOptions:
         OptionError: there is no such place, or a size is none.
     """
 
-    device_map: str = option(
-        "auto", "Weights of the PyTorch reference: auto (on disk what does not fit), cpu, disk or cuda.", Panel.CHECK
-    )
+    device_map: str = option("auto", "Placement of the reference model: auto, cpu, disk or cuda.", Panel.CHECK)
     max_memory: str | None = option(
-        None, "Most memory for those weights: 8GB, or cpu=8GB,0=20GB by device.", Panel.CHECK, metavar="SIZE"
+        None, "Memory limit of the reference: 8GB, or cpu=8GB,0=20GB.", Panel.CHECK, metavar="SIZE"
     )
 
     def __post_init__(self) -> None:
@@ -98,7 +96,7 @@ class CheckingOptions(PlacementOptions, EngineOptions):
         minimum=1,
         advice="Decode at least one token, or skip the check.",
     )
-    low_memory: bool = option(False, "Run PyTorch in a process that ends before the engine starts.", Panel.CHECK)
+    low_memory: bool = option(False, "Run PyTorch in a process that ends before tract starts.", Panel.CHECK)
 
     def __post_init__(self) -> None:
         EngineOptions.__post_init__(self)

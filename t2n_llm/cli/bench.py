@@ -23,20 +23,16 @@ if TYPE_CHECKING:
     from t2n_llm.measure.machine_limits import MachineLimits
     from t2n_llm.measure.profiling import PhaseProfile, ProfileReport, TimeShare
 
-_EngineOption = Annotated[str, typer.Option(help="wheel: tract from pip, embedded. cli: the tract command.")]
-_TractOption = Annotated[
-    Path | None, typer.Option("--tract", help="The tract command to measure with (implies --engine cli).")
-]
-_TimeoutOption = Annotated[
-    float, typer.Option(min=1.0, metavar="SECONDS", help="How long one load or one run may take.")
-]
+_EngineOption = Annotated[str, typer.Option(help="wheel: tract from pip. cli: the tract command.")]
+_TractOption = Annotated[Path | None, typer.Option("--tract", help="Path of the tract command (implies --engine cli).")]
+_TimeoutOption = Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Time limit of one load or run.")]
 
 
 def profile(
     archive: ArchiveArgument,
     prefill: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
     past: Annotated[
-        int | None, typer.Option(min=0, help="Tokens in the cache at the decoding step; by default the prompt's.")
+        int | None, typer.Option("--depth", min=0, help="Cached tokens before the decode step; default: the prompt.")
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of each table.")] = 15,
     engine: _EngineOption = "wheel",
@@ -47,7 +43,7 @@ def profile(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show which operators and modules take the time of a prefill, and of one decoding step.
+    """Show the time of each operator and module, in prefill and in decoding.
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
@@ -68,36 +64,35 @@ def profile(
 
 def bench(
     archives: Annotated[
-        list[Path], typer.Argument(help="Exports or archives; ratios are to the first.", callback=require_archives)
+        list[Path],
+        typer.Argument(help="Exports or archives; ratios are relative to the first.", callback=require_archives),
     ],
     against: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="RIVAL", help="llama.cpp[:FILE.gguf], onnxruntime[:FOLDER] or torch[:DTYPE]; may be repeated."
+            metavar="ENGINE", help="Compare: llama.cpp[:FILE.gguf], onnxruntime[:FOLDER], torch[:DTYPE]; repeatable."
         ),
     ] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="What the first archive was exported from, for its rivals; by default what its export says."),
+        typer.Option("--reference", help="Original of the first archive: hub id or folder; default: recorded."),
     ] = None,
     prefill: Annotated[
         str | None,
-        typer.Option("--prefill", "--pp", metavar="N,...", help="Tokens fed at once: 512; 64,512,2048 with --against."),
+        typer.Option("--prefill", "--pp", metavar="N,...", help="Prompt tokens: 512; with --against 64,512,2048."),
     ] = None,
     decode: Annotated[
-        int | None, typer.Option("--decode", "--tg", min=1, help="Tokens fed one by one: 128; 16 with --against.")
+        int | None, typer.Option("--decode", "--tg", min=1, help="Generated tokens: 128; with --against 16.")
     ] = None,
     depth: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,...", help="Tokens in the cache before decoding: 0; 64,512,2048,8192,16384 with --against."
-        ),
+        typer.Option(metavar="N,...", help="Cached tokens before decoding: 0; with --against 64,512,2048,8192,16384."),
     ] = None,
     threads: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Threads, a run for each; 1,all with --against.")
+        str | None, typer.Option(metavar="N,...", help="Threads, one run each; with --against 1,all.")
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="How often each is measured.")] = 5,
-    warmup: Annotated[int, typer.Option(min=0, help="Runs of each before the clock starts.")] = 1,
+    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Measured runs; the median is reported.")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="Runs before measuring.")] = 1,
     engine: _EngineOption = "wheel",
     tract: _TractOption = None,
     device: DeviceOption = "cpu",
@@ -106,7 +101,7 @@ def bench(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure prefill and decode in tokens a second, load time and peak memory; beside other archives and other programs.
+    """Measure prefill and decode speed, load time and peak memory.
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """

@@ -60,7 +60,6 @@ from generic_export.torch_graph.sizes.branch import Branch, Sizes
 from generic_export.torch_graph.sizes.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.sizes.guards import (
     assumptions,
-    bounds_of,
     conditions_of,
     holds_for_many,
     is_largest_size,
@@ -171,7 +170,7 @@ class TorchModuleTracer(CaptureRequest):
         named = replace(self, input_names=names, output_names=self.output_names or tuple(outputs))
         held = self._conditions(found.program, (*found.branches, *later), call, names, freezes.lines)
         conditions = (*self._declared(), *self._with_required(held, found.program, call, names))
-        converted = Conversion(named, program, bounds_of(conditions))
+        converted = Conversion(named, program, conditions)
         declarations = assumed(program, converted.symbols)
         graph = replace(converted.graph(), conditions=conditions, declarations=declarations)
         check_outputs(self.dynamic_axes, names, dict(zip(graph.output_names, graph.outputs, strict=True)))
