@@ -19,7 +19,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 import generic_export.ops  # noqa: F401 - registers the translations, which decide what a capture keeps whole
-from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError
+from generic_export.errors import Attempt, CaptureError, NotCapturableError, OptionError, SpecializedAxisError
+from generic_export.torch_graph.capture.causes import ANY_LINE
 from generic_export.torch_graph.capture.known_numbers import fold_numbers
 from generic_export.torch_graph.capture.quantised_modules import spelled_out, without_zero_offsets
 from generic_export.torch_graph.capture.replay import Stored
@@ -28,7 +29,7 @@ from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fu
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import identifier, name_results
 from generic_export.torch_graph.precision.bfloat16 import without_bfloat16
-from generic_export.torchscript.fallback import stands
+from generic_export.torchscript.fallback import ITSELF, stands
 from generic_export.torchscript.tracer import plain_modules
 from generic_export.translate.modules import translated_modules
 from generic_export.translate.registry import is_translated
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # the package of targets is above this room: its __init__ imp
 logger = logging.getLogger("generic_export")
 
 Read = TypeVar("Read")
+Refusal = TypeVar("Refusal", bound=CaptureError)
 
 
 class HeldGraph(nn.Module):
@@ -135,7 +137,10 @@ def captured(
 def _captured_otherwise(
     refused: ModuleCall, target: InferenceTarget, read: Callable[[TorchModuleTracer], Read], error: NotCapturableError
 ) -> tuple[Read, ModuleCall, str]:
-    found = stands(refused.model, refused.args, refused.kwargs, target.dynamic_axes, refused.input_names)
+    attempts = [*error.attempts] or [Attempt("torch.export", error.message)]
+    found = stands(
+        refused.model, refused.args, refused.kwargs, target.dynamic_axes, refused.input_names, attempts.append
+    )
     try:
         for stand in found:
             inputs, outputs = refused.input_names or stand.input_names, refused.output_names or stand.output_names
@@ -145,12 +150,27 @@ def _captured_otherwise(
                 with unread_parameters(other.model), stand.during():
                     result = read(other.tracer(target))
             except CaptureError as refusal:
-                logger.info("%s: %s does not help: %s", class_name(refused.model), stand.how, refusal.message)
+                attempts.append(Attempt(stand.how, refusal.message))
                 continue
             return result, other, f"{error.message} It was captured through {stand.how}. {stand.caution}".strip()
     except SpecializedAxisError as frozen:
-        raise SpecializedAxisError(f"{error.message} {frozen.message}", error.hint) from error
-    raise error
+        if frozen.message != attempts[-1].met:
+            attempts.append(Attempt("torch.export with numbers of the example", frozen.message))
+        raise _with_attempts(SpecializedAxisError(error.message, f"{error.hint} {frozen.hint}"), attempts) from error
+    if attempts[-1].method == ITSELF and error.hint == ANY_LINE:
+        failed = f"{class_name(refused.model)}: the module itself fails on the example inputs: {attempts[-1].met}."
+        raise _with_attempts(
+            NotCapturableError(failed, "Give arguments with which `model(*args, **kwargs)` runs."), attempts
+        ) from error
+    raise _with_attempts(error, attempts)
+
+
+def _with_attempts(error: Refusal, attempts: Sequence[Attempt]) -> Refusal:
+    """Return a refusal with the record of what was tried; the fallbacks' failures are in it, and not in the message."""
+    for attempt in attempts[1:]:
+        logger.info("%s", attempt)
+    error.attempts = tuple(attempts)
+    return error
 
 
 def capture(

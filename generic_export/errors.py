@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 _LONG_WORD = re.compile(r"\S{400,}")
@@ -71,8 +72,39 @@ class InterruptError(T2NError):
 # --- 1. capture -------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """What one way of capturing a module met.
+
+    Attributes:
+        method: `torch.export`, `torch.jit.script`, `torch.jit.trace`, or `PyTorch` for the module itself.
+        met: the operator, the expression or the reason.
+        source: `file.py:12` of the model's code ("" where it is not known).
+        text: that line.
+    """
+
+    method: str
+    met: str
+    source: str = ""
+    text: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.source}: {self.text}" if self.text else self.source
+        return f"{self.method}: {self.met}{f' ({line})' if line else ''}"
+
+
 class CaptureError(T2NError):
-    """PyTorch could not turn the module into a graph."""
+    """PyTorch could not turn the module into a graph.
+
+    Attributes:
+        attempts: what each way of capturing it met, in order; the message is about the first.
+    """
+
+    attempts: tuple[Attempt, ...] = ()
+
+    def __str__(self) -> str:
+        tried = "".join(f"\n  {attempt}" for attempt in self.attempts)
+        return f"{super().__str__()}{f'{chr(10)}Tried:{tried}' if len(self.attempts) > 1 else ''}"
 
 
 class NotCapturableError(CaptureError):

@@ -5,7 +5,7 @@ In: nothing. Out: `explicit_experts()`, inside which that interface knows ours, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -144,10 +144,18 @@ def _jetmoe_routing(router: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, to
 def _switch_experts(
     self: Any, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Every expert reads every token; `selected_experts` is one-hot [T, 1, E], zeros beyond an expert's capacity."""
-    chosen = selected_experts[:, 0].to(hidden_states.dtype) * routing_weights
-    said = [self[f"expert_{index}"](hidden_states) * chosen[:, index, None] for index in range(self.num_experts)]
-    return torch.stack(said).sum(0)
+    """`selected_experts` is one-hot [T, 1, E], zeros where the chosen expert has no room left: then it is none."""
+    chosen = selected_experts[:, 0]
+    index = torch.where(chosen.sum(-1) > 0, chosen.argmax(-1), self.num_experts)
+    experts = [self[f"expert_{number}"] for number in range(self.num_experts)]
+    return _plain(
+        hidden_states,
+        index[:, None],
+        routing_weights,
+        inner=[each.wi for each in experts],
+        down=[each.wo for each in experts],
+        act_fn=experts[0].act,
+    )
 
 
 def _switch_router(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -166,6 +174,46 @@ def _switch_router(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor
     best, index = probabilities.max(dim=-1)
     chosen = (index[..., None] == torch.arange(self.num_experts, device=index.device)).long()
     return chosen * (chosen.cumsum(-2) <= self.expert_capacity), best[..., None], logits
+
+
+# --- NLLB-MoE: experts are modules with biases, a token goes to at most two of them ------------------------
+
+
+def _nllb_router(
+    self: Any, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As the model's own, which casts its classifier in place, and keeps the capacity for the text that it is called with."""
+    bias = self.classifier.bias
+    logits = torch.nn.functional.linear(
+        hidden_states.to(self.dtype),
+        self.classifier.weight.to(self.dtype),
+        None if bias is None else bias.to(self.dtype),
+    )
+    capacity = self.expert_capacity
+    try:
+        mask, probabilities = self.route_tokens(logits, hidden_states.dtype, padding_mask)
+    finally:
+        self.expert_capacity = capacity
+    return mask, probabilities, logits
+
+
+def _nllb_experts(
+    self: Any, hidden_states: torch.Tensor, router_mask: torch.Tensor, router_probs: torch.Tensor
+) -> torch.Tensor:
+    """What transformers computes: column j of the mask [T, E] is the number of an expert, with the weight of column j."""
+    experts = [self[f"expert_{number}"] for number in range(self.num_experts)]
+    # Several columns name one expert, and the operator takes distinct ones: their weights are added first.
+    numbers = torch.arange(self.num_experts, device=router_mask.device)
+    weights = ((router_mask[:, :, None] == numbers) * router_probs[:, :, None]).sum(1)
+    weights = weights * (1 - self.moe_token_dropout)
+    return _plain(
+        hidden_states,
+        numbers.expand(weights.shape),
+        weights.to(hidden_states.dtype),
+        inner=[each.fc1 for each in experts],
+        down=[each.fc2 for each in experts],
+        act_fn=experts[0].act,
+    )
 
 
 # --- shared ------------------------------------------------------------------------------------------
@@ -194,6 +242,36 @@ def _gated(
     return routed_experts(hidden, index, weights, gate=gate, up=up, down=down, activation=Activation(activation.name))
 
 
+def _plain(
+    hidden: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    inner: Sequence[torch.nn.Linear],
+    down: Sequence[torch.nn.Linear],
+    act_fn: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """act(inner), then down, of experts that are modules; as one operator where the engine has the activation."""
+    first, second = (torch.stack([layer.weight for layer in layers]) for layers in (inner, down))
+    biases = [
+        None if layers[0].bias is None else torch.stack([layer.bias for layer in layers]) for layers in (inner, down)
+    ]
+    activation = recognised_activation(_Plain(act_fn))
+    if activation is None:
+        return all_experts(
+            hidden, index, weights, inner=first, down=second, between=act_fn, biases=(biases[0], biases[1])
+        )
+    return routed_experts(
+        hidden,
+        index,
+        weights,
+        gate=first,
+        down=second,
+        biases=(biases[0], None, biases[1]),
+        activation=Activation(activation.name),
+    )
+
+
 class _Plain:
     """An activation alone, as `recognised_activation` looks at one."""
 
@@ -213,6 +291,8 @@ _FORWARDS: Forwards = {
     ("jetmoe", "JetMoeMoA", "reduce"): _jetmoe_reduce,
     ("switch_transformers", "SwitchTransformersExperts", "forward"): _switch_experts,
     ("switch_transformers", "SwitchTransformersTop1Router", "forward"): _switch_router,
+    ("nllb_moe", "NllbMoeExperts", "forward"): _nllb_experts,
+    ("nllb_moe", "NllbMoeTop2Router", "forward"): _nllb_router,
 }
 
 __all__ = ["EXPERTS_NAME", "explicit_experts"]

@@ -48,13 +48,14 @@ class FlatCall:
         found: _Leaves = []
         positional = [_take_apart(value, name, found) for name, value in _named_arguments(module, args, kwargs)]
         keywords = {name: _take_apart(value, name, found) for name, value in kwargs.items()}
+        for name, leaf in found:
+            if _hides_tensors(leaf):
+                raise OptionError(
+                    f"argument {name!r} is a {type(leaf).__name__}: its tensors would be constants of the archive.",
+                    "Pass tensors, lists, dicts or dataclasses, from a wrapper module that makes the object in its forward; or register "
+                    "its class with torch.utils._pytree.register_pytree_node.",
+                )
         tensors = [(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor)]
-        hidden = next((each for each in found if _hides_tensors(each[1])), None)
-        if hidden is not None:
-            kind = type(hidden[1]).__name__
-            raise OptionError(
-                f"argument {hidden[0]!r} is a {kind}, whose tensors would be constants.", _REGISTER.format(kind)
-            )
 
         def rebuild(leaves: Iterator[torch.Tensor]) -> Any:
             return [part(leaves) for part in positional], {name: part(leaves) for name, part in keywords.items()}

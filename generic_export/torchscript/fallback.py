@@ -17,13 +17,15 @@ import torch
 from torch import nn
 
 from generic_export.compat import TracerWarning
-from generic_export.errors import CaptureError, SpecializedAxisError
+from generic_export.errors import Attempt, CaptureError, SpecializedAxisError, described
 from generic_export.torch_graph.capture.example_numbers import example_numbers
 from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, signature_of
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
 from generic_export.torch_graph.sizes.other_sizes import repeated
 from generic_export.torch_graph.state import buffers_kept, state_kept
 from generic_export.torchscript.module import interpreted
+
+SCRIPT, TRACE, ITSELF = "torch.jit.script", "torch.jit.trace", "PyTorch"
 
 _Resized = Callable[[int], int]
 # Other sizes at which a trace is compared with its module; the module may refuse some of them.
@@ -73,6 +75,7 @@ def stands(
     kwargs: Mapping[str, Any],
     dynamic_axes: DynamicAxes,
     input_names: Sequence[str] | None = None,
+    note: Callable[[Attempt], None] = lambda attempt: None,
 ) -> Iterator[Stand]:
     """Yield what may be captured instead of a module, best first: its script, which keeps every decision, then its trace.
 
@@ -81,6 +84,7 @@ def stands(
         args, kwargs: example arguments.
         dynamic_axes: axes that must not be frozen.
         input_names: names that `dynamic_axes` speaks of; None for the forward's own.
+        note: called with what each way that gives nothing met.
 
     Raises:
         SpecializedAxisError: tracing would freeze a dynamic axis.
@@ -92,55 +96,73 @@ def stands(
         positional, keywords = call.arguments([tensor.clone() for tensor in call.tensors])
         try:
             names, _ = named_outputs(model(*positional, **keywords))
-        except Exception:  # the forward is the user's; without a result there is nothing to stand in for
+        except Exception as error:  # the forward is the user's; without a result there is nothing to stand in for
+            note(Attempt(ITSELF, described(error)))
             return
-    scripted = model.scripted() if isinstance(model, Around) else _script_called_so(model, args, kwargs)
+    scripted = model.scripted() if isinstance(model, Around) else _script_called_so(model, args, kwargs, note)
     if scripted is not None:
-        yield Stand("torch.jit.script", scripted, call.tensors, call.names, names)
-    traced, lines = _traced(model, call)
+        yield Stand(SCRIPT, scripted, call.tensors, call.names, names)
+    traced, lines = _traced(model, call, note)
     if traced is None:
         return
     inputs = tuple(input_names or call.names)
     try:
         _check_other_sizes(model, traced, call, dynamic_axes, inputs)
         if not lines and not _sees_its_inputs(model, traced, call):  # what the tracer warned of is told
+            note(Attempt(TRACE, "the trace holds values of the example"))
             return
     except SpecializedAxisError as frozen:
+        note(Attempt(TRACE, frozen.message))
         numbers = example_numbers(model, call, inputs, dynamic_axes)
         if numbers is not None:
             how = "torch.export with numbers that it reads from tensors taken from the example"
             yield Stand(how, model, tuple(args), call.names, names, numbers.caution, kwargs, numbers.given)
         raise frozen
-    yield Stand("torch.jit.trace", interpreted(traced), call.tensors, call.names, names, _caution(lines))
+    yield Stand(TRACE, interpreted(traced), call.tensors, call.names, names, _caution(lines))
 
 
-def _script_called_so(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> nn.Module | None:
+def _script_called_so(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], note: Callable[[Attempt], None]
+) -> nn.Module | None:
     """Return the script of a module whose arguments, keywords included, are in the order of its signature; None otherwise."""
     named = (*list(signature_of(model).parameters)[: len(args)], *kwargs)
     in_order = named == tuple(signature_of(model).parameters)[: len(named)]
-    return script_of(model, args, kwargs) if in_order else None
+    if in_order:
+        return script_of(model, args, kwargs, note)
+    note(Attempt(SCRIPT, "arguments are not in the order of the signature"))
+    return None
 
 
-def script_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> nn.Module | None:
+def script_of(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    note: Callable[[Attempt], None] = lambda attempt: None,
+) -> nn.Module | None:
     """Return a module's script as a plain module; None where the compiler does not know it, or arguments are no tensors."""
     if not all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
+        note(Attempt(SCRIPT, "arguments are not all tensors"))
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             script: torch.jit.ScriptModule = torch.jit.script(model)
-    except Exception:  # the compiler raises many classes, for whatever it does not know
+    except Exception as error:  # the compiler raises many classes, for whatever it does not know
+        note(Attempt(SCRIPT, described(error)))
         return None
     return interpreted(script)
 
 
-def _traced(model: nn.Module, call: FlatCall) -> tuple[torch.jit.ScriptModule | None, list[str]]:
+def _traced(
+    model: nn.Module, call: FlatCall, note: Callable[[Attempt], None]
+) -> tuple[torch.jit.ScriptModule | None, list[str]]:
     """Trace a module with flat tensors; returns None when that fails, and the lines that the tracer warns of."""
     copies = tuple(tensor.clone() for tensor in call.tensors)
     with _recorded_warnings() as told, torch.no_grad(), buffers_kept(model), flat_forward(model, call):
         try:
             traced = torch.jit.trace(model, copies, check_trace=False)
-        except Exception:  # user code again
+        except Exception as error:  # user code again
+            note(Attempt(TRACE, described(error)))
             return None, []
     return traced, sorted({f"{Path(w.filename).name}:{w.lineno}" for w in told if _is_tracers(w)})
 
@@ -206,11 +228,8 @@ def _one(size: int) -> int:
 
 
 def _frozen_by_trace(model: nn.Module, dynamic_axes: DynamicAxes, reason: str) -> SpecializedAxisError:
-    symbols = sorted({symbol_name(symbol) for axes in dynamic_axes.values() for symbol in axes.values()})
-    return SpecializedAxisError(
-        f"{type(model).__name__}: torch.jit.trace freezes {', '.join(symbols)}: {reason}.",
-        "Export without those dynamic axes, or write the forward so that torch.export or torch.jit.script takes it.",
-    )
+    symbols = ", ".join(sorted({symbol_name(symbol) for axes in dynamic_axes.values() for symbol in axes.values()}))
+    return SpecializedAxisError(f"freezes {symbols}: {reason}.", f"Or leave {symbols} static: then it is traced.")
 
 
 def _at_sizes(tensor: torch.Tensor, axes: Mapping[int, AxisSymbol], resized: _Resized) -> torch.Tensor:
@@ -236,4 +255,4 @@ def _alike(expected: torch.Tensor, answered: torch.Tensor) -> bool:
     return torch.allclose(expected, answered, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-__all__ = ["Around", "Stand", "script_of", "stands"]
+__all__ = ["ITSELF", "Around", "Stand", "script_of", "stands"]

@@ -119,7 +119,7 @@ class Interpreter:
 
     def operator(self, node: JitNode, kind: str, arguments: list[Any]) -> Any:
         """Call an ATen operator on tensors, as Python code would."""
-        schema = parsed_schema(node.schema())
+        schema = parsed_schema(node.schema()) if kind != _PYTHON else None  # to call that would end the process
         overload = overload_named(kind, schema.overload_name) if schema is not None else None
         if overload is None:
             raise CaptureError(
@@ -162,6 +162,8 @@ def _tell_place(error: Exception, node: JitNode) -> None:
 def _is_list_call(name: str, arguments: Sequence[Any]) -> bool:
     return bool(arguments) and isinstance(arguments[0], (list, tuple, dict, str)) and name in _LIST_CALLS
 
+
+_PYTHON = "prim::PythonOp"  # a torch.autograd.Function, as a trace holds it
 
 _LIST_CALLS = frozenset(
     {"append", "extend", "insert", "pop", "len", "copy", "list", "clear", "reverse", "_set_item", "__getitem__"}

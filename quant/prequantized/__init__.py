@@ -17,8 +17,8 @@ from quant.prequantized.float8 import decode_float8
 from quant.prequantized.gguf import GgufFile, GgufTensor, joined, open_gguf
 from quant.prequantized.gptq import decode_gptq
 from quant.prequantized.hqq import decode_hqq
+from quant.prequantized.modelopt import decode_modelopt
 from quant.prequantized.mxfp4 import decode_mxfp4
-from quant.prequantized.nvfp4 import decode_modelopt
 from quant.prequantized.tensors import DecodedTensor, Decoding, ExactTensor, StoredQ4
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, TensorSource]], Decoding]] = {

@@ -16,9 +16,9 @@ import torch
 from generic_export.errors import CorruptCheckpointError, WeightError
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor, row_pieces
-from quant.prequantized.float8 import decode_float8
+from quant.prequantized.float8 import add_float8, decode_float8
 from quant.prequantized.grouped import GroupedWeight
-from quant.prequantized.nvfp4 import decode_packed_nvfp4
+from quant.prequantized.nvfp4 import add_packed_nvfp4
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
 from quant.prequantized.words import WORD_BITS, check_bits, unpack_words
 
@@ -26,7 +26,10 @@ _PACKED = "pack-quantized"
 _INTEGERS = ("int-quantized", "naive-quantized")
 _FLOATS = ("float-quantized",)
 _NVFP4 = "nvfp4-pack-quantized"
+_MIXED = "mixed-precision"
+_MIXED_FORMS = (*_FLOATS, _NVFP4)
 _DENSE = "dense"
+_NOT_WEIGHTS = (".input_scale", ".input_zero_point", ".input_global_scale", ".q_scale", ".k_scale", ".v_scale")
 
 
 def decode_compressed_tensors(config: Mapping[str, Any], tensors: Mapping[str, TensorSource]) -> Decoding:
@@ -48,8 +51,8 @@ def decode_compressed_tensors(config: Mapping[str, Any], tensors: Mapping[str, T
     form = config.get("format")
     if form in _FLOATS:
         return decode_float8(_block_size(config), tensors)
-    if form == _NVFP4:
-        return decode_packed_nvfp4(tensors)
+    if form == _NVFP4 or (form == _MIXED and set(_forms(config)) <= set(_MIXED_FORMS)):
+        return _floats(tensors)
     if form not in (_PACKED, *_INTEGERS):
         known = ", ".join((_PACKED, *_INTEGERS, *_FLOATS, _NVFP4))
         raise WeightError(f"compressed-tensors: format {form!r} cannot be read.", f"Known: {known}.")
@@ -61,10 +64,29 @@ def decode_compressed_tensors(config: Mapping[str, Any], tensors: Mapping[str, T
         weight = tensors.get(f"{path}.weight")
         if weight is not None and weight.dtype == torch.int8:
             layers.add(_int8(path, layers), "its integers have 8 bits, Q4_0 has 4")
-    for ending in (".input_scale", ".input_zero_point"):
+    return _without_activations(layers, "compressed-tensors")
+
+
+def _floats(tensors: Mapping[str, TensorSource]) -> Decoding:
+    """Return a checkpoint of 4-bit floats, and of 8-bit floats where it is mixed."""
+    layers = Layers(tensors)
+    add_packed_nvfp4(layers)
+    add_float8(layers, tensors)
+    return _without_activations(layers, "nvfp4")
+
+
+def _without_activations(layers: Layers, name: str) -> Decoding:
+    """Return the checkpoint without what is about activations and caches."""
+    for ending in _NOT_WEIGHTS:
         for path in layers.with_suffix(ending):
             layers.drop(path + ending)
-    return layers.decoding("compressed-tensors")
+    return layers.decoding(name)
+
+
+def _forms(config: Mapping[str, Any]) -> list[str]:
+    """Return the formats of a checkpoint that mixes them, by group."""
+    groups = (config.get("config_groups") or {}).values()
+    return [str(group.get("format")) for group in groups if isinstance(group, Mapping)]
 
 
 def _weight_args(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from generic_export.weights.values import read_tensor, row_pieces
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-_SCALES = ("_scale_inv", "_scale")
+_SCALES = ("_scale_inv", "_scale", "_weight_scale")
 _ABOUT_INPUTS = ("input_scale", "activation_scale", "input_scale_ub", "weight_scale_ub")
 _DEFAULT_BLOCK = (128, 128)
 _REASON = "Q4_0 has no eight-bit floats"
@@ -38,14 +38,24 @@ def decode_float8(config: Mapping[str, Any], tensors: Mapping[str, TensorSource]
     """
     block = tuple(config.get("weight_block_size") or _DEFAULT_BLOCK)
     layers = Layers(tensors)
-    for name, tensor in tensors.items():
-        if tensor.dtype in _FLOAT8:
-            layers.drop(name)
-            scale = next((found for suffix in _SCALES if (found := layers.get(name + suffix)) is not None), None)
-            layers.add(float8_weight(name, tensor, scale, (int(block[0]), int(block[1]))), _REASON)
-        elif name.endswith(_ABOUT_INPUTS):
+    add_float8(layers, tensors, (int(block[0]), int(block[1])))
+    for name in tensors:
+        if name.endswith(_ABOUT_INPUTS):
             layers.drop(name)
     return layers.decoding("fp8")
+
+
+def add_float8(layers: Layers, tensors: Mapping[str, TensorSource], block: tuple[int, int] = _DEFAULT_BLOCK) -> None:
+    """Add the float8 weights among a checkpoint's tensors; scales in float8 belong to other formats.
+
+    Raises:
+        WeightError: a scale does not fit its weight.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype in _FLOAT8 and not name.endswith(_SCALES):
+            layers.drop(name)
+            scale = next((found for suffix in _SCALES if (found := layers.get(name + suffix)) is not None), None)
+            layers.add(float8_weight(name, tensor, scale, block), _REASON)
 
 
 def float8_weight(
@@ -66,8 +76,8 @@ def float8_weight(
     rows = math.prod(stored.shape) // max(1, width)
     matrix = stored.shape[-2] if len(stored.shape) > 1 else 1
     _check_scale(name, stored.shape, scale, block)
-    stored = _bytes_of(stored)
-    scale = None if scale is None else _bytes_of(scale)
+    stored = bytes_of(stored)
+    scale = None if scale is None else bytes_of(scale)
 
     def pieces() -> Iterator[torch.Tensor]:
         factors = None if scale is None else read_tensor(scale).to(torch.float32)
@@ -83,7 +93,7 @@ def float8_weight(
     return DecodedTensor(name, stored.shape, pieces)
 
 
-def _bytes_of(tensor: TensorSource) -> TensorSource:
+def bytes_of(tensor: TensorSource) -> TensorSource:
     """Return a tensor that streams its bytes: files list float8 as not readable, since nobody else gives it a meaning."""
     if isinstance(tensor, UnreadableTensor) and tensor.dtype.is_floating_point:
         return FileTensor(tensor.name, tensor.path, tensor.offset, tensor.shape, tensor.dtype, file=tensor.file)

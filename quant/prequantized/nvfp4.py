@@ -1,93 +1,109 @@
-"""NVFP4 weights of compressed-tensors (`nvfp4-pack-quantized`) and of ModelOpt (`quant_algo: NVFP4`).
+"""NVFP4 weights: 4-bit floats with a scale in float8 for each 16 of them, and one scale of the tensor.
 
-In: the tensors. Out: weights [N, K] in float32. Format: uint8 [N, K / 2], two 4-bit floats (e2m1) a byte, the low half first; a
-scale in float8 (e4m3) for each 16 values of a row, [N, K / 16]; and one float32 scale of the tensor, by which compressed-tensors
-divides (`weight_global_scale`) and ModelOpt multiplies (`weight_scale_2`).
+In: the tensors of a layer. Out: its weight in float32. Format: uint8 [..., N, K / 2], two 4-bit floats (e2m1) a byte, the low half
+first; scales in float8 (e4m3) [..., N, K / 16]; and float32 scales, one for the tensor or for each expert, by which
+compressed-tensors divides (`weight_global_scale`) and ModelOpt multiplies (`weight_scale_2`). ModelOpt stores experts in one
+tensor with both axes swapped: [E, K / 2, N] and [E, K / 16, N].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
-from generic_export.errors import CorruptCheckpointError, WeightError
+from generic_export.errors import CorruptCheckpointError
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor, row_pieces
+from quant.prequantized.float8 import bytes_of
 from quant.prequantized.mxfp4 import VALUES_OF_E2M1
-from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
+from quant.prequantized.tensors import DecodedTensor, Layers
 
-_GROUP = 16
-_REASON = "4-bit floats lie on no grid of 16 equal steps"
+GROUP = 16
+REASON = "4-bit floats lie on no grid of 16 equal steps"
 
 
-def decode_packed_nvfp4(tensors: Mapping[str, TensorSource]) -> Decoding:
-    """Return a checkpoint of compressed-tensors with plain weights.
-
-    Args:
-        tensors: by name.
+def add_packed_nvfp4(layers: Layers) -> None:
+    """Add the weights of compressed-tensors (`nvfp4-pack-quantized`), with or without scales of activations.
 
     Raises:
         MissingTensorError: a scale is not there.
         CorruptCheckpointError: shapes do not go together.
     """
-    layers = Layers(tensors)
     for path in layers.with_suffix(".weight_packed"):
         packed, scales = layers.need(f"{path}.weight_packed"), layers.need(f"{path}.weight_scale")
-        layers.add(_weight(path, packed, scales, layers.need(f"{path}.weight_global_scale"), divides=True), _REASON)
-    return _without(layers, ".input_global_scale")
+        scale = layers.need(f"{path}.weight_global_scale")
+        layers.add(nvfp4_weight(f"{path}.weight", packed, scales, scale, divides=True), REASON)
 
 
-def decode_modelopt(config: Mapping[str, Any], tensors: Mapping[str, TensorSource]) -> Decoding:
-    """Return a checkpoint of ModelOpt with plain weights.
+def nvfp4_weight(
+    name: str,
+    packed: TensorSource,
+    scales: TensorSource,
+    scale: TensorSource,
+    *,
+    divides: bool = False,
+    inputs: TensorSource | None = None,
+) -> DecodedTensor:
+    """Return a weight as float32 values.
 
     Args:
-        config: `quantization_config` of config.json: `quant_algo`.
-        tensors: by name.
+        name: of the result.
+        packed: uint8 [N, K / 2], [E, N, K / 2] or [E, K / 2, N].
+        scales: float8 e4m3, [N, K / 16], [E, N, K / 16] or [E, K / 16, N].
+        scale: of the tensor, one value, or one of each expert.
+        divides: whether the tensor's scale divides, as in compressed-tensors.
+        inputs: [K], what the layer's input is multiplied with (AWQ's `pre_quant_scale`), or None.
 
     Raises:
-        WeightError: the algorithm is another one than NVFP4.
-        MissingTensorError: a scale is not there.
         CorruptCheckpointError: shapes do not go together.
     """
-    algorithm = config.get("quant_algo")
-    if algorithm != "NVFP4":
-        raise WeightError(f"ModelOpt: quant_algo {algorithm!r} cannot be read.", "Known: NVFP4.")
-    layers = Layers(tensors)
-    for path in layers.with_suffix(".weight_scale_2"):
-        packed, scales = layers.need(f"{path}.weight"), layers.need(f"{path}.weight_scale")
-        layers.add(_weight(path, packed, scales, layers.need(f"{path}.weight_scale_2"), divides=False), _REASON)
-    return _without(layers, ".input_scale", ".k_scale", ".v_scale")
-
-
-def _without(layers: Layers, *endings: str) -> Decoding:
-    """Return the checkpoint without what is about activations and caches."""
-    for ending in endings:
-        for path in layers.with_suffix(ending):
-            layers.drop(path + ending)
-    return layers.decoding("nvfp4")
-
-
-def _weight(
-    path: str, packed: TensorSource, scales: TensorSource, scale: TensorSource, *, divides: bool
-) -> DecodedTensor:
     shape, groups = tuple(packed.shape), tuple(scales.shape)
-    if len(shape) != 2 or packed.dtype is not torch.uint8 or groups != (shape[0], 2 * shape[1] // _GROUP):
+    whole = shape[-1:] != () and groups == (*shape[:-1], 2 * shape[-1] // GROUP)
+    swapped = len(shape) == 3 and not whole and groups == (shape[0], 2 * shape[1] // GROUP, shape[2])
+    experts = shape[0] if len(shape) == 3 else 1
+    counts = (1, experts)
+    if (
+        packed.dtype is not torch.uint8
+        or len(shape) not in (2, 3)
+        or not (whole or swapped)
+        or _count(scale) not in counts
+        or (inputs is not None and (len(shape) != 2 or _count(inputs) != 2 * shape[1]))
+    ):
         raise CorruptCheckpointError(
-            f"tensor {path}.weight: {list(shape)} bytes and scales of shape {list(groups)} are no NVFP4.",
+            f"tensor {name}: {list(shape)} bytes and scales of shape {list(groups)} are no NVFP4.",
             "Download the checkpoint again.",
         )
-    rows, width = shape
+    each_bytes = shape[-2] * shape[-1]
+    scales = bytes_of(scales)
 
     def pieces() -> Iterator[torch.Tensor]:
-        whole = read_tensor(scale).to(torch.float32).reshape(())
-        each = read_tensor(scales).to(torch.float32)
-        each = each / whole if divides else each * whole
-        start = 0
-        for piece in row_pieces(packed, width):
-            here = slice(start, start := start + len(piece))
-            codes = torch.stack((piece & 0x0F, piece >> 4), dim=-1).flatten(-2).to(torch.int64)
-            yield (VALUES_OF_E2M1[codes].unflatten(1, (-1, _GROUP)) * each[here].unsqueeze(-1)).flatten(1)
+        factors = read_tensor(scales).to(torch.float32).reshape(experts, *groups[-2:])
+        of_tensor = read_tensor(scale).to(torch.float32).reshape(-1, 1, 1)
+        factors = factors / of_tensor if divides else factors * of_tensor
+        columns = None if inputs is None else read_tensor(inputs).to(torch.float32).reshape(1, -1)
+        if swapped:  # one expert at a time: its axes are swapped
+            for index, data in enumerate(row_pieces(packed, each_bytes, each_bytes)):
+                yield _values(data.reshape(shape[1:]).T, factors[index].T).T
+            return
+        rows, start = factors.flatten(0, 1), 0
+        for data in row_pieces(packed, shape[-1]):
+            values = _values(data, rows[start : start + len(data)])
+            yield values if columns is None else values * columns
+            start += len(data)
 
-    return DecodedTensor(f"{path}.weight", (rows, 2 * width), pieces)
+    width = (2 * shape[1], shape[2]) if swapped else (shape[-2], 2 * shape[-1])
+    return DecodedTensor(name, (*shape[:-2], *width), pieces)
+
+
+def _values(packed: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return float32 [N, K] of bytes [N, K / 2] and factors [N, K / 16]."""
+    codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(-2).to(torch.int64)
+    return (VALUES_OF_E2M1[codes].unflatten(1, (-1, GROUP)) * factors.unsqueeze(-1)).flatten(1)
+
+
+def _count(tensor: TensorSource) -> int:
+    count = 1
+    for size in tensor.shape:
+        count *= size
+    return count

@@ -232,8 +232,10 @@ class Sink:
         if error.hint:
             self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
 
-    def exported(self, result: ExportResult, pushed: PushResult | None = None, *, source: str) -> None:
-        """Print the outcome of an export of a source, and of sending it to the hub."""
+    def exported(
+        self, result: ExportResult, pushed: PushResult | None = None, *, source: str, adapter: str | None = None
+    ) -> None:
+        """Print the outcome of an export of a source, with an adapter or without, and of sending it to the hub."""
         manifest = result.manifest
         if self.mode is OutputMode.JSON:
             record = {**manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)}
@@ -254,18 +256,20 @@ class Sink:
             self._compression(manifest["compression"])
         if result.validation is None:
             half = any(state["dtype"] == "f16" for kind in _STATES for state in manifest["graph"].get(kind, ()))
-            unseen = ", and nobody looked whether f16 holds its keys and values" if half else ""
-            self._out.print(
-                f"[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it{unseen}"
-            )
+            unseen = "; ranges of the KV cache were not measured" if half else ""
+            self._out.print(f"[yellow]not validated[/yellow] (--no-check): run t2n-llm validate{unseen}")
         for role, path in result.archives.items():
             several = len(sizes) > 1
             title, size = (role, f" ({sizes[role]:.1f} MB)") if several else ("archive", "")
             self._out.print(f"{title:9s} {escape(str(path))}{size}")
         folder = escape(shlex.quote(str(result.output_dir)))
-        if manifest["source"]["revision"] is None:  # export.json names no folder of this machine
-            place = escape(shlex.quote(source))
-            self._out.print(f"check it  t2n-llm validate {folder} --reference {place}")
+        # export.json names no folder of this machine.
+        origins = (("--reference", manifest["source"], source), ("--adapter", manifest["adapter"], adapter))
+        places = [
+            f"{flag} {shlex.quote(place)}" for flag, record, place in origins if place and record["revision"] is None
+        ]
+        if places:
+            self._out.print(f"check it  t2n-llm validate {folder} {escape(' '.join(places))}")
         if manifest["task"] in TRIED and "tokenizer.json" in manifest["companions"]:
             self._out.print(f"try it    t2n-llm generate {folder} {TRIED[manifest['task']]}")
         if pushed is not None:

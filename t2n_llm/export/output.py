@@ -281,7 +281,7 @@ class ExportFolder:
         }
         manifest = with_card(staging, {**manifest, **self._for_transformers(manifest)})
         if keep_edited(self.target, staging):
-            self.reporter.warn(f"{self.target / CARD_FILE} was edited by somebody: it becomes {EDITED_CARD_FILE}.")
+            self.reporter.warn(f"{self.target / CARD_FILE} was edited; it is kept as {EDITED_CARD_FILE}.")
         write_manifest(staging, manifest)
         refuse_changed(files)
         restrict(staging, readers_of(files))

@@ -197,10 +197,12 @@ def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef) -> 
     recorded = manifest["source"]
     if not ref.name:
         if recorded["revision"] is None:
-            raise SourceError(
-                f"this export was made from a local folder ({recorded['name']}), whose place is not recorded.",
-                "Name it with --reference PATH.",
-            )
+            origin, advice = f"a local folder ({recorded['name']})", "Name it with --reference PATH."
+            adapter = manifest.get("adapter")
+            if adapter is not None and adapter["revision"] is None:
+                origin += f" with a local adapter ({adapter['name']})"
+                advice = "Name both with --reference PATH --adapter PATH."
+            raise SourceError(f"this export was made from {origin}, whose place is not recorded.", advice)
         revision = ref.revision or recorded["revision"]
         ref = replace(ref, name=str(recorded["name"]), revision=revision)
     source = open_source(ref, require_tokenizer=False)

@@ -16,9 +16,10 @@ from generic_export.errors import DiskFullError, MissingTokenizerError, SourceEr
 from generic_export.files import is_disk_full
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from generic_export.weights.held_file import HeldFile
-from quant.prequantized import METHODS, decode_checkpoint
+from quant.prequantized import decode_checkpoint
 from quant.prequantized.gguf_parts import first_part, model_name
 from t2n_llm.source.limits import refuse_layers
+from t2n_llm.source.quantization import quantization_of
 from t2n_llm.source.reference import SourceRef, refuse_address
 from t2n_llm.source.source_card import CARD_NAME
 from t2n_llm.source.source_files import TOKENIZER_FILES, hold_files
@@ -40,7 +41,6 @@ _DUPLICATE_PATTERNS = ("consolidated*", "original/*")
 
 GGUF_SUFFIX = ".gguf"
 
-_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 _TOKENIZER_MODELS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _ANY_TEXT = "text"
 
@@ -196,7 +196,7 @@ def open_source(
         )
     held = hold_files(folder, ref.trust_remote_code)
     refuse_layers(name, folder / "config.json", ref.max_layers)
-    quantization = _quantization(name, folder)
+    quantization = quantization_of(name, folder)
     config = _load_config(name, folder, ref.trust_remote_code)
     opened = ModelSource(name, folder, commit, config, ref.trust_remote_code, quantization, held=held)
     if require_tokenizer:
@@ -427,30 +427,6 @@ def _load_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
     return config
 
 
-def _quantization(name: str, folder: Path) -> dict[str, Any] | None:
-    """Return how config.json says that the weights are quantised, or None.
-
-    Raises:
-        SourceError: in a way that is not known here.
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None  # transformers says what is wrong with it
-    if not isinstance(config, dict):
-        return None
-    parts = (config, *(config.get(key) for key in ("text_config", "llm_config")))
-    found = (part.get(key) for part in parts if isinstance(part, dict) for key in _QUANTIZATION_KEYS)
-    quantization = next((value for value in found if isinstance(value, dict)), None)
-    method = _quantization_method(quantization) if quantization is not None else None
-    if method is not None and method not in METHODS:
-        raise SourceError(
-            f"{name}: the checkpoint is quantised already ({method}), in a way that cannot be read.",
-            f"Known: {', '.join(METHODS)} and GGUF files; else give the original bf16, f16 or f32 checkpoint.",
-        )
-    return None if quantization is None else quantization | {"quant_method": method}
-
-
 def _config_error(name: str, folder: Path, error: Exception) -> SourceError:
     message = str(error)
     if "trust_remote_code" in message:
@@ -476,12 +452,6 @@ def _written_with(folder: Path) -> str:
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return ""
     return f": its config was written with {str(release)[:20]}, {transformers.__version__} is installed"
-
-
-def _quantization_method(quantization: Mapping[str, Any]) -> str:
-    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):  # before quant_method was written
-        return str(quantization.get("quant_method") or "bitsandbytes")
-    return str(quantization.get("quant_method") or "unknown method")
 
 
 def _one_line(error: BaseException) -> str:

@@ -27,6 +27,7 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 CONFIG_FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
+MODELOPT_FILE = "hf_quant_config.json"
 COMPANIONS = (*CONFIG_FILES, *TOKENIZER_FILES)
 """What a runtime needs beside an archive: configs, tokenizer, chat template, how images become pixels."""
 
@@ -42,7 +43,9 @@ def hold_files(folder: Path, trust_remote_code: bool = False) -> tuple[HeldFile,
         SourceError: one of them cannot be read.
     """
     code = sorted(folder.glob("*.py")) if trust_remote_code else []
-    paths = [path for path in (*(folder / name for name in (*COMPANIONS, CARD_NAME)), *code) if path.is_file()]
+    paths = [
+        path for path in (*(folder / name for name in (*COMPANIONS, MODELOPT_FILE, CARD_NAME)), *code) if path.is_file()
+    ]
     held = tuple(map(_held, paths))
     for file in held:
         if file.path.name == "generation_config.json":
@@ -83,4 +86,12 @@ def recorded_files(files: Sequence[HeldFile]) -> dict[str, Any]:
     return {file.path.name: file.identity.asdict() for file in files}
 
 
-__all__ = ["COMPANIONS", "CONFIG_FILES", "TOKENIZER_FILES", "hold_files", "hold_gguf", "recorded_files"]
+__all__ = [
+    "COMPANIONS",
+    "CONFIG_FILES",
+    "MODELOPT_FILE",
+    "TOKENIZER_FILES",
+    "hold_files",
+    "hold_gguf",
+    "recorded_files",
+]

@@ -16,12 +16,14 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Node
 
 from generic_export.compat import HigherOrderOperator, OpOverload, pytree, schema_of
-from generic_export.errors import CaptureError, NotCapturableError, OptionError, SpecializedAxisError
+from generic_export.errors import CaptureError, NotCapturableError, OptionError
 from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
+from generic_export.torch_graph.capture.causes import WITHOUT_VALUES, frozen_axis
 from generic_export.torch_graph.dims import Dim, dim_symbol, floor_div, plain_size, simplify_dim, whole_size
 from generic_export.torch_graph.ir import (
     Argument,
     FixedTensorList,
+    SizeCondition,
     SymbolRange,
     TensorKind,
     TensorVariable,
@@ -31,7 +33,9 @@ from generic_export.torch_graph.ir import (
 from generic_export.torch_graph.loops import SCAN
 from generic_export.torch_graph.naming import module_frame, node_source
 from generic_export.torch_graph.request import CaptureRequest, auto_symbols, declared_sizes, symbol_name
+from generic_export.torch_graph.sizes.guards import bounds_of, larger_sizes
 from generic_export.torch_graph.sizes.multiples import Folds
+from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 
 _HIGHER_ORDER_HINTS = {
     "cond": "The branch is taken by a size: export once per branch, or write the branches as one expression.",
@@ -41,19 +45,6 @@ _HIGHER_ORDER_HINTS = {
 
 class _UnknownSizeError(Exception):
     """A size is made of values; never seen outside a conversion."""
-
-
-WITHOUT_VALUES = {
-    "index": "Write torch.where(mask, new, old) for x[mask] = new; return the mask beside x instead of x[mask].",
-    "nonzero": "Keep the mask, and write torch.where(mask, new, old).",
-    "masked_select": "Return values and mask, or write torch.where(mask, values, 0).",
-    "_unique2": "Leave torch.unique outside the exported module.",
-    "unique_dim": "Leave torch.unique outside the exported module.",
-    "unique_consecutive": "Leave torch.unique_consecutive outside the exported module.",
-    "repeat_interleave": "Repeat by a number, or gather with indices that are an input.",
-    "_pack_padded_sequence": "Run the layer on the padded batch (batch_first) and mask what it returns.",
-}
-"""What to write instead of operators whose results have sizes that depend on values."""
 
 
 def _by_values(node: Node, module: nn.Module) -> NotCapturableError:
@@ -88,14 +79,15 @@ class Conversion:
         self,
         request: CaptureRequest,
         program: ExportedProgram,
-        bounds: Mapping[str, tuple[int, int | None]] | None = None,
+        conditions: Sequence[SizeCondition] = (),
     ) -> None:
-        """Begin; `bounds` are the smallest and the largest sizes of symbols at which the program is right."""
+        """Begin; `conditions` are those on sizes under which the program is right."""
         self.request = request
         self.program = program
         self.symbols = symbol_names(request, program)
         self.known = set().union(*(size.free_symbols for size in self.symbols.values()))
-        self.bounds = bounds or {}
+        self.bounds = bounds_of(conditions)
+        self.larger = larger_sizes(conditions)
         self.least = {symbol: self._range(symbol)[0] for symbol in self.symbols}
         self.folds = Folds.of(request.dynamic_axes)
         # Inputs as PyTorch has them, while they wait to be made whole: by name, as the user has them.
@@ -319,7 +311,7 @@ class Conversion:
         unknown = renamed.free_symbols - self.known
         if unknown:
             raise _UnknownSizeError(f"{renamed} is none of {sorted(map(str, self.known))}")
-        return simplify_dim(renamed)
+        return simplify_dim(without_needless_extrema(renamed, self.larger) if self.larger else renamed)
 
     def _variable(self, name: str, value: torch.Tensor, kind: TensorKind) -> TensorVariable:
         shape = tuple(
@@ -402,15 +394,10 @@ def check_symbolic(request: CaptureRequest, program: ExportedProgram, freezes: S
     auto = auto_symbols(request.dynamic_axes)
     for name, axis, symbol, expr in _declared_sizes(request, program):
         if not isinstance(expr, sympy.Symbol) and symbol not in auto:
-            where = f" at {freezes[0]}" if freezes else ""
             declared = declared_sizes(request.dynamic_axes).get(symbol)
             size = expr * declared.multiple_of if declared is not None else expr
-            raise SpecializedAxisError(
-                f"{type(request.module).__name__}{where}: a dynamic axis is frozen to one size by the model: "
-                f"axis {axis} of input {name!r} ({symbol}) is {size}.",
-                "Make the axis static, or change the line that depends on its value.",
-                symbols=(symbol,),
-            )
+            told = f"to one size by the model: axis {axis} of input {name!r} ({symbol}) is {size}"
+            raise frozen_axis(request.module, next(iter(freezes), ""), told, "make the axis static.", (symbol,))
 
 
 def symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Expr]:

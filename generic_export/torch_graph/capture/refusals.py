@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from torch import nn
 
 from generic_export.compat import is_over_values
-from generic_export.errors import CaptureError, NotCapturableError, SpecializedAxisError
-from generic_export.torch_graph.capture.conversion import WITHOUT_VALUES
+from generic_export.errors import Attempt, CaptureError, NotCapturableError, SpecializedAxisError
+from generic_export.torch_graph.capture.causes import ANY_LINE, WITHOUT_VALUES, frozen_axis, raised_cause, source_text
 from generic_export.torch_graph.ir import SizeCondition
 from generic_export.torch_graph.naming import user_source
 
 
 def refused(module: nn.Module, condition: SizeCondition, line: str) -> SpecializedAxisError:
     """Refuse a module for a condition that tract has no words for."""
-    where = f" at {condition.source or line}" if condition.source or line else ""
-    return SpecializedAxisError(
-        f"{type(module).__name__}{where}: a dynamic axis is frozen by the model: "
-        f"what was captured is right only where {condition.text}.",
-        "Make the axis static, declare the sizes that it may have (DynamicSize), or change that line so that it is right for all.",
-        symbols=dict.fromkeys(_NAME.findall(condition.text)),
+    return frozen_axis(
+        module,
+        condition.source or line,
+        f"by the model: what was captured is right only where {condition.text}",
+        "make the axis static, or declare the sizes that it may have (DynamicSize).",
+        _NAME.findall(condition.text),
     )
 
 
@@ -41,22 +41,32 @@ def capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) -
     reason = lines[0] if lines else type(error).__name__
     noted = getattr(error, "t2n_source", "")
     source = noted or user_source(text) or ("" if is_over_values(error) else next(iter(freezes), ""))
-    where = f" at {source}" if source else ""
+    told, advice = _cause(module, error, reason)
+    place = source or _raised_at(error)
+    met = Attempt("torch.export", told, place, source_text(module, place, error))
+    refusal = NotCapturableError(f"{type(module).__name__}{f' at {place}' if place else ''}: {told}.", advice)
+    refusal.attempts = (met,)
+    return refusal
+
+
+def _cause(module: nn.Module, error: Exception, reason: str) -> tuple[str, str]:
+    """Return the cause in words, and the advice."""
     if _reads_packed(error):
-        return NotCapturableError(
-            f"{type(module).__name__}{where or _raised_at(error)}: the sizes of a packed sequence depend on values, which NNEF "
-            "cannot express.",
+        return (
+            "the sizes of a packed sequence depend on values, which NNEF cannot express",
             WITHOUT_VALUES["_pack_padded_sequence"],
         )
+    known = raised_cause(error, module)
+    if known is not None:
+        return known
     if is_over_values(error):
-        return NotCapturableError(
-            f"{type(module).__name__}{where or _raised_at(error)}: a number that is read from a tensor decides a size or a "
-            "branch, which torch.export cannot capture.",
+        return (
+            "a number that is read from a tensor decides a size or a branch, which torch.export cannot capture",
             "Make it the size of an input's axis, or compute with masks and torch.where; the cause carries PyTorch's full account.",
         )
-    return NotCapturableError(
-        f"{type(module).__name__}{where}: torch.export cannot capture the module: {type(error).__name__}: {reason}",
-        "Change that line so that it does not depend on values or on one size; the cause carries PyTorch's full account.",
+    return (
+        f"torch.export cannot capture the module: {type(error).__name__}: {reason.rstrip('.')}",
+        ANY_LINE,
     )
 
 
@@ -68,9 +78,8 @@ def _reads_packed(error: Exception) -> bool:
 
 
 def _raised_at(error: Exception) -> str:
-    """Return " at file:line" of the model's code that an error came from ("" if it came from none)."""
-    found = user_source("".join(traceback.format_tb(error.__traceback__)))
-    return f" at {found}" if found else ""
+    """Return `file:line` of the model's code that an error came from ("" if it came from none)."""
+    return user_source("".join(traceback.format_tb(error.__traceback__)))
 
 
 __all__ = ["capture_error", "refused"]

@@ -61,10 +61,9 @@ from generic_export.torch_graph.request import (
 )
 from generic_export.torch_graph.sizes.branch import Branch, Sizes
 from generic_export.torch_graph.sizes.declared_axes import check_names, check_outputs, check_ranks
-from generic_export.torch_graph.sizes.fixed_axes import settled, with_sizes
+from generic_export.torch_graph.sizes.fixed_axes import join_changes, settled, with_sizes
 from generic_export.torch_graph.sizes.guards import (
     assumptions,
-    bounds_of,
     holds_for_many,
     is_largest_size,
     least_size,
@@ -174,7 +173,7 @@ class TorchModuleTracer(CaptureRequest):
         named = replace(self, input_names=names, output_names=self.output_names or tuple(outputs))
         held, changed = self._conditions(found.program, (*found.branches, *later), call, names, freezes.lines)
         conditions = (*self._declared(), *self._with_required(held, found.program, call, names))
-        converted = Conversion(named, program, bounds_of(conditions))
+        converted = Conversion(named, program, conditions)
         declarations = assumed(program, converted.symbols)
         graph = replace(converted.graph(), conditions=conditions, declarations=declarations)
         graph = with_sizes(graph, changed)
@@ -275,7 +274,7 @@ class TorchModuleTracer(CaptureRequest):
         for branch in branches:
             held, sizes = settled(branch, example, symbols, auto)
             conditions += held
-            changed |= {name: size for name, size in sizes.items() if not isinstance(changed.get(name), int)}
+            join_changes(changed, sizes)
         for condition in conditions:
             if condition.relation is None:
                 refusal = refused(self.module, condition, next(iter(freezes), ""))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from generic_export.errors import CorruptCheckpointError, MissingTensorError, WeightError
+from generic_export.weights.safetensors_index import open_safetensors
 from generic_export.weights.source import InMemoryTensor, TensorSource
 from generic_export.weights.values import read_tensor
 from quant.prequantized import decode_checkpoint
@@ -123,38 +126,100 @@ def test_mxfp4_with_parts_that_do_not_fit() -> None:
 
 PACKED_NVFP4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
 MODELOPT_NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes and their scales, of weights with `shape[-1]` columns."""
+    random = torch.Generator().manual_seed(0)
+    data = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, generator=random)
+    scales = (torch.rand((*shape[:-1], shape[-1] // 16), generator=random) * 400).to(torch.float8_e4m3fn)
+    return data, scales
 
 
 def nvfp4(config: dict[str, Any], scale: float) -> dict[str, torch.Tensor]:
-    random = torch.Generator().manual_seed(0)
-    packed = torch.randint(0, 256, (6, 24), dtype=torch.uint8, generator=random)
-    scales = (torch.rand((6, 3), generator=random) * 400).to(torch.float8_e4m3fn)
+    data, scales = packed(6, 48)
     parts = {"a.weight_scale": scales, "a.input_scale": torch.ones(())}
     if config is PACKED_NVFP4:
-        own = {"a.weight_packed": packed, "a.weight_global_scale": torch.tensor([1 / scale])}
+        own = {"a.weight_packed": data, "a.weight_global_scale": torch.tensor([1 / scale])}
         return {"a.weight_scale": scales, "a.input_global_scale": torch.ones(1)} | own
-    return parts | {"a.weight": packed, "a.weight_scale_2": torch.tensor(scale)}
+    return parts | {"a.weight": data, "a.weight_scale_2": torch.tensor(scale)}
+
+
+def expected_nvfp4(data: torch.Tensor, scales: torch.Tensor, scale: float) -> torch.Tensor:
+    """The values of one matrix, one at a time."""
+    made = torch.empty(len(data), 2 * data.shape[1])
+    for row in range(made.shape[0]):
+        for column in range(made.shape[1]):
+            byte = int(data[row, column // 2])
+            code = byte & 15 if column % 2 == 0 else byte >> 4
+            made[row, column] = E2M1[code & 7] * (-1 if code & 8 else 1) * float(scales[row, column // 16]) * scale
+    return made
 
 
 @pytest.mark.parametrize("config", [PACKED_NVFP4, MODELOPT_NVFP4], ids=["compressed-tensors", "modelopt"])
 def test_nvfp4_value_by_value(config: dict[str, Any]) -> None:
-    scale = 0.25
-    stored = nvfp4(config, scale)
-    packed, scales = stored.get("a.weight_packed", stored.get("a.weight")), stored["a.weight_scale"].float()
-    made = values(config, stored)
-    assert packed is not None and made.shape == (6, 48) and made.dtype is torch.float32
-    table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-    for row, column in ((0, 0), (3, 17), (5, 47), (2, 32)):
-        byte = int(packed[row, column // 2])
-        code = byte & 15 if column % 2 == 0 else byte >> 4
-        value = table[code & 7] * (-1 if code & 8 else 1) * float(scales[row, column // 16]) * scale
-        assert float(made[row, column]) == value
+    assert torch.equal(values(config, nvfp4(config, 0.25)), expected_nvfp4(*packed(6, 48), 0.25))
+
+
+@pytest.mark.parametrize("config", [PACKED_NVFP4, MODELOPT_NVFP4], ids=["compressed-tensors", "modelopt"])
+def test_nvfp4_of_a_file(config: dict[str, Any], tmp_path: Path) -> None:
+    """Files list float8 tensors as unreadable: the scales of a published checkpoint are float8."""
+    save_file(nvfp4(config, 0.25), tmp_path / "model.safetensors")
+    tensors = decode_checkpoint(config, open_safetensors(tmp_path / "model.safetensors")).tensors
+    assert torch.equal(read_tensor(tensors["a.weight"]), expected_nvfp4(*packed(6, 48), 0.25))
+
+
+def test_nvfp4_whose_input_awq_scaled() -> None:
+    stored = nvfp4(MODELOPT_NVFP4, 0.25) | {"a.pre_quant_scale": torch.rand(48).bfloat16()}
+    made = values({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, stored)
+    assert torch.equal(made, expected_nvfp4(*packed(6, 48), 0.25) * stored["a.pre_quant_scale"].float())
+
+
+@pytest.mark.parametrize("scale", [torch.tensor(0.25), torch.tensor([0.25, 0.5, 0.125])])
+def test_nvfp4_of_experts_in_one_tensor(scale: torch.Tensor) -> None:
+    """GPT-OSS and Llama 4 of ModelOpt: both axes swapped, [E, K / 2, N]; others as they are."""
+    data, scales = packed(3, 6, 48)
+    each = scale.expand(3).tolist()
+    whole = torch.stack([expected_nvfp4(data[index], scales[index], each[index]) for index in range(3)])
+    for swap in (False, True):
+        pair = [part.mT.contiguous() if swap else part for part in (data, scales.float())]
+        stored = {"e.down_proj": pair[0], "e.down_proj_weight_scale": pair[1].to(torch.float8_e4m3fn)}
+        stored |= {"e.down_proj_weight_scale_2": scale, "e.down_proj_input_scale": torch.ones(())}
+        made = values(MODELOPT_NVFP4, stored, "e.down_proj")
+        assert torch.equal(made, whole.mT if swap else whole)
+
+
+@pytest.mark.parametrize("library", ["modelopt", "compressed-tensors"])
+def test_nvfp4_and_float8_in_one_checkpoint(library: str) -> None:
+    eight = {"b.weight": eight_bit((4, 16)), "b.weight_scale": torch.tensor(0.5)}
+    cache = {"l.self_attn.k_proj.k_scale": torch.ones(()), "l.self_attn.v_proj.v_scale": torch.ones(())}
+    if library == "modelopt":
+        kinds = {"a": {"quant_algo": "NVFP4", "group_size": 16}, "b": {"quant_algo": "FP8"}}
+        config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": kinds}
+        stored = nvfp4(MODELOPT_NVFP4, 0.25)
+    else:
+        kinds = {"0": {"format": "nvfp4-pack-quantized"}, "1": {"format": "float-quantized"}}
+        config = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": kinds}
+        stored = nvfp4(PACKED_NVFP4, 0.25)
+    tensors = decode_checkpoint(config, sources(stored | eight | cache)).tensors
+    assert sorted(tensors) == ["a.weight", "b.weight"]
+    assert torch.equal(read_tensor(tensors["a.weight"]), expected_nvfp4(*packed(6, 48), 0.25))
+    assert torch.equal(read_tensor(tensors["b.weight"]), eight["b.weight"].float() * 0.5)
+
+
+def test_modelopt_in_another_algorithm() -> None:
+    layers = {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "W4A16_AWQ"}}
+    for config in ({"quant_algo": "W4A16_AWQ"}, {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}):
+        with pytest.raises(WeightError, match="'W4A16_AWQ' cannot be read"):
+            decode_checkpoint({"quant_method": "modelopt"} | config, sources(nvfp4(MODELOPT_NVFP4, 1.0)))
 
 
 def test_nvfp4_with_parts_that_do_not_fit() -> None:
     stored = nvfp4(PACKED_NVFP4, 1.0)
-    with pytest.raises(CorruptCheckpointError, match="are no NVFP4"):
-        values(PACKED_NVFP4, stored | {"a.weight_scale": stored["a.weight_scale"][:2]})
+    for change in ({"a.weight_scale": stored["a.weight_scale"][:2]}, {"a.weight_global_scale": torch.ones(2)}):
+        with pytest.raises(CorruptCheckpointError, match="are no NVFP4"):
+            values(PACKED_NVFP4, stored | change)
     with pytest.raises(MissingTensorError, match="weight_global_scale"):
         values(PACKED_NVFP4, {name: each for name, each in stored.items() if "global" not in name})
 

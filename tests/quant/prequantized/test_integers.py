@@ -189,7 +189,7 @@ def test_tensors_of_several_pieces(method: str, symmetric: bool, monkeypatch: py
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "'gemv' cannot be read"),
         ({"quant_method": "awq", "bits": 3}, "3-bit"),
         ({"quant_method": "compressed-tensors", "format": "mxfp8-quantized"}, "'mxfp8-quantized'"),
-        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "'FP8' cannot be read"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' cannot be read"),
         (compressed_config(num_bits=6), "6-bit"),
         (compressed_config() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "name 0 widths"),

@@ -61,6 +61,28 @@ def float8(weight: torch.Tensor) -> Parts:
     return {"weight": stored, "weight_scale_inv": scale.expand(rows, columns).contiguous()}
 
 
+def nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bytes, scales in float8, and the tensor's scale."""
+    of_tensor = weight.abs().max() / (6 * 448)
+    groups = weight.unflatten(1, (-1, 16))
+    scales = (groups.abs().amax(-1) / 6 / of_tensor).to(torch.float8_e4m3fn)
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = (groups / (scales.float() * of_tensor).clamp(min=1e-12).unsqueeze(-1)).flatten(1)
+    codes = (values.abs().unsqueeze(-1) - table).abs().argmin(-1) + 8 * (values < 0)
+    return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), scales, of_tensor
+
+
+def packed_nvfp4(weight: torch.Tensor) -> Parts:
+    packed, scales, of_tensor = nvfp4(weight)
+    parts = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": (1 / of_tensor).reshape(1)}
+    return parts | {"input_global_scale": torch.ones(1)}
+
+
+def modelopt_nvfp4(weight: torch.Tensor) -> Parts:
+    packed, scales, of_tensor = nvfp4(weight)
+    return {"weight": packed, "weight_scale": scales, "weight_scale_2": of_tensor, "input_scale": torch.ones(())}
+
+
 def int8(weight: torch.Tensor) -> Parts:
     scale = weight.abs().amax(1)
     return {"weight": (weight / scale[:, None] * 127).round().to(torch.int8), "SCB": scale}
@@ -80,6 +102,8 @@ CONFIGS: Mapping[str, tuple[dict[str, Any], Callable[[torch.Tensor], Parts]]] = 
     "scattered gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, gptq_scattered),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, float8),
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, int8),
+    "nvfp4": ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, packed_nvfp4),
+    "modelopt": ({"quant_library": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, modelopt_nvfp4),
 }
 EXACT = ("gptq", "awq", "compressed-tensors")
 
@@ -142,6 +166,20 @@ def test_a_recipe_quantises_them_again_and_says_so(low_memory: bool, tmp_path: P
     assert any(
         note.startswith(f"{LINEARS} tensors") and "error of its own" in note for note in result.manifest["notes"]
     )
+
+
+def test_modelopt_says_it_in_a_file_of_its_own(tmp_path: Path) -> None:
+    model, originals = quantized_model(tmp_path / "model", "modelopt")
+    described = json.loads((model / "config.json").read_text())
+    del described["quantization_config"]
+    (model / "config.json").write_text(json.dumps(described))
+    own = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
+    produced = {"producer": {"name": "modelopt", "version": "0.23.0"}, "quantization": own}
+    (model / "hf_quant_config.json").write_text(json.dumps(produced))
+    result = exported(model, tmp_path, check=False)
+    values = dict(stored_values(result.archive))
+    for key, weight in originals.items():
+        assert torch.allclose(values[key].float(), weight, atol=float(weight.abs().max()) / 5), key
 
 
 def test_calibration_reads_the_dequantised_weights(tmp_path: Path) -> None:

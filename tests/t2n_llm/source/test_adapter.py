@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -380,12 +381,19 @@ def test_adapter_option_and_validation(trained: Callable[..., tuple[Path, Path]]
     model_folder, adapter_folder = trained("lora")
     folder = parent / "x"
     options = ("--no-tokenizer", "--dtype", "f32", "--decode-steps", 4)
-    outcome = call("export", model_folder, "-o", folder, *options, "--adapter", adapter_folder, "--json")
+    outcome = call("export", model_folder, "-o", folder, *options, "--adapter", adapter_folder)
     assert outcome.code == 0, outcome
-    assert strict_json(outcome.out)["adapter"]["name"] == adapter_folder.name
+    assert json.loads((folder / "export.json").read_text())["adapter"]["name"] == adapter_folder.name
     checking = ("validate", folder, "--reference", model_folder, "--decode-steps", 4)
     refused(call(*checking), adapter_folder.name)
-    agrees = call(*checking, "--adapter", adapter_folder, "--json")
+    unnamed = call("validate", folder)
+    refused(unnamed, f"with a local adapter ({adapter_folder.name})")
+    assert "--reference PATH --adapter PATH" in unnamed.line("hint")
+    # The summary ends with the command that names both.
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("check it")]
+    tool, *words = shlex.split(line.removeprefix("check it"))
+    assert tool == "t2n-llm" and words[-2:] == ["--adapter", str(adapter_folder)]
+    agrees = call(*words, "--decode-steps", 4, "--json")
     assert agrees.code == 0, agrees
     assert strict_json(agrees.out)["passed"] is True
     path = adapter_folder / "adapter_model.safetensors"

@@ -129,13 +129,17 @@ def test_another_model_is_noticed(bart: Path, exported: Path, tmp_path: Path) ->
     ("architecture", "changes"),
     [
         ("switch_transformers", {"num_experts": 2}),
+        ("nllb-moe", {"num_experts": 3, "encoder_sparse_step": 1, "decoder_sparse_step": 1}),
         pytest.param("t5", {"layers": 2}, marks=pytest.mark.nightly),  # test_calibration.py exports one as well
         pytest.param("marian", {}, marks=pytest.mark.nightly),  # a BART with other positions
     ],
 )
 def test_families_that_differ(architecture: str, changes: dict[str, int], tmp_path: Path) -> None:
-    """T5's second layer takes the positions of its first."""
-    _checked_export(architecture, changes, tmp_path)
+    """T5's second layer takes the positions of its first; experts are the engine's operator, in both stacks."""
+    result = _checked_export(architecture, changes, tmp_path)
+    if "num_experts" in changes:
+        for role in ("encoder", "decoder"):
+            assert "= tract_moe_ffn(" in read_graph_text(result.output_dir / f"{role}.nnef.tar")
 
 
 def _checked_export(architecture: str, changes: dict[str, int], folder: Path) -> ExportResult:

@@ -1,0 +1,231 @@
+"""Refusals tell their cause first, and what their advice proposes is exported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.errors import CaptureError, T2NError
+
+ROWS = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+FREE = {"x": {0: "B", 1: "S"}}
+
+
+class Written(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.layer = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x: Any, *more: Any) -> Any:
+        """Return what the function says."""
+        return self.function(self, x, *more)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A function that is refused, and the one that its advice proposes.
+
+    Attributes:
+        function: refused.
+        cause: words of the message.
+        advice: words of the hint.
+        followed: the function after the change.
+        args: its arguments; None takes those of the first.
+        axes: its dynamic axes.
+    """
+
+    function: Callable[..., Any]
+    cause: str
+    advice: str
+    followed: Callable[..., Any]
+    args: tuple[Any, ...] | None = None
+    axes: dict[str, Any] | None = None
+
+
+def by_numpy(self: Written, x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.tanh(x.numpy()))
+
+
+def sparse(self: Written, x: torch.Tensor) -> torch.Tensor:
+    return torch.sparse.mm(x[0].to_sparse(), x[0].T)
+
+
+def nested(self: Written, x: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([x[0], x[1][:2]]).to_padded_tensor(0.0)
+
+
+def packed(self: Written, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    rows = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+    return nn.utils.rnn.pad_packed_sequence(self.layer(rows)[0], batch_first=True)[0]
+
+
+def padded(self: Written, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    there = torch.arange(x.shape[1]) < lengths.unsqueeze(1)
+    return self.layer(x)[0] * there.unsqueeze(-1)
+
+
+def without_negatives(self: Written, x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+
+def each_position(self: Written, x: torch.Tensor) -> torch.Tensor:
+    total, rows = torch.zeros(x.shape[0], 3), []
+    for t in range(x.shape[1]):
+        total = total + x[:, t]
+        rows.append(total)
+    return torch.stack(rows, 1)
+
+
+def share(self: Written, x: torch.Tensor) -> torch.Tensor:
+    return x[:, : round(0.3 * x.shape[1])]
+
+
+def one_size(self: Written, x: torch.Tensor) -> torch.Tensor:
+    if x.shape[1] != 5:
+        raise ValueError("five")
+    return x * 2
+
+
+def until(self: Written, x: torch.Tensor) -> torch.Tensor:
+    while x.abs().sum() < 1000:
+        x = x * 2
+    return x
+
+
+def doubled_eight_times(self: Written, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(8):
+        x = torch.where(x.abs().sum() < 1000, x * 2, x)
+    return x
+
+
+REFUSALS = {
+    "NumPy": Refusal(by_numpy, "NumPy computes with a tensor", "with torch", lambda self, x: torch.tanh(x)),
+    "a sparse tensor": Refusal(sparse, "a sparse tensor", "dense tensors", lambda self, x: torch.mm(x[0], x[0].T)),
+    "a nested tensor": Refusal(
+        nested,
+        "a nested tensor",
+        "mask what the padding gives",
+        lambda self, x: (
+            x * (torch.arange(x.shape[1]) < torch.stack([x.new_tensor(9), x.new_tensor(2)])[:, None])[..., None]
+        ),
+        axes={"x": {1: "S"}},
+    ),
+    "a packed sequence": Refusal(
+        packed, "a packed sequence", "padded batch", padded, (ROWS, torch.tensor([5, 3])), FREE | {"more_0": {0: "B"}}
+    ),
+    "a mask as index": Refusal(without_negatives, "the result of index", "return the mask", lambda self, x: (x, x > 0)),
+    "unique": Refusal(lambda self, x: torch.unique(x), "_unique2", "outside", lambda self, x: x * 1.5),
+    "a loop over positions": Refusal(
+        each_position, "a loop runs once for each position: `for t in range", "whole axis", lambda self, x: x.cumsum(1)
+    ),
+    "a rounded share": Refusal(share, "RoundToInt", "integer divisions", lambda self, x: x[:, : 3 * x.shape[1] // 10]),
+    "one size alone": Refusal(
+        one_size,
+        "a branch depends on a size: `if x.shape[1] != 5:`",
+        "make the axis static",
+        one_size,
+        axes={"x": {0: "B"}},
+    ),
+    "a loop on values": Refusal(until, "read from a tensor", "masks and torch.where", doubled_eight_times),
+    "an object of a class": Refusal(
+        lambda self, x, more: x * more.scale,
+        "its tensors would be constants",
+        "Pass tensors",
+        lambda self, x, scale: x * SimpleNamespace(scale=scale).scale,
+        (ROWS, torch.randn(3)),
+    ),
+    "a result of a class": Refusal(
+        lambda self, x: SimpleNamespace(x=x), "not a tensor", "Return tensors", lambda self, x: SimpleNamespace(x=x).x
+    ),
+    "a module that fails": Refusal(
+        lambda self, x: x @ torch.zeros(5, 7),
+        "the module itself fails on the example inputs: RuntimeError",
+        "Give arguments",
+        lambda self, x: x @ torch.zeros(5, 7),
+        (torch.randn(2, 4, 5),),
+    ),
+}
+GIVEN = {
+    "a packed sequence": (ROWS, torch.tensor([5, 3])),
+    "an object of a class": (ROWS, SimpleNamespace(scale=torch.ones(3))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_tells_its_cause_and_its_advice_is_exported(name: str, tmp_path: Path) -> None:
+    row = REFUSALS[name]
+    args = GIVEN.get(name, (ROWS,))
+    target = TractNNEF(dynamic_axes=FREE, check_io=False)
+    with pytest.raises(T2NError) as caught:
+        export_model_to_nnef(Written(row.function), args, tmp_path / "refused", target, log_level=None)
+    refusal = caught.value
+    assert row.cause in refusal.message and row.advice in str(refusal.hint), str(refusal)
+    assert "torch.jit" not in refusal.message
+    made = export_model_to_nnef(
+        Written(row.followed),
+        row.args or args,
+        tmp_path / "followed",
+        TractNNEF(dynamic_axes=FREE if row.axes is None else row.axes),
+        log_level=None,
+    )
+    assert made.exists()
+
+
+def test_the_record_of_attempts(tmp_path: Path) -> None:
+    """Each way of capturing, what it met, where, and the text of the line; the message is about the first."""
+    with pytest.raises(CaptureError) as caught:
+        target = TractNNEF(dynamic_axes=FREE, check_io=False)
+        export_model_to_nnef(Written(by_numpy), (ROWS,), tmp_path / "refused", target, log_level=None)
+    first, *others = caught.value.attempts
+    assert first.method == "torch.export" and first.text == "return torch.from_numpy(np.tanh(x.numpy()))"
+    assert re.fullmatch(r"test_causes\.py:\d+", first.source) and first.met in caught.value.message
+    assert [each.method for each in others] == ["torch.jit.script", "torch.jit.trace"]
+    assert "freezes B, S" in others[1].met and "leave B, S static" in str(caught.value.hint)
+    assert all(str(each) in str(caught.value) for each in caught.value.attempts)
+
+
+def test_an_operator_without_a_fake_implementation(tmp_path: Path) -> None:
+    @torch.library.custom_op("t2n_causes::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    with pytest.raises(CaptureError, match=r"t2n_causes::twice has no fake implementation.*register_fake"):
+        export_model_to_nnef(
+            Written(lambda self, x: twice(x)), (ROWS,), tmp_path / "refused", TractNNEF(check_io=False), log_level=None
+        )
+
+
+class _Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return half of it."""
+        return torch.from_numpy(x.detach().numpy() / 2)
+
+
+def test_a_function_of_autograd_in_a_trace_is_refused(tmp_path: Path) -> None:
+    """PyTorch ends the process where the trace's operator for it is called."""
+    with pytest.raises(CaptureError, match="NumPy computes with a tensor") as caught:
+        model = Written(lambda self, x: _Halved.apply(x))
+        export_model_to_nnef(model, (ROWS,), tmp_path / "refused", TractNNEF(check_io=False), log_level=None)
+    assert any("prim::PythonOp" in each.met for each in caught.value.attempts)
+
+
+def test_a_detector_of_torchvision(tmp_path: Path) -> None:
+    detection = pytest.importorskip("torchvision.models.detection")
+    model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None)
+    with pytest.raises(CaptureError, match=r"exportable_detector\(model"):
+        target = TractNNEF(check_io=False)
+        export_model_to_nnef(model, ([torch.rand(3, 64, 64)],), tmp_path / "refused", target, log_level=None)
