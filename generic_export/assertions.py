@@ -115,12 +115,20 @@ def enforced_relations(assertions: Sequence[str]) -> tuple[str, ...]:
     return tuple(relation for label, _, relation in parts if relation and not label.endswith(_AGAIN))
 
 
+_LONGEST_TEXT = 80  # of a condition as PyTorch writes it, beside what tract reads
+
+
 def warn_of_conditions(kind: str, conditions: Sequence[SizeCondition]) -> None:
     """Warn of sizes at which a module does something else than its archive, and which tract refuses (`enforced`)."""
     for condition in conditions:
         where = f" at {condition.source}" if condition.source else ""
+        asked = (
+            f" ({condition.text})"
+            if condition.text != condition.relation and len(condition.text) <= _LONGEST_TEXT
+            else ""
+        )
         warnings.warn(
-            f"{kind}{where}: the archive is right where {condition.text} ({condition.relation}), as it is in the example; "
+            f"{kind}{where}: the archive is right where {condition.relation}{asked}, as it is in the example; "
             "elsewhere the module does something else, and tract refuses to run it.",
             stacklevel=4,
         )

@@ -24,6 +24,7 @@ from kvcache.attention_global import (
     windowed_attention,
 )
 from kvcache.compat import family_class, takes_cache
+from kvcache.hyper_connections import mixing_weights
 
 # (family, class, method) -> what stands in its place
 Forwards = Mapping[tuple[str, str, str], Callable[..., Any]]
@@ -56,7 +57,19 @@ def registered(table: dict[str, Any], name: str, function: Callable[..., Any]) -
 @contextmanager
 def explicit_attention_families() -> Iterator[None]:
     """Let the families below call our attention for the length of the block."""
-    with replaced_forwards(_FORWARDS):
+    with replaced_forwards(_FORWARDS), _hyper_connections():
+        yield
+
+
+@contextmanager
+def _hyper_connections() -> Iterator[None]:
+    """Let DeepSeek-V4 normalize its mixing matrices in one operator."""
+    owner = ("deepseek_v4", "DeepseekV4HyperConnection")
+    found = family_class(*owner)
+    own = found.forward if found is not None else None
+    # The block may be entered twice: the function that stands there then is ours already.
+    forwards = {} if own is None or hasattr(own, "__wrapped__") else {(*owner, "forward"): mixing_weights(own)}
+    with replaced_forwards(forwards):
         yield
 
 

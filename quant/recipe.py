@@ -26,7 +26,7 @@ ROLES = ("@linears", "@embeddings", "@head")
 RECIPE_FILE = "recipe.yaml"
 
 _MOST_BYTES = 1 << 20
-_WRITE = "Write names, sizes and schemes as in docs/quantization.md."
+_WRITE = "Write names, sizes and schemes as in docs/how-to/compress.md."
 _KEYS = ("name", "dtype", "algorithm", "target_size", "tensors")
 _RULE_KEYS = ("scheme", "algorithm")
 

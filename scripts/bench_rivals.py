@@ -5,14 +5,15 @@ usage: scripts/bench_rivals.py [--model DIR] [--against RIVAL ...] [--exports f1
                                [--decode N] [--repeat N] [--threads N,...] [--work DIR] [--history FILE.jsonl]
 
 model      by default SmolLM2-135M-Instruct as scripts/fetch_test_models.py makes it.
-against    by default llama.cpp, from npm's node-llama-cpp (docs/inspect-and-bench.md says where it is looked for).
+against    by default llama.cpp, from npm's node-llama-cpp (docs/how-to/inspect-and-benchmark.md says where it is looked for).
 exports    f16 and q4_0 by default; f16-for-prompts has f32 in memory. Made in --work unless they are there; each is measured
            against files of the same element types.
 history    gets one line: this machine, and every ratio of our speed to a rival's. Ratios that are more than a tenth below the
            median of the last runs on the same kind of machine are listed, and the exit code is 1; nothing is judged by
            fewer than three.
 
-Prints Markdown: speeds, ratios, goals. Contenders take turns, so ratios hold beside other work; speeds need an idle machine.
+Prints Markdown: speeds, ratios of our speed to theirs (above 1 is faster), goals.
+Contenders take turns, so ratios hold beside other work; speeds need an idle machine.
 Run it with the project's environment: .venv/bin/python scripts/bench_rivals.py --history out/rivals.jsonl
 """
 
@@ -107,7 +108,7 @@ def ratios_of(export: str, comparison: SpeedComparison) -> dict[str, float]:
             continue
         for point in run.points:
             name = f"{export} {point.kind} {point.tokens} / {run.name}, threads {run.threads}"
-            found[name] = 1 / comparison.ratio(run, point.kind, point.tokens)
+            found[name] = comparison.advantage(run, point.kind, point.tokens)
     return found
 
 
@@ -129,15 +130,17 @@ def tables(export: str, comparison: SpeedComparison) -> Iterator[str]:
     for threads in plan.threads:
         runs = comparison.with_threads(threads)
         yield f"\n### {export}, {threads} thread{'s' * (threads > 1)}\n"
-        yield f"| tokens a second | {' | '.join(run.name for run in runs)} |"
-        yield "|---" * (1 + len(runs)) + "|"
+        ratios = [f"{runs[0].name} / {run.name}" for run in runs[1:]]
+        yield f"| tokens a second | {' | '.join([*(run.name for run in runs), *ratios])} |"
+        yield "|---" * (2 * len(runs)) + "|"
         for point in runs[0].points:
             label = f"prefill {point.tokens}" if point.kind == "prefill" else f"decode after {point.tokens}"
             cells = [f"{run.speed(point.kind, point.tokens).median:,.1f}" for run in runs]
-            shares = ["", *(f" ({comparison.ratio(run, point.kind, point.tokens):.2f}x)" for run in runs[1:])]
-            yield f"| {label} | {' | '.join(map(str.__add__, cells, shares))} |"
-        yield f"| load, s | {' | '.join(f'{run.load_seconds:.2f}' for run in runs)} |"
-        yield f"| peak memory, MB | {' | '.join(f'{run.peak_rss_bytes / 1e6:,.0f}' for run in runs)} |"
+            cells += [f"{comparison.advantage(run, point.kind, point.tokens):.2f} x" for run in runs[1:]]
+            yield f"| {label} | {' | '.join(cells)} |"
+        nothing = " |" * (len(runs) - 1)
+        yield f"| load, s | {' | '.join(f'{run.load_seconds:.2f}' for run in runs)} |{nothing}"
+        yield f"| peak memory, MB | {' | '.join(f'{run.peak_rss_bytes / 1e6:,.0f}' for run in runs)} |{nothing}"
     yield "\n" + "; ".join(f"{run.name}: {run.version}" for run in comparison.with_threads(plan.threads[0]))
 
 
@@ -149,15 +152,11 @@ def goals_table(ratios: Ratios, rival: str, growths: Mapping[str, float]) -> Ite
     for goal in GOALS:
         ratio = ratios.get(f"{goal.export} {goal.kind} {goal.tokens} / {rival}, threads 1")
         if ratio is not None:
-            aimed, found = _as_said(goal, goal.least), _as_said(goal, ratio)
+            aimed, found = (f"{each:.2f} x its speed" for each in (goal.least, ratio))
             yield f"| {goal.export} {goal.kind} {goal.tokens} | {aimed} | {found} | {_said(ratio >= goal.least)} |"
     for name, seconds in growths.items():
         reached = _said(seconds <= GROWTH_GOAL) if name == "f16" else ""
         yield f"| growth a position and layer, {name} | {GROWTH_GOAL * 1e6:.2f} us | {seconds * 1e6:.2f} us | {reached} |"
-
-
-def _as_said(goal: Goal, ratio: float) -> str:
-    return f"{1 / ratio:.2f} x its time" if goal.kind == "decode" else f"{ratio:.2f} x its speed"
 
 
 def _said(reached: bool) -> str:

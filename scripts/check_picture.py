@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw what a terminal shows of an export's check: docs/check.svg, in the README and on the site's first page.
+"""Draw what a terminal shows of an export's check: docs/check.svg, on the site's first page.
 
 usage: scripts/check_picture.py [--source FOLDER] [--output FILE]
 """

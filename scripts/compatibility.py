@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the smoke set (scripts/dialect_smoke.py) in every engine and release that is installed; write docs/compatibility.md.
+"""Run the smoke set (scripts/dialect_smoke.py) in every installed engine and release; write docs/measurements/compatibility.md.
 
 The section that scripts/compatibility_versions.py measures is kept.
 
@@ -14,11 +14,12 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import dialect_smoke as smoke
 import torch
-from compatibility_versions import SECTION
+from compatibility_versions import SECTION, head
 from dialect_smoke import Outcome, SmokeCase, judge
 
 from generic_export.errors import EngineMissingError
@@ -29,7 +30,7 @@ from generic_export.inference_target.tract.releases.install import TRACT_CLI_VER
 from generic_export.inference_target.tract.releases.wheels import wheel_packages
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "compatibility.md"
+DOCUMENT = ROOT / "docs" / "measurements" / "compatibility.md"
 _TIMEOUT_SECONDS = 30.0
 _MARKS = {"passed": "✓", "refused": "refused", "failed": "**wrong**"}
 
@@ -68,25 +69,28 @@ def _engine(wheel: str | None = None) -> TractWheel | TractCli | str:
 
 
 def document(table: Sequence[Column], cases: Sequence[SmokeCase], found: Mapping[tuple[str, str], Outcome]) -> str:
-    """Return docs/compatibility.md."""
+    """Return docs/measurements/compatibility.md."""
     return "\n".join(_lines(table, cases, found)) + "\n"
 
 
 def _lines(
     table: Sequence[Column], cases: Sequence[SmokeCase], found: Mapping[tuple[str, str], Outcome]
 ) -> Iterator[str]:
-    yield "# What passes in which engine"
+    yield "# Compatibility"
+    yield ""
+    yield "## Releases of tract"
     yield ""
     yield (
-        f"Written by `scripts/compatibility.py` with PyTorch {torch.__version__.split('+')[0]} on {platform.machine()}. "
-        f"Each of {len(cases)} modules is exported for a tract release"
-    )
-    yield (
-        "(`TractNNEF(version=...)`), run in that release at two sizes of its dynamic axes, and compared with PyTorch "
-        "(element types exactly, values within 1e-4)."
+        f"Each of {len(cases)} modules is exported for a tract release (`TractNNEF(version=...)`), run in that release at two "
+        "sizes, and compared with PyTorch (dtypes exactly, values within 1e-4)."
     )
     yield ""
-    yield "✓ passed; *refused*: the release has no form for it, and the export says so; **wrong**: anything else."
+    yield "✓ passed; *refused*: the release lacks an operator, and the export reports it; **wrong**: anything else."
+    yield ""
+    yield (
+        f"Source: `scripts/compatibility.py`; commit {head()}, PyTorch {torch.__version__.split('+')[0]} on "
+        f"{platform.machine()}, {date.today().isoformat()}."
+    )
     yield ""
     yield "| module | " + " | ".join(column.title for column in table) + " |"
     yield "|---|" + "---|" * len(table)
@@ -95,11 +99,11 @@ def _lines(
         yield f"| {case.name} | " + " | ".join(marks) + " |"
     counts = (sum(found[case.name, column.title].status == "passed" for case in cases) for column in table)
     yield "| **passed** | " + " | ".join(f"{count} of {len(cases)}" for count in counts) + " |"
-    for status, title in (("refused", "Refused, and why"), ("failed", "Wrong")):
+    for status, title in (("refused", "Refused"), ("failed", "Wrong")):
         rows = _reasons(table, cases, found, status)
         if rows:
             yield ""
-            yield f"## {title}"
+            yield f"### {title}"
             yield ""
             yield from rows
 
@@ -113,10 +117,10 @@ def _reasons(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the document; see --help."""
-    parser = argparse.ArgumentParser(prog="compatibility", description="Write docs/compatibility.md.")
+    parser = argparse.ArgumentParser(prog="compatibility", description="Write docs/measurements/compatibility.md.")
     parser.add_argument("--versions", nargs="+", default=list(RELEASES), help="releases (default: %(default)s)")
     parser.add_argument("--only", default="", help="modules whose name contains this")
-    parser.add_argument("--output", type=Path, default=DOCUMENT, help="where to write (default: docs/compatibility.md)")
+    parser.add_argument("--output", type=Path, default=DOCUMENT, help="where to write (default: %(default)s)")
     options = parser.parse_args(arguments)
     cases = [case for case in smoke.CASES if options.only in case.name]
     table = columns(options.versions)

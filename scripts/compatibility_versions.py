@@ -7,7 +7,7 @@ usage: scripts/compatibility_versions.py [--transformers 5.22.2 ...] [--torch 2.
 Every release that is named is a cell: that release, and of all others the set of constraints.txt. A cell runs
 `scripts/version_smoke --short` in DIR (default .venv-versions, one environment for each Python, kept and changed from cell to
 cell) and is a line of FILE (default out/versions.jsonl); a cell whose line is there is not run again. --write puts the
-table of FILE into docs/compatibility.md. Exit code 1 when a cell that pyproject.toml promises did not pass.
+table of FILE into docs/measurements/compatibility.md. Exit code 1 when a cell that pyproject.toml promises did not pass.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -22,10 +23,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "compatibility.md"
+DOCUMENT = ROOT / "docs" / "measurements" / "compatibility.md"
 SECTION = "## Releases of transformers, PyTorch and Python"
 TRANSFORMERS = (
     *("5.15.1", "5.16.1", "5.17.0", "5.18.0", "5.19.0", "5.20.2", "5.21.1", "5.22.2", "5.23.0", "5.24.0"),
@@ -117,14 +119,26 @@ def read_cells(path: Path) -> dict[tuple[str, str], Cell]:
     return {(cell.package, cell.version): cell for cell in cells}
 
 
+def head() -> str:
+    """Return the commit that is measured, "unknown" outside of a repository."""
+    try:
+        asked = subprocess.run(
+            ("git", "rev-parse", "--short", "HEAD"), cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return asked.stdout.strip()
+
+
 def section(cells: Mapping[tuple[str, str], Cell]) -> Iterator[str]:
-    """Yield the lines of the section of docs/compatibility.md."""
+    """Yield the lines of the section of docs/measurements/compatibility.md."""
     yield SECTION
     yield ""
-    yield "Written by `scripts/compatibility_versions.py`. Each row is a run of `scripts/version_smoke --short` in an environment"
-    yield "of its own, with one release and, beside it, those that `constraints.txt` had that day: the bundled model exported and"
-    yield "checked in tract, three families of the zoo, and for PyTorch and Python ten operators. *Refused*: pip does not"
-    yield "install it beside this package, whose bounds (`pyproject.toml`) say why."
+    yield "Each row is a run of `scripts/version_smoke --short` with one release, and constraints.txt of that day for the rest."
+    yield "The bundled model is exported and validated, with three families of the zoo; for PyTorch and Python also ten operators."
+    yield "*Refused*: pip does not install this combination."
+    yield ""
+    yield f"Source: `scripts/compatibility_versions.py`; commit {head()}, {platform.machine()}, {date.today().isoformat()}."
     yield ""
     yield "| package | release | with | smoke |"
     yield "|---|---|---|---|"

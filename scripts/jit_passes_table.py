@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the table of hardening passes on silero_vad.jit: what each changed, and how many nodes the graph has behind it.
 
-usage: scripts/jit_passes_table.py [--script FILE] [--document docs/jit.md]
+usage: scripts/jit_passes_table.py [--script FILE] [--document docs/how-to/torchscript.md]
 
 FILE is by default where `scripts/fetch_test_models.py silero-vad` puts it. The table goes to stdout, or with --document
 between the two `jit_passes_table` marks of that file. Constants are not counted; nodes in branches and loops are.

@@ -130,7 +130,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--algorithms", default="search,best")
     parser.add_argument("--growths", default="2.5,5,10,20,40", help="percent, with commas")
     parser.add_argument("--json", type=Path, help="also write the points to this file")
-    parser.add_argument("--output", type=Path, default=PROJECT / "docs" / "mixed.svg")
+    parser.add_argument("--output", type=Path, default=PROJECT / "docs" / "measurements" / "mixed.svg")
     return parser.parse_args(argv)
 
 

@@ -14,6 +14,8 @@ measured like the others (one that turns out right is reported: its row must go)
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import multiprocessing
 import re
@@ -269,35 +271,58 @@ def summary(results: list[OpResult]) -> str:
 
 
 def markdown(results: list[OpResult]) -> str:
-    """Return docs/operators.md: the registry's overloads, then every measured operator."""
+    """Return docs/measurements/operators.md: the figures, and what is not right. The rest is in the CSV file beside it."""
+    excluded = inexpressible()
+    lines = [
+        "# Operators",
+        "",
+        "PyTorch's operator database (OpInfo): the first samples of each operator, with tensors as graph inputs. Each sample runs "
+        "in tract and is compared with PyTorch. [operators.csv](operators.csv) lists every operator.",
+        "",
+        f"{_SOURCE} PyTorch {torch.__version__}.",
+        "",
+        "```text",
+        summary(results),
+        "```",
+        "",
+        "Operators without a translation go through PyTorch's decompositions. `t2n-llm coverage MODEL` lists those of a model.",
+        "",
+        "## Operators that do not pass",
+        "",
+        "<!-- operators table: begin -->",
+        "",
+        "| operator | result | reason |",
+        "|---|---|---|",
+    ]
+    for result in _measured(results):
+        if result.outcome != "right":
+            lines.append(f"| `{result.full_name}` | {_verdict(result, excluded)} | {_reason(result, excluded)} |")
+    lines += ["", "<!-- operators table: end -->"]
+    return "\n".join(lines) + "\n"
+
+
+_SOURCE = "Source: `scripts/opinfo_report.py --markdown docs/measurements/operators.md`."
+
+
+def table(results: list[OpResult]) -> str:
+    """Return docs/measurements/operators.csv: every measured operator, and every translated overload."""
     import generic_export.ops  # noqa: F401 - registers the translations
     import kvcache  # noqa: F401 - and these
     from generic_export.translate.registry import translated_overloads
 
     excluded = inexpressible()
-    overloads = sorted(str(overload) for overload in translated_overloads())
-    lines = [
-        "# Operators",
-        "",
-        "Made by `scripts/opinfo_report.py --markdown docs/operators.md`; do not edit. PyTorch's operator database, the first "
-        "samples of each operator, tensors as graph inputs, every sample run in tract and compared with PyTorch.",
-        "",
-        "```",
-        summary(results),
-        "```",
-        "",
-        f"## Translated overloads ({len(overloads)})",
-        "",
-        "Operators not listed go through PyTorch's own decompositions into these.",
-        "",
-        ", ".join(f"`{name}`" for name in overloads),
-    ]
-    for kind in KINDS:
-        lines += ["", f"## {kind}", "", "| operator | result | reason |", "|---|---|---|"]
-        for result in results:
-            if result.kind == kind and result.samples:
-                lines.append(f"| `{result.full_name}` | {_verdict(result, excluded)} | {_reason(result, excluded)} |")
-    return "\n".join(lines) + "\n"
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("operator", "kind", "result", "reason"))
+    for result in _measured(results):
+        writer.writerow((result.full_name, result.kind, _verdict(result, excluded), _reason(result, excluded)))
+    for overload in sorted(map(str, translated_overloads())):
+        writer.writerow((overload, "overload", "translated", ""))
+    return out.getvalue()
+
+
+def _measured(results: list[OpResult]) -> list[OpResult]:
+    return [result for kind in KINDS for result in results if result.kind == kind and result.samples]
 
 
 def _verdict(result: OpResult, excluded: dict[str, str]) -> str:
@@ -318,7 +343,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=3, help="samples per operator")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--json", type=Path, help="write one JSON line per operator")
-    parser.add_argument("--markdown", type=Path, help="write the support table, such as docs/operators.md")
+    parser.add_argument("--markdown", type=Path, help="write docs/measurements/operators.md, and a CSV file beside it")
     parser.add_argument("--show-failures", action="store_true", help="list every operator that is not right")
     parser.add_argument(
         "--strict", action="store_true", help="exit 1 when an operator that tract can express is not right"
@@ -340,6 +365,7 @@ def main() -> int:
         options.json.write_text("\n".join(lines) + "\n")
     if options.markdown:
         options.markdown.write_text(markdown(results))
+        options.markdown.with_suffix(".csv").write_text(table(results))
     if options.show_failures:
         for result in results:
             if result.outcome not in ("right", "untested"):

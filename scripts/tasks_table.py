@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Write the table of tasks in docs/tasks.md: command, inputs, outputs, and how many architectures of each are right in the zoo.
+"""Write the table of tasks in docs/how-to/tasks.md: archives, inputs, outputs, and how many architectures pass in the zoo.
 
-usage: scripts/tasks_table.py RESULTS.jsonl ... [--document docs/tasks.md]
+usage: scripts/tasks_table.py RESULTS.jsonl ... [--document docs/how-to/tasks.md]
 
 RESULTS are files that `t2n-llm zoo run --task ... --results` wrote; the f32 cells count. A task without results has no figure.
 """
@@ -39,7 +39,7 @@ _INPUTS = {
 def table(run: Run) -> str:
     """Return the table of every task, the figures from a run."""
     lines = [
-        "| `--task` | archives | inputs | outputs | right of those that transformers runs |",
+        "| `--task` | archives | inputs | outputs | validated |",
         "|---|---|---|---|---|",
     ]
     return "\n".join([*lines, *(f"| {' | '.join(_row(name, run))} |" for name in TASKS)]) + "\n"
@@ -48,10 +48,16 @@ def table(run: Run) -> str:
 def _row(name: str, run: Run) -> Iterator[str]:
     head = HEADS.get(name)
     yield f"`{name}`"
-    yield "`model`" if head is not None or name == TEXT_GENERATION else "see below"
+    yield "`model`" if head is not None or name == TEXT_GENERATION else _page(name)
     yield _inputs(head) if head is not None else "`input_ids`, caches" if name == TEXT_GENERATION else ""
     yield ", ".join(f"`{output}`" for output in head.outputs) if head is not None else ""
     yield "as `text-classification`" if name == SEQUENCE_CLASSIFICATION else _figure(name, run)
+
+
+def _page(name: str) -> str:
+    """Return a link to the page of a task that has several archives."""
+    multimodal = name in ("image-text-to-text", "audio-text-to-text")
+    return "[multimodal](multimodal.md)" if multimodal else "[encoder-decoder](encoder-decoders.md)"
 
 
 def _inputs(head: Head) -> str:
@@ -60,7 +66,7 @@ def _inputs(head: Head) -> str:
 
 def _figure(name: str, run: Run) -> str:
     if name == TEXT_GENERATION:
-        return "[zoo.md](zoo.md)"
+        return "[models](../measurements/models.md)"
     tally = run.of_task(name).tally("f32")
     if name not in ZOO_TASKS or not tally.total:
         return ""
@@ -72,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "tasks.md")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "how-to" / "tasks.md")
     options = parser.parse_args(arguments)
     text = options.document.read_text(encoding="utf-8")
     found = table(Run("these", tuple(read_results(options.results))))

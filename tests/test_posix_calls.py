@@ -1,4 +1,4 @@
-"""The table of docs/platforms.md names every call of the packages that POSIX alone has."""
+"""The table of docs/contributing/platforms.md names every call of the packages that POSIX alone has."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def calls(source: str) -> Iterator[str]:
 def rows(page: str) -> list[tuple[str, set[str]]]:
     """Return the rows of the table: the call, and its files."""
     _, found, section = page.partition(HEADING + "\n")
-    assert found, f"docs/platforms.md has no heading {HEADING!r}"
+    assert found, f"docs/contributing/platforms.md has no heading {HEADING!r}"
     lines = [line.split("|") for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
     return [(call, set(re.findall(r"`([^`]+)`", files))) for _, call, files, *_ in lines[2:]]
 
@@ -99,7 +99,7 @@ def test_the_table_names_every_call() -> None:
         for package in PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
     }
-    table = rows((ROOT / "docs" / "platforms.md").read_text(encoding="utf-8"))
+    table = rows((ROOT / "docs" / "contributing" / "platforms.md").read_text(encoding="utf-8"))
     assert missing(sources, table) == []
     named = {file for _, files in table for file in files}
     assert named - sources.keys() == set(), "the table names files that are not there"

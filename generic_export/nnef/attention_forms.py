@@ -19,13 +19,15 @@ PADDING_ROWS = 64
 
 
 class AttentionForm(StrEnum):
-    """How an operation of attention is written."""
+    """How an operation of attention, or of its cache, is written."""
 
     SDPA = "sdpa"
     PADDED_SDPA = "padded sdpa"
     SCALED_MASKED_SOFTMAX = "scaled_masked_softmax"
     FUSIBLE_SOFTMAX = "fusible softmax"
     PLAIN_SOFTMAX = "plain softmax"
+    CAST_CACHE = "cache rounded by a cast"
+    ROUNDED_CACHE = "cache rounded by a product"
 
 
 def attention_forms(operations: Iterable[NnefOperation]) -> Counter[AttentionForm]:

@@ -256,6 +256,12 @@ def grouped_attention(
     if mask is not None:
         full = b.broadcast(b.cast(mask, wide), [*mask.shape[:2], steps, total])
         row_mask = _row_mask(b, full, key_heads, groups, rows)
+    if not b.spelling.fused_softmax and query.dtype is wide:
+        # There are fewer queries than scores. Not in f16, where a scaled query would be rounded again.
+        factor = scale if softcap is None else scale / softcap
+        query = _scaled(b, query, factor)
+        further = None if further is None else (_scaled(b, further[0], factor), further[1])
+        scale = 1.0 if softcap is None else softcap
     scores = _scores_of_rows(b, query, key, rows, wide)
     if further is not None:
         scores = b.binary("add", scores, _scores_of_rows(b, *further, rows, wide))
@@ -279,12 +285,16 @@ def _scores_of_rows(b: NnefBuilder, query: Value, key: Value, rows: Dim, accumul
     return b.einsum("bhnk,bhmk->bhmn", [key, grouped], accumulator=accumulator)
 
 
+def _scaled(b: NnefBuilder, value: Value, factor: float) -> Value:
+    return value if factor == 1.0 else b.binary("mul", value, b.scalar(float(factor), value.dtype))
+
+
 def _softmax_of_scores(
     b: NnefBuilder, scores: Value, mask: Value | None, scale: float, softcap: float | None, sinks: Value | None
 ) -> Value:
     """Scale, cap, mask and normalise scores [..., T]; `sinks` [..., 1] are scores of one more key, which is then left out."""
     total, axis = scores.shape[-1], scores.rank - 1
-    scores = b.binary("mul", scores, b.scalar(scale if softcap is None else scale / softcap, scores.dtype))
+    scores = _scaled(b, scores, scale if softcap is None else scale / softcap)
     if softcap is not None:
         scores = b.binary("mul", b.unary("tanh", scores), b.scalar(float(softcap), scores.dtype))
     if mask is not None:

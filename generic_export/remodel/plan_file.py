@@ -1,7 +1,7 @@
 """Plans as YAML or JSON text: read with the line of everything kept for later errors, and written.
 
 In: text, or a `RemodelPlan`. Out: the other one; `parse_plan(plan_text(plan)) == plan`. Plain scalars mean what JSON says they
-mean (`NO` and `1:30` are text), so that a symbol may be called anything. The schema is in docs/remodel.md.
+mean (`NO` and `1:30` are text), so that a symbol may be called anything. The schema is in docs/how-to/remodel.md.
 """
 
 from __future__ import annotations

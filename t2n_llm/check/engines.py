@@ -19,7 +19,7 @@ def chosen_engine(options: EngineOptions | None = None) -> TractWheel | TractCli
     """
     options = options or EngineOptions()
     if options.uses_command:
-        return TractCli(options.tract_binary, device=options.device)
+        return TractCli(options.tract_binary, device=options.device, threads=options.threads)
     return TractWheel(device=options.device)
 
 

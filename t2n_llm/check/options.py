@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from generic_export.devices import CPU, check_device
+from generic_export.errors import OptionError
 from t2n_llm.option import Panel, option, refuse_invalid
 
 if TYPE_CHECKING:
@@ -26,12 +27,16 @@ class EngineOptions:
 
     engine: str = option(
         "wheel",
-        "wheel: tract from pip, embedded. cli: the tract command. auto: the first of them that is there.",
+        "wheel: tract from pip. cli: the tract command. auto: whichever exists.",
         Panel.CHECK,
         choices=ENGINES,
     )
     tract_binary: Path | None = option(
-        None, "The tract command to check with (implies --engine cli).", Panel.CHECK, flags=("--tract",)
+        None, "Path of the tract command (implies --engine cli).", Panel.CHECK, flags=("--tract",)
+    )
+
+    threads: int = option(
+        1, "Threads of the tract command (--engine cli).", Panel.CHECK, minimum=1, metavar="N", advice="Use 1 or more."
     )
 
     device: str = CPU
@@ -40,6 +45,11 @@ class EngineOptions:
     def __post_init__(self) -> None:
         refuse_invalid(self)
         check_device(self.device)
+        if self.threads > 1 and not self.uses_command:
+            raise OptionError(
+                f"--threads {self.threads} is given, and products in the wheel take one.",
+                "Add --engine cli, or leave it out.",
+            )
 
     @property
     def uses_command(self) -> bool:
@@ -58,11 +68,9 @@ class PlacementOptions:
         OptionError: there is no such place, or a size is none.
     """
 
-    device_map: str = option(
-        "auto", "Weights of the PyTorch reference: auto (on disk what does not fit), cpu, disk or cuda.", Panel.CHECK
-    )
+    device_map: str = option("auto", "Placement of the reference model: auto, cpu, disk or cuda.", Panel.CHECK)
     max_memory: str | None = option(
-        None, "Most memory for those weights: 8GB, or cpu=8GB,0=20GB by device.", Panel.CHECK, metavar="SIZE"
+        None, "Memory limit of the reference: 8GB, or cpu=8GB,0=20GB.", Panel.CHECK, metavar="SIZE"
     )
 
     def __post_init__(self) -> None:
@@ -88,7 +96,7 @@ class CheckingOptions(PlacementOptions, EngineOptions):
         minimum=1,
         advice="Decode at least one token, or skip the check.",
     )
-    low_memory: bool = option(False, "Run PyTorch in a process that ends before the engine starts.", Panel.CHECK)
+    low_memory: bool = option(False, "Run PyTorch in a process that ends before tract starts.", Panel.CHECK)
 
     def __post_init__(self) -> None:
         EngineOptions.__post_init__(self)

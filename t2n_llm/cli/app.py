@@ -23,9 +23,11 @@ from t2n_llm.cli.edge import COMMAND, UnforeseenError, advice_on
 from t2n_llm.cli.env import env
 from t2n_llm.cli.export import export, validate, verify
 from t2n_llm.cli.generate import generate
+from t2n_llm.cli.help_level import HELP, set_help_level, wants_everything
 from t2n_llm.cli.inspect import inspect
 from t2n_llm.cli.quantize_report import quantize_report
 from t2n_llm.cli.remodel import remodel
+from t2n_llm.cli.renamed_options import with_current_names
 from t2n_llm.cli.serve import serve
 from t2n_llm.cli.session import EXIT_BAD_INPUT, EXIT_BUG, EXIT_DISAGREES, Session
 from t2n_llm.cli.share import pull, push
@@ -35,7 +37,7 @@ from t2n_llm.option import removal
 if TYPE_CHECKING:
     from t2n_llm.check.agreement import ValidationReport
 
-_JSON_TO_FILE = ("coverage", "diagnose")  # their --json takes a file
+_COMPLETION = "_T2N_LLM_COMPLETE"  # set by the shell that asks for completions
 
 app = typer.Typer(
     help="Bring Hugging Face models to the tract inference engine.",
@@ -70,21 +72,25 @@ def _root(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     write_utf8()
-    words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    words, renamed = with_current_names((sys.argv[1:] if arguments is None else arguments) or [HELP])
+    everything = wants_everything(words) or _COMPLETION in os.environ  # a shell completes every option
     session = Session(mode=_spoken(words))
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with interruptible():
         try:
-            code = _command_line()(words, prog_name=COMMAND, standalone_mode=False, obj=session)
+            for warning in renamed:
+                Sink(session.mode).warn(warning)
+            code = _command_line(everything)(words, prog_name=COMMAND, standalone_mode=False, obj=session)
         except (Exception, Interrupted) as error:
             code = _report(error, session)
     sys.exit(code or 0)
 
 
 @cache
-def _command_line() -> Callable[..., Any]:
+def _command_line(everything: bool = False) -> Callable[..., Any]:
     """Return the parser of all commands, built once per process: typer takes 0.1 s to build it."""
     root = get_command(app)
+    set_help_level(root, everything)
     _escape_help(root)
     return root
 
@@ -105,11 +111,8 @@ def write_utf8() -> None:
 
 
 def _spoken(words: list[str]) -> OutputMode:
-    """Return how errors are told: as JSON when JSON goes to stdout, which some commands are told by `--json -`."""
-    to_stdout = "--json" in words
-    if to_stdout and words[0] in _JSON_TO_FILE:
-        to_stdout = "-" in words[words.index("--json") + 1 :][:1]
-    return OutputMode.JSON if to_stdout or "--json=-" in words else OutputMode.HUMAN
+    """Return how errors are printed."""
+    return OutputMode.JSON if "--json" in words else OutputMode.HUMAN
 
 
 def _report(error: BaseException, session: Session) -> int:

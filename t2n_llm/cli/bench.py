@@ -23,30 +23,27 @@ if TYPE_CHECKING:
     from t2n_llm.measure.machine_limits import MachineLimits
     from t2n_llm.measure.profiling import PhaseProfile, ProfileReport, TimeShare
 
-_EngineOption = Annotated[str, typer.Option(help="wheel: tract from pip, embedded. cli: the tract command.")]
-_TractOption = Annotated[
-    Path | None, typer.Option("--tract", help="The tract command to measure with (implies --engine cli).")
-]
-_TimeoutOption = Annotated[
-    float, typer.Option(min=1.0, metavar="SECONDS", help="How long one load or one run may take.")
-]
+_EngineOption = Annotated[str, typer.Option(help="wheel: tract from pip. cli: the tract command.")]
+_TractOption = Annotated[Path | None, typer.Option("--tract", help="Path of the tract command (implies --engine cli).")]
+_TimeoutOption = Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Time limit of one load or run.")]
 
 
 def profile(
     archive: ArchiveArgument,
     prefill: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
     past: Annotated[
-        int | None, typer.Option(min=0, help="Tokens in the cache at the decoding step; by default the prompt's.")
+        int | None, typer.Option("--depth", min=0, help="Cached tokens before the decode step; default: the prompt.")
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of each table.")] = 15,
     engine: _EngineOption = "wheel",
     tract: _TractOption = None,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the tract command (--engine cli).")] = 1,
     device: DeviceOption = "cpu",
     timeout: _TimeoutOption = 600.0,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show which operators and modules take the time of a prefill, and of one decoding step.
+    """Show the time of each operator and module, in prefill and in decoding.
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
@@ -56,7 +53,7 @@ def profile(
 
         report = profile_archive(
             locate_archive(archive),
-            _engine(engine, tract, device, timeout),
+            _engine(engine, tract, device, timeout, threads),
             prefill=prefill,
             past=prefill if past is None else past,
             progress=sink.stage,
@@ -67,36 +64,35 @@ def profile(
 
 def bench(
     archives: Annotated[
-        list[Path], typer.Argument(help="Exports or archives; ratios are to the first.", callback=require_archives)
+        list[Path],
+        typer.Argument(help="Exports or archives; ratios are relative to the first.", callback=require_archives),
     ],
     against: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="RIVAL", help="llama.cpp[:FILE.gguf], onnxruntime[:FOLDER] or torch[:DTYPE]; may be repeated."
+            metavar="ENGINE", help="Compare: llama.cpp[:FILE.gguf], onnxruntime[:FOLDER], torch[:DTYPE]; repeatable."
         ),
     ] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="What the first archive was exported from, for its rivals; by default what its export says."),
+        typer.Option("--reference", help="Original of the first archive: hub id or folder; default: recorded."),
     ] = None,
     prefill: Annotated[
         str | None,
-        typer.Option("--prefill", "--pp", metavar="N,...", help="Tokens fed at once: 512; 64,512,2048 with --against."),
+        typer.Option("--prefill", "--pp", metavar="N,...", help="Prompt tokens: 512; with --against 64,512,2048."),
     ] = None,
     decode: Annotated[
-        int | None, typer.Option("--decode", "--tg", min=1, help="Tokens fed one by one: 128; 16 with --against.")
+        int | None, typer.Option("--decode", "--tg", min=1, help="Generated tokens: 128; with --against 16.")
     ] = None,
     depth: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,...", help="Tokens in the cache before decoding: 0; 64,512,2048,8192,16384 with --against."
-        ),
+        typer.Option(metavar="N,...", help="Cached tokens before decoding: 0; with --against 64,512,2048,8192,16384."),
     ] = None,
     threads: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Threads, a run for each; 1,all with --against.")
+        str | None, typer.Option(metavar="N,...", help="Threads, one run each; with --against 1,all.")
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="How often each is measured.")] = 5,
-    warmup: Annotated[int, typer.Option(min=0, help="Runs of each before the clock starts.")] = 1,
+    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Measured runs; the median is reported.")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="Runs before measuring.")] = 1,
     engine: _EngineOption = "wheel",
     tract: _TractOption = None,
     device: DeviceOption = "cpu",
@@ -105,7 +101,7 @@ def bench(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure prefill and decode in tokens a second, load time and peak memory; beside other archives and other programs.
+    """Measure prefill and decode speed, load time and peak memory.
 
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
@@ -119,9 +115,10 @@ def bench(
             check_plot(plot)
         grid = Grid.parse(prefill, depth, threads)
         located = [locate_archive(archive) for archive in archives]
-        chosen = _engine(engine, tract, device, timeout)
+        command = (engine == "cli" or tract is not None) and not against
+        chosen = _engine(engine, tract, device, timeout, grid.only_threads if command else 1)
         report: BenchReport | SpeedComparison
-        if against or not grid.is_single:
+        if against or not (grid.is_one_place if command else grid.is_single):
             report = run_comparison(
                 located, against or [], checkpoint, chosen, grid.plan(located, decode, repeat, warmup), sink.stage
             )
@@ -140,11 +137,11 @@ def bench(
         sink.drew(plot)
 
 
-def _engine(name: str, binary: Path | None, device: str, timeout: float) -> TractWheel | TractCli:
-    """Return the engine that the options name.
+def _engine(name: str, binary: Path | None, device: str, timeout: float, threads: int = 1) -> TractWheel | TractCli:
+    """Return the engine that the options name; `threads` are the command's.
 
     Raises:
-        OptionError: there is no such engine or device.
+        OptionError: there is no such engine or device, or the engine takes no threads.
         EngineMissingError: it is not installed.
     """
     from generic_export.errors import OptionError
@@ -155,7 +152,9 @@ def _engine(name: str, binary: Path | None, device: str, timeout: float) -> Trac
     if name not in ENGINES:
         raise OptionError(f"engine {name!r} is unknown.", f"Use one of {', '.join(ENGINES)}.")
     if name == "cli" or binary is not None:
-        return TractCli(binary, timeout_seconds=timeout, device=device)
+        return TractCli(binary, timeout_seconds=timeout, device=device, threads=threads)
+    if threads > 1:
+        raise OptionError(f"products in the wheel take one thread, and {threads} are wanted.", "Add --engine cli.")
     return TractWheel(timeout_seconds=timeout, device=device)
 
 

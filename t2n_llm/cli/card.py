@@ -13,14 +13,14 @@ from t2n_llm.cli.session import open_sink
 
 def card(
     folder: ExportFolderArgument,
-    show: Annotated[bool, typer.Option("--print", help="Print it instead; write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a README.md that somebody wrote or edited.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the card; write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an edited README.md.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Write the model card of an export: README.md, with the hub's metadata, the check, and how to run it.
+    """Write the model card of an export (README.md).
 
-    Exit code 0: written. 2: bad input, or a README.md that is somebody's own. 3: a bug.
+    Exit code 0: written. 2: bad input, or README.md was edited (use --force). 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
         from t2n_llm.export.card_page import card_text, write_card

@@ -44,7 +44,7 @@ def chat(
     sampling: Sampling,
     system: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="What the model is told before the first turn.", show_default=False),
+        typer.Option(metavar="TEXT", help="System message.", show_default=False),
     ] = None,
     max_new_tokens: Annotated[int | None, most_new_tokens(2048)] = None,
     template_kwargs: TemplateVariablesOption = None,
@@ -52,7 +52,7 @@ def chat(
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Chat with a language model in tract. Lines of a pipe are turns; /help lists what can be typed.
+    """Chat with a language model in tract. /help lists the commands.
 
     Exit code 0: left. 2: bad input, or the engine failed. 3: a bug.
     """

@@ -50,7 +50,23 @@ class Grid:
     @property
     def is_single(self) -> bool:
         """Whether a bench of one prompt and one depth, with the engine's own threads, was asked for."""
-        return self.threads is None and all(len(each or (0,)) == 1 for each in (self.prefills, self.depths))
+        return self.threads is None and self.is_one_place
+
+    @property
+    def is_one_place(self) -> bool:
+        """Whether there is one prompt and one depth."""
+        return all(len(each or (0,)) == 1 for each in (self.prefills, self.depths))
+
+    @property
+    def only_threads(self) -> int:
+        """The one number of threads; 1 by default.
+
+        Raises:
+            OptionError: there are several.
+        """
+        if len(self.threads or (1,)) > 1:
+            raise OptionError("--engine cli takes one number of threads.", "Give one: --threads 2.")
+        return (self.threads or (1,))[0]
 
     @property
     def prefill(self) -> int:
@@ -133,7 +149,8 @@ def comparison_tables(comparison: SpeedComparison) -> Iterator[Any]:
     plan = comparison.plan
     yield (
         f"tokens a second: median of {plan.repeats}, contenders in turn; decoding: {plan.decode} steps; "
-        "± half the distance from slowest to fastest; x: ratio to the first, median of the repeats"
+        "± half the distance from slowest to fastest; x: speed of the first over that of another, above 1 is faster, median of the "
+        "repeats"
     )
     for run in comparison.with_threads(plan.threads[0]):
         yield f"[dim]{escape(run.name)}: {escape(run.version)}[/dim]"
@@ -146,21 +163,23 @@ def _table(comparison: SpeedComparison, threads: int) -> Table:
 
     runs = comparison.with_threads(threads)
     heading = "1 thread" if threads == 1 else f"{threads} threads"
-    table = table_of(heading, *(f">{escape(run.name)}" for run in runs))
+    ratios = (f">{escape(runs[0].name)} / {escape(run.name)}" for run in runs[1:])
+    table = table_of(heading, *(f">{escape(run.name)}" for run in runs), *ratios)
     for point in runs[0].points:
         label = f"prefill {point.tokens}" if point.kind == "prefill" else f"decode after {point.tokens}"
-        table.add_row(label, *(_speed(comparison, run, point.kind, point.tokens) for run in runs))
-    table.add_row("load, s", *(f"{run.load_seconds:.2f}" for run in runs))
-    table.add_row("peak memory", *(size_text(run.peak_rss_bytes) for run in runs))
+        place = point.kind, point.tokens
+        speeds = (_speed(run, *place) for run in runs)
+        table.add_row(label, *speeds, *(f"{comparison.advantage(run, *place):.2f}x" for run in runs[1:]))
+    nothing = [""] * (len(runs) - 1)
+    table.add_row("load, s", *(f"{run.load_seconds:.2f}" for run in runs), *nothing)
+    table.add_row("peak memory", *(size_text(run.peak_rss_bytes) for run in runs), *nothing)
     return table
 
 
-def _speed(comparison: SpeedComparison, run: SpeedRun, kind: str, tokens: int) -> str:
+def _speed(run: SpeedRun, kind: str, tokens: int) -> str:
     samples = run.speed(kind, tokens)
     spread = f" ±{samples.spread:.0%}" if len(samples.values) > 1 else ""
-    is_first = run is comparison.with_threads(run.threads)[0]
-    ratio = "" if is_first else f"\n{comparison.ratio(run, kind, tokens):.2f}x"
-    return f"{samples.median:,.1f}{spread}{ratio}"
+    return f"{samples.median:,.1f}{spread}"
 
 
 # --- a chart --------------------------------------------------------------------------------------

@@ -257,10 +257,8 @@ class Sink:
             self._compression(manifest["compression"])
         if result.validation is None:
             half = any(state["dtype"] == "f16" for kind in _STATES for state in manifest["graph"].get(kind, ()))
-            unseen = ", and nobody looked whether f16 holds its keys and values" if half else ""
-            self._out.print(
-                f"[yellow]not checked[/yellow] (--no-check): run t2n-llm validate before you trust it{unseen}"
-            )
+            unseen = "; ranges of the KV cache were not measured" if half else ""
+            self._out.print(f"[yellow]not validated[/yellow] (--no-check): run t2n-llm validate{unseen}")
         for role, path in result.archives.items():
             several = len(sizes) > 1
             title, size = (role, f" ({sizes[role]:.1f} MB)") if several else ("archive", "")

@@ -13,7 +13,7 @@ import typer
 from generic_export.errors import InterruptError, OptionError
 from generic_export.files import write_whole
 from t2n_llm.cli.console import OutputMode, Sink
-from t2n_llm.cli.parameters import QuietOption, require_source, takes_options
+from t2n_llm.cli.parameters import JsonOption, QuietOption, require_source, takes_options
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.cli.tables import table_of
 from t2n_llm.source.reference import SourceRef
@@ -25,16 +25,13 @@ if TYPE_CHECKING:
     from t2n_llm.explain.coverage import CoverageReport
 
 _EXIT_FAILED = 1
-STDOUT = "-"
 
 _SourceArgument = Annotated[
     str,
-    typer.Argument(
-        help="Hub id, local folder, config.json or .gguf file; no weights are read.", callback=require_source
-    ),
+    typer.Argument(help="Hub id, local folder, config.json or .gguf file.", callback=require_source),
 ]
-_JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON to a file, or to stdout: -.")
+_JsonFileOption = Annotated[
+    Path | None, typer.Option("--json-file", metavar="FILE", help="Write the report to a JSON file.")
 ]
 
 
@@ -44,17 +41,18 @@ def coverage(
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="Capture all layers instead of one of each kind (slower).")
     ] = False,
-    json_file: _JsonOption = None,
+    json_file: _JsonFileOption = None,
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
     origin: SourceRef = SourceRef(),
 ) -> None:
-    """List the operators that a model needs: supported, decomposed into others, or missing. Takes seconds.
+    """List the operators of a model: supported, decomposed or missing. Needs no weights.
 
-    Exit code 0: all can be written. 1: something is missing or cannot be captured. 2: bad input. 3: a bug.
+    Exit code 0: all supported. 1: something is missing, or cannot be captured. 2: bad input. 3: a bug.
     """
-    with sink_for_json(json_file, quiet) as sink:
+    with open_sink(as_json, quiet) as sink:
         quiet_libraries(sink)
-        _require_writable(_file_of(json_file))
+        _require_writable(json_file)
         from t2n_llm.explain.coverage import cover_model
 
         report = cover_model(
@@ -62,7 +60,9 @@ def coverage(
             every_layer=every_layer,
             reporter=sink,
         )
-    write_record(sink, report.asdict(), json_file)
+    sink.record(report.asdict())
+    if json_file is not None:
+        write_text(json_file, _json_text(report.asdict()))
     sink.show(*_coverage_parts(report))
     if not report.complete:
         raise typer.Exit(_EXIT_FAILED)
@@ -74,50 +74,46 @@ def diagnose(
         str, typer.Argument(help="Hub id, local folder, config.json or .gguf file.", callback=require_source)
     ],
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="A twin: the same classes, a layer of each kind, small, random weights.")
+        bool, typer.Option("--tiny", help="Use a small random-weight model, one layer of each kind.")
     ] = False,
-    weights: Annotated[
-        bool, typer.Option("--weights", help="Read the model's weights; without, pieces are given random ones.")
-    ] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Read the weights; the default uses random ones.")] = False,
     dtype: Annotated[str, typer.Option(help="f32 or f16: weights, activations and caches.")] = "f32",
     strategy: Annotated[
         str,
-        typer.Option(
-            help="failing: descend where something fails. whole: the root only. leaves: every piece, the innermost first. "
-            "isolate: every module without its children. numerics: rank all pieces by their own error."
-        ),
+        typer.Option(help="Search: failing, whole, leaves, isolate or numerics (ranks errors)."),
     ] = "failing",
-    depth: Annotated[int | None, typer.Option(min=0, help="How far to descend; 0 is the whole model.")] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Begin at this module, such as model.layers.0.self_attn.")
+    depth: Annotated[
+        int | None, typer.Option("--max-depth", min=0, help="Depth of modules; 0 is the whole model.")
     ] = None,
-    atol: Annotated[float | None, typer.Option(min=0.0, help="Largest error, instead of a measured limit.")] = None,
-    rtol: Annotated[float | None, typer.Option(min=0.0, help="The same as a share of the output's size.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Attempts at a time.")] = 1,
-    timeout: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Time of one attempt.")] = 300.0,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of one attempt.")] = "8GiB",
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML file.")] = None,
-    json_file: _JsonOption = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Start at this module, such as model.layers.0.self_attn.")
+    ] = None,
+    atol: Annotated[float | None, typer.Option(min=0.0, help="Absolute tolerance, instead of a measured one.")] = None,
+    rtol: Annotated[float | None, typer.Option(min=0.0, help="Tolerance relative to the output.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Parallel attempts.")] = 1,
+    timeout: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Time limit of one attempt.")] = 300.0,
+    memory: Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Memory limit of one attempt.")] = "8GiB",
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as an HTML file.")] = None,
+    json_file: _JsonFileOption = None,
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder for the reports, and a stand-alone reproduction of each fault."),
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for reports and a reproduction of each fault."),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Take over from --out what passed in an earlier run.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Reuse what passed in an earlier run (--output).")] = False,
     origin: SourceRef = SourceRef(),
 ) -> None:
-    """Find the module, the operator and the line that keep a model from exporting, or make it wrong. No weights needed.
+    """Find the module, operator and line that make an export fail. Needs no weights.
 
-    Ctrl-C ends the search; what is known is still reported.
+    Ctrl-C ends the search and prints what was found.
     Exit code 0: everything passes. 1: something fails, or was interrupted. 2: bad input. 3: a bug.
     """
-    with sink_for_json(json_file, quiet) as sink:
+    with open_sink(as_json, quiet) as sink:
         quiet_libraries(sink)
         if tiny and weights:
             raise OptionError("--tiny and --weights exclude each other.", "A tiny twin has random weights.")
-        for path in (html, _file_of(json_file)):
+        for path in (html, json_file):
             _require_writable(path)
         from generic_export.diagnose import Limits
         from t2n_llm.explain.diagnosis import DiagnosisOptions, Subject, diagnose_model
@@ -137,12 +133,16 @@ def diagnose(
         )
         with _interrupts_reach_the_search(), _ProgressView(sink) as view:
             diagnosis = diagnose_model(origin.named(model), options, reporter=sink, progress=view.show)
-    _tell(sink, diagnosis, html, json_file, out)
+    if as_json:
+        typer.echo(diagnosis.to_json(), nl=False)
+    if json_file is not None:
+        write_text(json_file, diagnosis.to_json())
+    _tell(sink, diagnosis, html, out)
     if not diagnosis.ok:
         raise typer.Exit(_EXIT_FAILED)
 
 
-def _tell(sink: Sink, diagnosis: Diagnosis, html: Path | None, json_file: str | None, out: Path | None) -> None:
+def _tell(sink: Sink, diagnosis: Diagnosis, html: Path | None, out: Path | None) -> None:
     """Write the reports that were asked for, and speak."""
     from rich.text import Text
 
@@ -152,10 +152,6 @@ def _tell(sink: Sink, diagnosis: Diagnosis, html: Path | None, json_file: str | 
     pages = [path for path in (html, out / "report.html" if out is not None else None) if path is not None]
     for path in pages:
         write_text(path, diagnosis_html(diagnosis))
-    if json_file == STDOUT:
-        typer.echo(diagnosis.to_json(), nl=False)
-    elif json_file is not None:
-        write_text(Path(json_file), diagnosis.to_json())
     text = Text(diagnosis_text(diagnosis))
     text.highlight_regex(r"\bfailed: \w+", "bold red")
     text.highlight_regex(r"(?m)(?<=  )ok\b", "green")
@@ -263,19 +259,6 @@ def _where(progress: Progress) -> str:
 # --- shared by both -------------------------------------------------------------------------------
 
 
-def sink_for_json(json_file: str | None, quiet: bool = False) -> Sink:
-    """Return the sink of a command whose `--json` names a file: it speaks JSON only when that file is stdout."""
-    return open_sink(json_file == STDOUT, quiet)
-
-
-def write_record(sink: Sink, record: dict[str, Any], json_file: str | None) -> None:
-    """Write a report as JSON where it was asked for."""
-    if json_file == STDOUT:
-        sink.record(record)
-    elif json_file is not None:
-        write_text(Path(json_file), _json_text(record))
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all.
 
@@ -288,10 +271,6 @@ def write_text(path: Path, text: str) -> None:
         raise OptionError(
             f"{path}: cannot be written: {error.strerror}.", "Name a file in a folder of yours."
         ) from error
-
-
-def _file_of(json_file: str | None) -> Path | None:
-    return None if json_file is None or json_file == STDOUT else Path(json_file)
 
 
 def _require_writable(path: Path | None) -> None:

@@ -8,7 +8,7 @@ from t2n_llm.cli.tables import filled_table
 
 
 def env(as_json: JsonOption = False, quiet: QuietOption = False) -> None:
-    """Show versions, engines, processor, memory, disk, caches and variables: what a report of a problem needs.
+    """Show versions, processor, memory, disk and variables for a bug report.
 
     Exit code 0: shown. 2: bad input. 3: a bug.
     """

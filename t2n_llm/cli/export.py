@@ -30,31 +30,30 @@ if TYPE_CHECKING:
 def export(
     source: Annotated[
         str,
-        typer.Argument(
-            help="Hub id (meta-llama/Llama-3.1-8B), local folder (also of diffusers), or .gguf file.",
-            callback=require_source,
-        ),
+        typer.Argument(help="Hub id, local folder, or .gguf file.", callback=require_source),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder to make; by default named after the model."),
+        typer.Option("--output", "-o", metavar="DIR", help="Folder to create; default: the name of the model."),
     ] = None,
     options: ExportOptions = ExportOptions(),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be written, how large and how long; write nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be written, with sizes; write nothing.")
     ] = False,
     push: Annotated[
         str | None,
-        typer.Option(metavar="OWNER/NAME", help="Send it to the hub as well, private.", rich_help_panel="Output"),
+        typer.Option(
+            metavar="OWNER/NAME", help="Upload the export to a private hub repository.", rich_help_panel="Output"
+        ),
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="With --push: everybody may see it.", rich_help_panel="Output")
+        bool, typer.Option("--public", help="Make the repository public (with --push).", rich_help_panel="Output")
     ] = False,
     origin: SourceRef = SourceRef(),
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Export a model, and prove that tract says what PyTorch says.
+    """Export a model and verify tract's outputs against PyTorch.
 
     Exit code 0: exported (and checked). 1: tract disagrees; the archive is kept as DIR.failed. 2: bad input. 3: a bug.
     """
@@ -66,9 +65,7 @@ def export(
 
         if is_pipeline(source):
             if dry_run or request is not None:
-                raise OptionError(
-                    "--dry-run and --push have no meaning for a pipeline of diffusers.", "Leave them out."
-                )
+                raise OptionError("--dry-run and --push do not apply to a pipeline of diffusers.", "Leave them out.")
             sink.exported_pipeline(export_pipeline(source, output, options=options, reporter=sink))
             return
         from t2n_llm.export.pipeline import export_llm, plan_llm_export
@@ -112,17 +109,17 @@ def _pushed(folder: Path, request: PushRequest, sink: Sink) -> PushResult:
 def validate(
     folder: ExportFolderArgument,
     reference: Annotated[
-        str | None, typer.Option(help="Hub id or folder of the original; by default the hub id that was exported.")
+        str | None, typer.Option(help="Original: hub id or folder; default: the recorded hub id.")
     ] = None,
     origin: SourceRef = SourceRef(),
     options: ValidateOptions = ValidateOptions(),
     noted: Annotated[
-        bool, typer.Option("--record", help="Note the outcome in export.json, and say it in the model card.")
+        bool, typer.Option("--record", help="Record the result in export.json and the model card.")
     ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare an export with PyTorch: prefill, chunked prefill, decode with the cache fed back, greedy generation.
+    """Compare an export with PyTorch in tract.
 
     Exit code 0: they agree within the element type's tolerance. 1: they differ. 2: bad input. 3: a bug.
     """
@@ -137,7 +134,7 @@ def validate(
             from t2n_llm.export.card_page import note
 
             if not note(folder, validation=report.asdict()):
-                sink.warn(f"{folder / 'README.md'} was edited by somebody: it stays as it is.")
+                sink.warn(f"{folder / 'README.md'} was edited; it is not changed.")
         if not (report.passed or as_json):
             raise report.failure(str(folder), "Is the reference the model that was exported? Then export it again.")
     sink.validated(report)
@@ -148,19 +145,17 @@ def validate(
 def verify(
     path: ExportArgument,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Compare with the source too: read, cast and quantised again.")
+        bool, typer.Option("--deep", help="Compare with the source: read, cast and quantize again.")
     ] = False,
     reference: Annotated[
         str | None,
-        typer.Option(help="For --deep: hub id or folder of the original; by default the hub id that was exported."),
+        typer.Option(help="Original, for --deep; default: the recorded hub id."),
     ] = None,
-    adapter: Annotated[
-        str | None, typer.Option(metavar="PATH", help="For --deep: the adapter that was merged.")
-    ] = None,
+    adapter: Annotated[str | None, typer.Option(metavar="PATH", help="The merged adapter, for --deep.")] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Read an export again and compare every tensor with the SHA-256 recorded when it was written.
+    """Compare every tensor and file of an export with its SHA-256.
 
     Exit code 0: as written. 1: damaged; each bad, missing or extra tensor is named. 2: bad input. 3: a bug.
     """

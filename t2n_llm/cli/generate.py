@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _SOURCES = Panel.ENCODER_DECODER.value
 _MOST_NEW_TOKENS = 128  # of a text that is made of a source
-_GUESSED_TOKENS = 2  # more were not faster (docs/llm.md)
+_GUESSED_TOKENS = 2  # more were not faster (docs/measurements/speed.md#prompt-lookup)
 
 
 @dataclass(frozen=True)
@@ -72,50 +72,50 @@ def generate(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="What to continue, to answer, or to make another text of; - or nothing: what is piped in.",
+            help="Prompt; - or nothing: read from a pipe.",
             show_default=False,
         ),
     ] = None,
     prompt_file: Annotated[
-        Path | None, typer.Option(help="A file with the prompt, in UTF-8.", metavar="FILE", show_default=False)
+        Path | None, typer.Option(help="File with the prompt (UTF-8).", metavar="FILE", show_default=False)
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="System message before the prompt.", show_default=False),
+        typer.Option(metavar="TEXT", help="System message.", show_default=False),
     ] = None,
     audio: Annotated[
-        Path | None, typer.Option(help="A recording (WAV) to write down.", metavar="FILE", rich_help_panel=_SOURCES)
+        Path | None, typer.Option(help="Recording to transcribe (WAV).", metavar="FILE", rich_help_panel=_SOURCES)
     ] = None,
     image: Annotated[
-        Path | None, typer.Option(help="A picture to describe or to read.", metavar="FILE", rich_help_panel=_SOURCES)
+        Path | None, typer.Option(help="Image to describe or read.", metavar="FILE", rich_help_panel=_SOURCES)
     ] = None,
     language: Annotated[
         str | None,
-        typer.Option(help="Spoken language, such as en; by default the model finds out.", rich_help_panel=_SOURCES),
+        typer.Option(help="Spoken language, such as en; default: detected.", rich_help_panel=_SOURCES),
     ] = None,
     translate: Annotated[
-        bool, typer.Option("--translate", help="Write what is said in English.", rich_help_panel=_SOURCES)
+        bool, typer.Option("--translate", help="Translate into English.", rich_help_panel=_SOURCES)
     ] = False,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="Write when it is said, in seconds.", rich_help_panel=_SOURCES)
+        bool, typer.Option("--timestamps", help="Print times in seconds.", rich_help_panel=_SOURCES)
     ] = False,
     beams: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Texts followed at a time, for encoder-decoders; by default what the model's settings say.",
+            help="Beams, for encoder-decoders; default: the model's setting.",
             show_default=False,
             rich_help_panel=_SOURCES,
         ),
     ] = None,
     prompt_lookup: Annotated[
-        bool, typer.Option("--prompt-lookup", help="Guess tokens from the prompt; faster where the text repeats it.")
+        bool, typer.Option("--prompt-lookup", help="Speculative decoding from the prompt; faster on repeated text.")
     ] = False,
     prompt_lookup_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="K", help=f"Tokens guessed at once; {_GUESSED_TOKENS} by default.", show_default=False
+            min=1, metavar="K", help=f"Guessed tokens per run; default: {_GUESSED_TOKENS}.", show_default=False
         ),
     ] = None,
     max_new_tokens: Annotated[int | None, most_new_tokens(128)] = None,
@@ -125,7 +125,7 @@ def generate(
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Generate text in tract, streamed, with the cache kept by the engine.
+    """Generate text in tract.
 
     Exit code 0: generated. 2: bad input, or the engine failed. 3: a bug.
     """
@@ -192,11 +192,11 @@ def _read(read: Callable[[], str], name: str) -> str:
 
 def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> Iterable[str]:
     """Return the text that an export makes; the stack keeps its engine."""
-    from t2n_llm.export.folder import read_manifest
+    from t2n_llm.export.folder import read_any_manifest
     from t2n_llm.measure.generate import export_folder
     from t2n_llm.tasks.names import CTC, WITH_SOURCES, recorded_task
 
-    task = recorded_task(read_manifest(export_folder(archive)))
+    task = recorded_task(read_any_manifest(export_folder(archive)))
     if asked.guessed_tokens is not None and task in (*WITH_SOURCES, CTC):
         raise OptionError(f"{archive} was exported for {task}.", "Leave --prompt-lookup out.")
     if asked.variables and task in (*WITH_SOURCES, CTC):

@@ -25,16 +25,16 @@ def inspect(
     archive: ArchiveArgument,
     graph: Annotated[bool, typer.Option("--graph", help="Print graph.nnef instead.")] = False,
     tensors: Annotated[
-        int, typer.Option("--tensors", min=0, metavar="N", help="How many of the largest tensors to list; 0: all.")
+        int, typer.Option("--tensors", min=0, metavar="N", help="Number of largest tensors to list; 0: all.")
     ] = 10,
     engine: Annotated[
-        bool, typer.Option("--engine/--no-engine", help="Load it in tract to see the optimised operators.")
+        bool, typer.Option("--engine/--no-engine", help="Load the archive in tract to list its operators.")
     ] = True,
-    device: Annotated[str, typer.Option(help="What tract optimises for: cpu, cuda or metal.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device to optimize for: cpu, cuda or metal.")] = "cpu",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show an archive's interface, tensors, cache and operators. It is read as a stream, never unpacked.
+    """Show inputs, outputs, tensors, cache and operators of an archive.
 
     Exit code 0: read. 1: tract refuses the archive. 2: it is damaged, or bad input. 3: a bug.
     """

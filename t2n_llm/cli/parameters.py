@@ -74,27 +74,25 @@ def require_source(name: str) -> str:
 
 ArchiveArgument = Annotated[
     Path,
-    typer.Argument(help="Folder made by `t2n-llm export`, or an archive: folder, tar, tgz.", callback=require_archive),
+    typer.Argument(help="Export folder, or an archive: folder, tar, tgz.", callback=require_archive),
 ]
 ExportArgument = Annotated[
     Path,
-    typer.Argument(help="Folder made by `t2n-llm export`, or the archive in it.", callback=require_export),
+    typer.Argument(help="Export folder, or its archive.", callback=require_export),
 ]
-ExportFolderArgument = Annotated[Path, typer.Argument(help="Folder made by `t2n-llm export`.", callback=require_export)]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or metal, where tract has it.")]
+ExportFolderArgument = Annotated[Path, typer.Argument(help="Export folder.", callback=require_export)]
+DeviceOption = Annotated[str, typer.Option(help="Device: cpu, cuda or metal.")]
 PrefillChunkOption = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Tokens of a prompt fed at once; by default what export.json says."),
+    typer.Option(min=1, metavar="N", help="Prompt tokens per call; default: recorded in export.json."),
 ]
-ChatTemplateOption = Annotated[
-    bool, typer.Option("--chat/--raw", help="Put the prompt in the model's chat template, if any.")
-]
+ChatTemplateOption = Annotated[bool, typer.Option("--chat/--raw", help="Use the model's chat template, if any.")]
 TemplateVariablesOption = Annotated[
     str | None,
     typer.Option(
         "--template-kwargs",
         metavar="JSON",
-        help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
+        help="Template variables, such as '{\"enable_thinking\": false}'.",
         show_default=False,
     ),
 ]
@@ -103,7 +101,7 @@ JsonOption = Annotated[
     typer.Option(
         "--json",
         callback=_speaks_json,
-        help="Print one JSON object instead of text.",
+        help="Print one JSON object.",
         rich_help_panel=Panel.OUTPUT.value,
     ),
 ]
@@ -112,7 +110,7 @@ JsonLinesOption = Annotated[
     typer.Option(
         "--json",
         callback=_speaks_json,
-        help="Print a JSON object a line: the pieces as they come, and last the text with its counts.",
+        help="Print JSON lines: pieces, then a summary.",
         rich_help_panel=Panel.OUTPUT.value,
     ),
 ]
@@ -122,7 +120,7 @@ QuietOption = Annotated[
         "--quiet",
         "-q",
         callback=_speaks_little,
-        help="Print nothing but warnings and errors.",
+        help="Print only warnings and errors.",
         rich_help_panel=Panel.OUTPUT.value,
     ),
 ]
@@ -156,7 +154,7 @@ def most_new_tokens(otherwise: int) -> Any:
         "-n",
         min=1,
         metavar="N",
-        help=f"Most tokens to generate; by default what the model's settings say, or {otherwise}.",
+        help=f"Maximum number of tokens; default: the model's, or {otherwise}.",
         show_default=False,
     )
 

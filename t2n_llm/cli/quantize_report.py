@@ -18,33 +18,30 @@ def quantize_report(
     folder: ExportFolderArgument,
     reference: Annotated[
         str | None,
-        typer.Option(
-            help="The original (hub id or folder, run in PyTorch), or another export of it (run in tract). "
-            "By default the hub id that was exported."
-        ),
+        typer.Option(help="Original (hub id or folder) or another export; default: recorded."),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Text to measure on; by default one that comes with the package."),
+        typer.Option(metavar="FILE", help="Text to measure on; default: a built-in text."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="About how many tokens to score.")] = 2048,
-    window: Annotated[int, typer.Option(min=2, help="Tokens in one piece of the text.")] = 256,
+    tokens: Annotated[int, typer.Option(min=1, help="Number of tokens to score.")] = 2048,
+    window: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 256,
     against: Annotated[
         list[str] | None,
         typer.Option(
             metavar="llama.cpp[:FILE.gguf]",
-            help="Measure a GGUF file of the same model beside it, or the same tensors as ggml rounds them; may be repeated.",
+            help="Compare with a GGUF file, or with ggml's rounding; repeatable.",
         ),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the error by layer: .png (t2n-llm[plot]), or .html with all tables."),
+        typer.Option(metavar="FILE", help="Chart of errors (.png, t2n-llm[plot]) or report (.html)."),
     ] = None,
     max_kl: Annotated[
-        float | None, typer.Option(min=0.0, help="Exit with 1 when the mean KL divergence is above this.")
+        float | None, typer.Option(min=0.0, help="Exit with code 1 above this mean KL divergence.")
     ] = None,
     noted: Annotated[
-        bool, typer.Option("--record", help="Note quality in export.json, and say it in the model card.")
+        bool, typer.Option("--record", help="Record the quality in export.json and the model card.")
     ] = False,
     origin: SourceRef = SourceRef(),
     placement: PlacementOptions = PlacementOptions(),
@@ -52,7 +49,7 @@ def quantize_report(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Say what compression costs: the error of each tensor, and perplexity and divergence through the engine.
+    """Measure the quality of a compressed export: tensor errors, KL divergence, perplexity.
 
     Exit code 0: measured. 1: the divergence is above --max-kl. 2: bad input. 3: a bug.
     """
@@ -82,7 +79,7 @@ def quantize_report(
             from t2n_llm.export.card_page import note
 
             if not note(folder, quality={**asdict(report.quality), "text": report.text, "engine": report.engine}):
-                sink.warn(f"{folder / 'README.md'} was edited by somebody: it stays as it is.")
+                sink.warn(f"{folder / 'README.md'} was edited; it is not changed.")
     sink.quality(report, max_kl)
     if plot is not None:
         sink.drew(plot)

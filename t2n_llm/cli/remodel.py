@@ -24,30 +24,26 @@ def remodel(
         str,
         typer.Argument(
             metavar="MODULE:FACTORY",
-            help="Function that returns the modules and example inputs: package.module:factory or file.py:factory.",
+            help="Function that returns modules and example inputs: package.module:factory or file.py:factory.",
         ),
     ],
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The plan, YAML or JSON (docs/remodel.md).")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Plan in YAML or JSON.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where the archives go; the current folder.")
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Output folder; default: the current one.")
     ] = None,
     dump_config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a plan that changes nothing, to begin with, and end. -: print it."),
+        typer.Option(metavar="FILE", help="Write a template of a plan; -: print it."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the boundaries; write nothing.")] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Show what changes as lines instead of a table.")] = False,
-    archive: Annotated[str, typer.Option(help="tar, tgz or dir.")] = "tar",
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Compare each archive with PyTorch in tract.")
-    ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show inputs and outputs; write nothing.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show changes as lines.")] = False,
+    archive: Annotated[str, typer.Option(help="Form of the archive: tar, tgz or dir.")] = "tar",
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Compare tract with PyTorch.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Export modules with another boundary: axes and inputs that disappear, names, sizes and outputs of your own.
+    """Export modules with different inputs and outputs, described by a plan.
 
     Exit code 0: exported (and checked). 2: bad input, or tract disagrees. 3: a bug.
     """

@@ -18,41 +18,35 @@ _GRACE_SECONDS = 2  # that answers have to end in, when the server is told to
 
 def serve(
     archive: ExportArgument,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own are open to all.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; not local: open to all.")] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     name: Annotated[
-        str | None, typer.Option(help="What clients call the model; by default its folder's name.", show_default=False)
+        str | None, typer.Option(help="Name of the model; default: the folder's name.", show_default=False)
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=1, metavar="N", help="Most tokens of an answer.")
+        int, typer.Option("--max-new-tokens", "-n", min=1, metavar="N", help="Maximum tokens per answer.")
     ] = 2048,
-    max_seconds: Annotated[float, typer.Option(min=0.1, metavar="S", help="Most seconds of an answer.")] = 300.0,
-    max_request_bytes: Annotated[int, typer.Option(min=1, metavar="N", help="Most bytes of a request.")] = 1 << 20,
-    max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Most requests that wait for their turn.")] = 32,
+    max_seconds: Annotated[float, typer.Option(min=0.1, metavar="S", help="Maximum seconds per answer.")] = 300.0,
+    max_request_bytes: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum bytes per request.")] = 1 << 20,
+    max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum waiting requests.")] = 32,
     prefill_chunk: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Tokens of a prompt fed at once; by default what export.json says."),
+        typer.Option(min=1, metavar="N", help="Prompt tokens per call; default: recorded in export.json."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Another name of the server in Host headers; repeatable.", show_default=False
-        ),
+        typer.Option(metavar="NAME", help="Allowed name in Host headers; repeatable.", show_default=False),
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY", envvar="T2N_LLM_API_KEY", help="Answer only requests with this key.", show_default=False
-        ),
+        typer.Option(metavar="KEY", envvar="T2N_LLM_API_KEY", help="Require this API key.", show_default=False),
     ] = None,
     sanitize_special_tokens: Annotated[
-        bool, typer.Option("--sanitize-special-tokens", help="Encode special tokens in messages as ordinary text.")
+        bool, typer.Option("--sanitize-special-tokens", help="Encode special tokens in messages as plain text.")
     ] = False,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Serve a language model as OpenAI does (chat, completions, models), one answer at a time: for trying, and for tests.
+    """Serve a model over an OpenAI-compatible API, one request at a time.
 
     Exit code 0: ended. 2: bad input, a port in use, or the engine failed. 3: a bug.
     """

@@ -11,23 +11,19 @@ from t2n_llm.cli.parameters import ExportFolderArgument, JsonOption, QuietOption
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.source.reference import SourceRef
 
-TokenOption = Annotated[
-    str | None, typer.Option(help="Hub access token; by default the one of `hf auth login` or HF_TOKEN.")
-]
+TokenOption = Annotated[str | None, typer.Option(help="Hub token; default: HF_TOKEN or `hf auth login`.")]
 
 
 def push(
     folder: ExportFolderArgument,
-    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub; made if need be.")],
-    public: Annotated[bool, typer.Option("--public", help="Everybody may see it; else it is private.")] = False,
-    unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Send an export that was never compared with PyTorch.")
-    ] = False,
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub; created if needed.")],
+    public: Annotated[bool, typer.Option("--public", help="Make the repository public; default: private.")] = False,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Send an export without validation.")] = False,
     token: TokenOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Send an export to the hub, once it is verified. What is there already is not sent again.
+    """Verify an export and upload it to the hub.
 
     Exit code 0: it is there. 2: bad input, an export that is changed or wrong, or the hub refuses. 3: a bug.
     """
@@ -43,15 +39,15 @@ def push(
 def pull(
     repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")],
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder to make; by default named after the repository.")
+        Path | None, typer.Argument(help="Folder to create; default: the name of the repository.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export of that name.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
     token: TokenOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Fetch an export from the hub and verify it. After one that was cut short, whole files are not fetched again.
+    """Download an export from the hub and verify it. An interrupted pull skips completed files.
 
     Exit code 0: it is in place, as it was pushed. 2: bad input, no such repository, or damaged. 3: a bug.
     """

@@ -21,30 +21,26 @@ if TYPE_CHECKING:
 _EXIT_SURPRISE = 1
 
 zoo = typer.Typer(
-    help="Export every architecture of the installed transformers, tiny and random, and check each in tract.",
+    help="Export and validate tiny models of every architecture.",
     no_args_is_help=True,
 )
 
-_ResultsArgument = Annotated[
-    list[Path], typer.Argument(help="Files that `zoo run --results` wrote; several are the shards of one run.")
-]
+_ResultsArgument = Annotated[list[Path], typer.Argument(help="Files of `zoo run --results`, one or several shards.")]
 _ExpectedOption = Annotated[
-    Path | None, typer.Option("--expected", metavar="FILE", help="Expected failures; by default the package's own.")
+    Path | None, typer.Option("--expected", metavar="FILE", help="Expected failures; default: those of the package.")
 ]
 _HistoryOption = Annotated[
-    Path | None, typer.Option("--history", metavar="DIR", help="Folder of earlier runs; this one is added.")
+    Path | None, typer.Option("--history", metavar="DIR", help="Folder of earlier runs; this run is added.")
 ]
 _HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the page.")]
-_UpdateOption = Annotated[
-    bool, typer.Option("--update", help="Rewrite the expected failures of the cells that were run.")
-]
+_UpdateOption = Annotated[bool, typer.Option("--update", help="Rewrite the expected failures of this run.")]
 _MarkdownOption = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables, between the marks of the file.")
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables into a Markdown file.")
 ]
 
 
 _TaskOption = Annotated[
-    list[str] | None, typer.Option("--task", metavar="NAMES", help="Tasks, with commas, or all; text-generation.")
+    list[str] | None, typer.Option("--task", metavar="NAMES", help="Tasks, separated by commas, or all.")
 ]
 
 
@@ -63,35 +59,37 @@ def run_command(
     task: _TaskOption = None,
     suite: _SuiteOption = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="NAMES", help="Model types or shell patterns, with commas.")
+        list[str] | None, typer.Option("--only", metavar="NAMES", help="Model types or patterns, separated by commas.")
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option("--dtype", metavar="TYPES", help="f32, f16, q4_0; commas.")] = None,
-    full_size: Annotated[
-        bool, typer.Option("--full-size", help="Default configs, captured and translated in their real size.")
-    ] = False,
+    full_size: Annotated[bool, typer.Option("--full-size", help="Capture default configs in their real size.")] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="At most so many architectures, the best known first.")
+        int | None, typer.Option(min=1, metavar="N", help="Number of architectures, best known first.")
     ] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="The I-th of N parts, counted from 1.")] = "1/1",
     models: Annotated[
         Path | None,
-        typer.Option("--models", metavar="FILE", help="Real checkpoints: a hub id (ID@REVISION) or folder a line."),
+        typer.Option("--models", metavar="FILE", help="Real checkpoints, one per line."),
     ] = None,
-    results: Annotated[Path | None, typer.Option("--results", metavar="FILE", help="JSON lines, as they come.")] = None,
+    results: Annotated[
+        Path | None, typer.Option("--results", metavar="FILE", help="Write results as JSON lines.")
+    ] = None,
     history: _HistoryOption = None,
     html: _HtmlOption = None,
     markdown: _MarkdownOption = None,
     expected: _ExpectedOption = None,
     expect: Annotated[bool, typer.Option("--expect/--no-expect", help="Compare with the expected failures.")] = True,
     update: _UpdateOption = False,
-    engine: Annotated[str, typer.Option(help="local: processes here. ray: a Ray cluster (t2n-llm[ray]).")] = "local",
-    ray_address: Annotated[str | None, typer.Option("--ray-address", help="Of the cluster, such as auto.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Cells at the same time; by default one per core.")] = None,
-    timeout: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long one cell may take.")] = 300.0,
-    max_memory: Annotated[str, typer.Option(metavar="SIZE", help="What one cell may hold in memory.")] = "4GB",
+    engine: Annotated[str, typer.Option("--runner", help="local, or ray: a Ray cluster (t2n-llm[ray]).")] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="Address of the cluster, such as auto.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Parallel cases; default: one per core.")] = None,
+    timeout: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Time limit of one case.")] = 300.0,
+    max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory limit of one case.")] = "4GB",
     decode_steps: Annotated[int, typer.Option(min=1, help="Tokens decoded by the checks.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="A new interpreter for each cell; slower.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of the weights.")] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="New interpreter for each case; slower.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:

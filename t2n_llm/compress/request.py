@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompressionOptions:
-    """What the user asked for; nothing given means no compression. See docs/quantization.md.
+    """What the user asked for; nothing given means no compression. See docs/how-to/compress.md.
 
     Raises:
         OptionError: the recipe is unknown, unreadable or wrong, or an option has no meaning beside the others.
@@ -25,47 +25,42 @@ class CompressionOptions:
 
     name: str | None = option(
         None,
-        "Recipe: q4_0, q4_0+embeddings, q4_0-mixed (fills --target-size), q4_0x2 (9 bits a weight), f16, f32. "
-        "Algorithms: search (default), min_max; with calibration imatrix, gptq, awq, best, tuned.",
+        "Quantize weights: q4_0, q4_0+embeddings, q4_0-mixed, q4_0x2. Algorithms: search, gptq, best, tuned, ...",
         keyword="compress",
         metavar="NAME[:ALGORITHM]",
     )
     file: Path | None = option(
         None,
-        "Recipe in YAML (docs/quantization.md), instead of --compress.",
+        "YAML recipe, instead of --compress.",
         Panel.COMPRESSION,
         keyword="recipe",
         metavar="FILE",
     )
     target_size: str | int | None = option(
         None,
-        "For q4_0-mixed: what all weights may take, such as 900MB, or +10% of the least (default).",
+        "Size for q4_0-mixed: 900MB, or +10% (default).",
         Panel.COMPRESSION,
         metavar="SIZE",
     )
-    quantizers: str | None = option(
-        None, "A dict of your own algorithms, by name.", Panel.COMPRESSION, metavar="MODULE:DICT"
-    )
+    quantizers: str | None = option(None, "Dict of custom algorithms.", Panel.COMPRESSION, metavar="MODULE:DICT")
     calibration: str = option(
         "builtin",
-        "Text for imatrix, gptq, awq, best and tuned: a file, auto (the model writes it) or builtin. Encoder-decoders: "
-        "lines of texts, WAV files, pictures (docs/tasks.md).",
+        "Calibration data: a file, a folder, auto (self-generated) or builtin.",
         Panel.COMPRESSION,
     )
     imatrix: Path | None = option(
         None,
-        "Statistics for imatrix, ours or llama.cpp's, instead of a calibration.",
+        "Importance matrix to use (also llama.cpp's).",
         Panel.COMPRESSION,
         metavar="FILE",
     )
     save_imatrix: Path | None = option(
-        None, "Keep the statistics of this calibration (*.imatrix.safetensors).", Panel.COMPRESSION, metavar="FILE"
+        None, "Save calibration statistics (*.imatrix.safetensors).", Panel.COMPRESSION, metavar="FILE"
     )
 
     weights_in_memory: str = option(
         "stored",
-        "f16 or f32: what the engine makes of the weights of products when it loads; the file stays small. Prompts are read faster "
-        "(with AVX-512 in f32 twice as fast), tokens made slower.",
+        "Expand matmul weights to f16 or f32 at load.",
         Panel.COMPRESSION,
         choices=("stored", "f16", "f32"),
         noun="element type in memory",

@@ -14,11 +14,13 @@ from typing import Any
 
 from torch import nn
 
+from generic_export.devices import CPU
 from generic_export.documents import module_classes
 from generic_export.errors import OptionError
 from generic_export.nnef.composition import compose
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.long_reductions import split_long_reductions
 from generic_export.nnef.rounding_products import round_in_products
 from generic_export.nnef.weights_in_memory import widen_weights
 from generic_export.weights.checkpoint import Checkpoint
@@ -119,6 +121,7 @@ def stored_forms(
     reporter: Reporter,
     *,
     workspace: Workspace,
+    devices: Sequence[str] = (CPU,),
     dry: bool = False,
 ) -> Iterator[tuple[StoredForm, ...]]:
     """Yield how the tensors of each archive of a model are stored.
@@ -130,6 +133,7 @@ def stored_forms(
         parts: the archives, as an export without compression would write them.
         reporter: told the stages and what a user should know.
         workspace: used if something is calibrated.
+        devices: that compute.
         dry: calibrate nothing; sizes are the same.
 
     Raises:
@@ -138,7 +142,7 @@ def stored_forms(
     """
     with compressed(options, source, calibration, parts, reporter, workspace=workspace, dry=dry) as compressions:
         forms = tuple(
-            _stored_form(options, checkpoint, part, compression)
+            _stored_form(options, checkpoint, part, compression, devices)
             for part, compression in zip(parts, compressions, strict=True)
         )
         _refuse_nothing_to_widen(options.weights_in_memory, forms)
@@ -157,12 +161,18 @@ def _refuse_nothing_to_widen(dtype: str, forms: Sequence[StoredForm]) -> None:
 
 
 def _stored_form(
-    options: CompressionOptions, checkpoint: Checkpoint, part: Captured, compression: Compression | None
+    options: CompressionOptions,
+    checkpoint: Checkpoint,
+    part: Captured,
+    compression: Compression | None,
+    devices: Sequence[str],
 ) -> StoredForm:
     if options.recipe() is None:
         compression = _kept_as_stored(part.skeleton, part.graph, part.sources)
     graph, sources = (part.graph, part.sources) if compression is None else (compression.graph, compression.sources)
     graph = _in_memory(round_in_products(graph), part.skeleton, options.weights_in_memory)
+    if CPU in devices:
+        graph = split_long_reductions(graph)
     notes = checkpoint.notes
     if compression is not None:
         again = _quantized_again(compression)

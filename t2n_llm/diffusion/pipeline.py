@@ -111,7 +111,7 @@ def _refuse_options(options: ExportOptions) -> None:
     if other or options.adapter is not None:
         names = ", ".join([*other, *(["adapter"] if options.adapter is not None else [])])
         raise OptionError(
-            f"{names}: no meaning for a pipeline of diffusers.", "It takes --dtype, --archive, --check and --force."
+            f"{names}: not applicable to a pipeline of diffusers.", "It takes --dtype, --archive, --check and --force."
         )
 
 
@@ -141,7 +141,7 @@ def _classes(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
         if library not in _LIBRARIES or kind not in COMPONENTS:
             raise SourceError(
                 f"{folder}: component {name!r} is a {kind} of {library}, which cannot be exported as part of a pipeline.",
-                f"Known: {', '.join(COMPONENTS)}. Export it from Python with export_model_to_nnef (docs/generic-export.md).",
+                f"Known: {', '.join(COMPONENTS)}. Export it from Python with export_model_to_nnef (docs/how-to/any-module.md).",
             )
         if not (folder / name / "config.json").is_file():
             raise SourceError(f"{folder / name}: no config.json.", "Download the whole pipeline.")

@@ -82,7 +82,7 @@ class DiagnosisOptions:
         _ = self.limits.memory_bytes  # refuses what is no size, before any work
         if self.resume and self.out is None:
             raise OptionError(
-                "--resume continues an earlier run, which has to be named.", "Give its folder: --out DIR."
+                "--resume continues an earlier run, which has to be named.", "Give its folder: --output DIR."
             )
 
 

@@ -53,19 +53,19 @@ _LANGUAGE_MODEL, _ENCODER_DECODER, _SINGLE_PASS, _SEVERAL = "decoder", "encoder_
 _TOKENIZED = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 _MOST_TENSORS = 12  # of inputs, and of outputs
 _SYMBOLS: Mapping[str, str] = {
-    "B": "texts, images or recordings at once",
-    "S": "new tokens of a call, at least 1",
-    "P": "tokens before them, at first 0",
+    "B": "batch size",
+    "S": "new tokens, at least 1",
+    "P": "past tokens, 0 in the first call",
 }
 _FILES: Mapping[str, str] = {
     "config.json": "config of the source",
-    "generation_config.json": "how the source suggests to generate",
-    "preprocessor_config.json": "how pictures or sound become inputs",
-    "processor_config.json": "how pictures or sound become inputs",
+    "generation_config.json": "generation settings of the source",
+    "preprocessor_config.json": "preprocessing settings",
+    "processor_config.json": "preprocessing settings",
     "tokenizer.json": "tokenizer",
     "chat_template.jinja": "chat template",
-    "recipe.yaml": "how the weights were compressed",
-    SOURCE_CARD_FILE: "card of the source, as it was",
+    "recipe.yaml": "recipe of the compression",
+    SOURCE_CARD_FILE: "model card of the source",
 }
 
 
@@ -430,11 +430,9 @@ def _files(manifest: Mapping[str, Any]) -> Iterator[CardFile]:
             role = archives[name]
             what = "archive for tract" if role == MODEL_ROLE else f"archive for tract: {role}"
         elif name.startswith("tests/"):
-            what = "inputs, and what PyTorch answered"
+            what = "inputs and outputs of PyTorch"
         else:
-            what = _FILES.get(
-                name, "of the tokenizer" if name.startswith(("token", "vocab", "merges", "special")) else ""
-            )
+            what = _FILES.get(name, "tokenizer" if name.startswith(("token", "vocab", "merges", "special")) else "")
         yield CardFile(name, int(entry["bytes"]), what)
 
 

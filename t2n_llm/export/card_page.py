@@ -80,7 +80,7 @@ def write_card(folder: Path, *, force: bool = False) -> Path:
     manifest = read_manifest(folder)
     if is_edited(folder, manifest) and not force:
         raise OutputExistsError(
-            f"{folder / CARD_FILE} was written or edited by somebody.",
+            f"{folder / CARD_FILE} was edited.",
             "Pass --force to replace it, or --print to see what would be written.",
         )
     _replace(folder, manifest)

@@ -30,26 +30,22 @@ class ExportOptions:
 
     task: str = option(
         AUTO,
-        "What is made of the model; auto: what its config says. "
-        + ", ".join(f"{name} ({does})" if does else name for name, does in TASKS.items())
-        + ".",
+        "Task to export, such as text-classification. auto: read from the config.",
         choices=(AUTO, *TASKS),
         noun="task",
     )
     graph: GraphOptions = options(GraphOptions)
     compression: CompressionOptions = options(CompressionOptions)
-    check: bool = option(
-        True, "Compare with PyTorch in tract; language models token by token.", flags=("--check/--no-check",)
-    )
-    allow_nonfinite: bool = option(False, "Export NaN and infinite weights as they are.", Panel.CHECK)
-    force: bool = option(False, "Replace an earlier export of that name.")
-    adapter: str | None = option(None, "LoRA or DoRA to merge: hub id or local folder.", metavar="PATH")
-    require_tokenizer: bool = option(
-        True, "Require a tokenizer in the source.", Panel.SOURCE, flags=("--tokenizer/--no-tokenizer",)
-    )
+    check: bool = option(True, "Compare tract with PyTorch.", flags=("--check/--no-check",))
+    allow_nonfinite: bool = option(False, "Export NaN and infinite weights.", Panel.CHECK)
+    force: bool = option(False, "Replace an existing export.")
+    adapter: str | None = option(None, "LoRA or DoRA to merge: hub id or folder.", metavar="PATH")
+    require_tokenizer: bool = option(True, "Require a tokenizer.", Panel.SOURCE, flags=("--tokenizer/--no-tokenizer",))
     checking: CheckingOptions = options(CheckingOptions)
-    archive: str = option("tar", "tar, tgz or dir.", choices=("dir", "tar", "tgz"), noun="archive form")
-    resume: bool = option(False, "Continue an interrupted export; a tgz starts again.", Panel.OUTPUT)
+    archive: str = option(
+        "tar", "Form of the archive: tar, tgz or dir.", choices=("dir", "tar", "tgz"), noun="archive form"
+    )
+    resume: bool = option(False, "Continue an interrupted export.", Panel.OUTPUT)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", task_named(self.task))
@@ -111,12 +107,12 @@ class ValidateOptions:
     """How an export is compared once more; each option is described where it is declared, here or in its group."""
 
     adapter: str | None = option(
-        None, "The LoRA or DoRA that was merged; by default the hub id that is recorded.", Panel.SOURCE, metavar="PATH"
+        None, "The merged adapter; default: the recorded hub id.", Panel.SOURCE, metavar="PATH"
     )
     checking: CheckingOptions = options(CheckingOptions)
-    device: str = option("cpu", "Device that computes: cpu, cuda or metal.", metavar="DEVICE")
-    atol: float | None = option(None, "Largest error of a logit, instead of the type's own.", Panel.CHECK, minimum=0.0)
-    rtol: float | None = option(None, "The same as a share of the largest logit.", Panel.CHECK, minimum=0.0)
+    device: str = option("cpu", "Device: cpu, cuda or metal.", metavar="DEVICE")
+    atol: float | None = option(None, "Absolute tolerance of logits.", Panel.CHECK, minimum=0.0)
+    rtol: float | None = option(None, "Tolerance relative to the largest logit.", Panel.CHECK, minimum=0.0)
 
     def __post_init__(self) -> None:
         check_device(self.device)

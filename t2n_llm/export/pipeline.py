@@ -267,7 +267,7 @@ class _Export:
         unseen = options.graph.computes_in == "f16" and any(each.ranges is None for each in weighted(graphs))
         if unseen and not dry:
             self.folder.reporter.warn(
-                "nobody looked whether f16 holds the activations of this model; f32, the default, does."
+                "Activation ranges were not measured; f16 may overflow. The default, f32, is safe."
             )
         if options.check:
             self.task.refuse_check(weighted(graphs), source, options.compression, options.checking)
@@ -295,7 +295,15 @@ class _Export:
         workspace = partial(calibration_folder, self.folder.target, resume=self.folder.options.resume)
         forms = stack.enter_context(
             stored_forms(
-                asked, source, checkpoint, calibration, captured, self.folder.reporter, workspace=workspace, dry=dry
+                asked,
+                source,
+                checkpoint,
+                calibration,
+                captured,
+                self.folder.reporter,
+                workspace=workspace,
+                devices=self.folder.options.graph.device,
+                dry=dry,
             )
         )
         parts = {

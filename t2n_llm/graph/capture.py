@@ -19,6 +19,7 @@ from generic_export.translate.translate import TranslationOptions
 from kvcache import fuse_rotary_embedding
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import Fit, Ranges, with_factors
+from t2n_llm.graph.set_order import sorted_sets
 from t2n_llm.source.empty_model import ModelKind, instantiate, widen
 
 # How every export of this package captures: whoever explains one (coverage, a diagnosis) captures with the same.
@@ -91,16 +92,17 @@ def document_of(
         CaptureError, TranslationError: the module cannot be expressed; the message says where.
         NumericRangeError: f16 does not hold its activations.
     """
-    captured = capture(
-        module,
-        tuple(inputs.values()),
-        target,
-        tuple(inputs),
-        tuple(output_names),
-        fusions=FUSIONS,
-        strip_prefix=prefix,
-        torchscript=TORCHSCRIPT,
-    )
+    with sorted_sets(module):
+        captured = capture(
+            module,
+            tuple(inputs.values()),
+            target,
+            tuple(inputs),
+            tuple(output_names),
+            fusions=FUSIONS,
+            strip_prefix=prefix,
+            torchscript=TORCHSCRIPT,
+        )
     producer = tuple(producer_properties(source_model=source_name).items())
     limits = [each for each in captured.conditions if each.source]
     warn_of_conditions(source_name, limits)

@@ -32,4 +32,6 @@ def as_stored(
     names = (name for name, _ in network.named_parameters(remove_duplicate=False))
     halved = {name for name in names if not any(fnmatchcase(name, pattern) for pattern in options.keep_f32)}
     stored = store_in_half(graph, halved)
-    return keep_states_in_half(stored, states) if options.half_cache else (stored, states)
+    if not options.half_cache:
+        return stored, states
+    return keep_states_in_half(stored, states, by_products=options.rounds_by_products)

@@ -51,99 +51,89 @@ class GraphOptions:
         OptionError: an option has no meaning, or contradicts another.
     """
 
-    dtype: str = option("f16", "f16 or f32: weights and caches.")
+    dtype: str = option("f16", "dtype of weights and KV cache: f16 or f32.")
     activations: str = option(
         "auto",
-        "f16, f32 or auto (f32): what is computed between weights. f32 takes f16 weights and caches as they are.",
+        "dtype of activations: f16, f32 or auto (f32).",
         Panel.GRAPH,
         choices=ACTIVATIONS,
         noun="element type of activations",
     )
     f32_residual: str = option(
         "auto",
-        "With f16 activations, streams that f16 does not hold are kept in f32. auto: where a power of two does not make them "
-        "fit. always: instead of that.",
+        "f32 residual streams. auto: only where rescaling fails; always: never rescale.",
         Panel.GRAPH,
         choices=ISLANDS,
         noun="choice of streams in f32",
     )
     cache_dtype: str = option(
         "auto",
-        "f16, f32 or auto: keys and values between calls. auto: as --dtype, and f32 where the check sees values that f16 "
-        "hardly holds.",
+        "KV-cache dtype. auto: --dtype, or f32 near the f16 limit.",
         Panel.GRAPH,
         choices=CACHE_DTYPES,
         noun="element type of caches",
     )
-    device: tuple[str, ...] = option(
-        ("cpu",), "Device that computes: cpu, cuda or metal (repeatable).", metavar="DEVICE"
-    )
+    device: tuple[str, ...] = option(("cpu",), "Target device: cpu, cuda or metal; repeatable.", metavar="DEVICE")
     attention: str = option(
         "auto",
-        "products: two for each key head, which read a long cache once. sdpa: tract's operator, for GPUs. auto: products over a "
-        "cache that is not quantised.",
+        "products: grouped matmuls, fastest on CPUs. sdpa: tract's operator. auto.",
         Panel.GRAPH,
         choices=ATTENTIONS,
         noun="attention",
     )
     mla: str = option(
         "auto",
-        "Latent attention (DeepSeek). absorbed: over the cached latents themselves. expanded: keys and values of all of them are "
-        "made at each call. auto: absorbed.",
+        "Latent attention (DeepSeek): absorbed, expanded or auto (absorbed).",
         Panel.GRAPH,
         choices=LATENTS,
         noun="latent attention",
     )
     num_logits_to_keep: int = option(
         1,
-        "Last positions whose logits are given; 0: all, for --prompt-lookup.",
+        "Return logits for the last N positions; 0: all.",
         Panel.GRAPH,
         minimum=0,
         advice="Use 1 (last token), 0 (all), or more.",
     )
-    batch: bool = option(False, "Make the batch a symbol B instead of 1.", Panel.GRAPH)
-    f32_linear_accumulation: bool = option(False, "f16 matrix products accumulate in f32.", Panel.GRAPH)
+    batch: bool = option(False, "Make the batch size a symbol B instead of 1.", Panel.GRAPH)
+    f32_linear_accumulation: bool = option(False, "Accumulate f16 matmuls in f32.", Panel.GRAPH)
     f32_attention: bool = option(False, "Compute attention in f32.", Panel.GRAPH)
-    f32_norm: bool = option(False, "Compute norms in f32, scale and shift included.", Panel.GRAPH)
-    stateful: bool = option(
-        False, "The engine keeps the cache from the start: input_ids is the only input.", Panel.GRAPH
-    )
+    f32_norm: bool = option(False, "Compute norms in f32, including scale and shift.", Panel.GRAPH)
+    stateful: bool = option(False, "The engine keeps the KV cache; input_ids is the only input.", Panel.GRAPH)
     kv_cache: str | None = option(
         None,
-        "int8 or int4: as --stateful, keys and values quantised.",
+        "int8 or int4: --stateful with a quantized KV cache.",
         Panel.GRAPH,
         metavar="TYPE",
         choices=tuple(KV_CACHES),
         noun="cache type",
     )
-    window_cache: bool = option(False, "Sliding layers keep their window only, not all positions.", Panel.GRAPH)
+    window_cache: bool = option(False, "Sliding-window layers cache their window only.", Panel.GRAPH)
     keep_f32: tuple[str, ...] = option(
-        (), "Keep these parameters in f32 (shell pattern, repeatable).", Panel.GRAPH, metavar="PATTERN"
+        (), "Keep matching parameters in f32; repeatable.", Panel.GRAPH, metavar="PATTERN"
     )
     fragments: bool = option(
         False,
-        "Write layers that do the same as calls of one fragment: a third of the lines of graph.nnef.",
+        "Write repeated layers as calls of one NNEF fragment.",
         Panel.GRAPH,
     )
     prefill_chunk: int | None = option(
         None,
-        "Tokens of a prompt that a runtime should feed at once, noted in export.json. By default what 256 MiB have room for.",
+        "Recommended prompt tokens per call, recorded in export.json.",
         Panel.GRAPH,
         minimum=1,
         metavar="N",
     )
-    image_size: int | None = option(
-        None, "Height and width of images in pixels, for vision models that take any size.", Panel.GRAPH
-    )
+    image_size: int | None = option(None, "Height and width of images, for models that take any size.", Panel.GRAPH)
     frontend: bool = option(
         True,
-        "Make frontend.nnef too where the source says how sound or pixels become the model's input.",
+        "Export the preprocessing of audio or images too.",
         Panel.GRAPH,
         flags=("--frontend/--no-frontend",),
     )
     towers: bool = option(
         False,
-        "Write what reads texts, what reads images and what compares their vectors as three archives (zero-shot).",
+        "Export text encoder, image encoder and scorer separately.",
         Panel.GRAPH,
     )
 
@@ -224,6 +214,15 @@ class GraphOptions:
     def engine_keeps_cache(self) -> bool:
         """Whether keys and values are the engine's own state from the start."""
         return self.stateful or self.kv_cache is not None
+
+    @property
+    def rounds_by_products(self) -> bool:
+        """Whether products round new keys and values to f16, instead of casts."""
+        from generic_export.inference_target.tract.engines.device_forms import forms_for
+        from generic_export.inference_target.tract.target import LATEST_VERSION
+        from generic_export.inference_target.version import SemanticVersion
+
+        return forms_for(self.device, SemanticVersion.parse(LATEST_VERSION)).rounded_cache
 
     def target(
         self,

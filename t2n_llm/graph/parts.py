@@ -94,21 +94,30 @@ def build_parts(
         NumericRangeError: f16 does not hold its activations.
     """
     built: dict[str, BuiltPart] = {}
+    shapes = {name: tuple(part.inputs[name].shape) for part in parts for name in part.handed if name in part.inputs}
     given: dict[str, torch.Tensor] = {}
     for part in parts:
         fit = None
         inputs = typical(part, given) if ranges is not None else {}
         if ranges is not None and set(part.inputs) <= set(inputs):
             fit = partial(ranges.fit, part, [inputs[name] for name in part.inputs], hands_on=part is not parts[-1])
-        built[part.role], gave = _built(part, options, name, revision, fit)
+        built[part.role], gave = _built(part, options, name, revision, fit, shapes)
         given |= gave
     return built
 
 
 def _built(
-    part: NetworkPart, options: GraphOptions, name: str, revision: str | None, fit: Fit | None
+    part: NetworkPart,
+    options: GraphOptions,
+    name: str,
+    revision: str | None,
+    fit: Fit | None,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[BuiltPart, Mapping[str, torch.Tensor]]:
-    """Capture and translate a part; return what it gave when it was measured, too."""
+    """Capture and translate a part; return what it gave when it was measured, too.
+
+    `shapes` are those of what parts hand to each other; their last sizes are fixed.
+    """
     document = document_of(
         part.module,
         part.inputs,
@@ -122,7 +131,8 @@ def _built(
     stored, states = as_stored(document.graph, part.network, part.states, options)
     if options.half_cache and part.handed:
         given = [name for name in part.output_names if name in part.handed]
-        stored = give_and_take_half(stored, [name for name in part.inputs if name in part.handed], given)
+        taken = [name for name in part.inputs if name in part.handed]
+        stored = give_and_take_half(stored, taken, given, shapes if options.rounds_by_products else None)
     graph = keep_states_whole(stored)
     buffers = {**part.buffers, **document.constants}
     part = replace(part, buffers=buffers, states=states, ranges=document.ranges)

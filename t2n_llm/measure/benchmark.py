@@ -281,7 +281,7 @@ def check_interface(archive: LocatedArchive, model: WheelModel) -> None:
         more = f" and {len(model.inputs) - _TOLD} more" if len(model.inputs) > _TOLD else ""
         raise EngineLoadError(
             f"{archive.path}: not a language model that takes token ids only; its inputs are {inputs}{more}.",
-            "bench measures exports of t2n-llm and archives of their form (docs/inspect-and-bench.md).",
+            "bench measures exports of t2n-llm and archives of their form (docs/how-to/inspect-and-benchmark.md).",
         )
 
 

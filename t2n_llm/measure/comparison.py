@@ -153,9 +153,19 @@ class SpeedComparison:
 
         It is the median of the repeats' ratios: what slowed the machine down for a while is in both of a pair.
         """
+        return statistics.median(own / first if first else 0.0 for own, first in self._pairs(run, kind, tokens))
+
+    def advantage(self, run: SpeedRun, kind: str, tokens: int) -> float:
+        """Return the first contender's speed over another's, with as many threads: above 1 the first is faster.
+
+        It is the median of the repeats' ratios.
+        """
+        return statistics.median(first / own if own else 0.0 for own, first in self._pairs(run, kind, tokens))
+
+    def _pairs(self, run: SpeedRun, kind: str, tokens: int) -> Iterator[tuple[float, float]]:
+        """Yield the speeds of a contender and of the first, repeat by repeat."""
         first = self.with_threads(run.threads)[0].speed(kind, tokens).values
-        pairs = zip(run.speed(kind, tokens).values, first, strict=True)
-        return statistics.median(speed / other if other else 0.0 for speed, other in pairs)
+        yield from zip(run.speed(kind, tokens).values, first, strict=True)
 
     def asdict(self) -> dict[str, Any]:
         """Return the comparison as plain data."""

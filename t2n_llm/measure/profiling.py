@@ -164,7 +164,7 @@ def profile_archive(
     with_state = isinstance(engine, TractWheel) and engine.device == CPU
     if past and not stateful and not with_state:
         raise OptionError(
-            f"{archive.path}: keeps its caches itself: no past can be given.", "Use --past 0, or --engine wheel."
+            f"{archive.path}: keeps its caches itself: no past can be given.", "Use --depth 0, or --engine wheel."
         )
     text = contents.graph_text
     subject = _Subject(archive, outline, contents.tensors, module_paths(text), engine_names(text), stateful)

@@ -6,7 +6,7 @@ Activations are not counted: a decoding step moves a thousandth of what its weig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from generic_export.errors import OptionError
@@ -33,6 +33,7 @@ def bytes_read(outline: GraphOutline, tensors: Iterable[StoredTensor], sizes: Ma
         sizes: value of each symbol.
     """
     whole = _stored_bytes(outline, tensors) | cache_bytes(outline, sizes) | _widened_bytes(outline)
+    shapes = {variable.name: [int(dim) for dim in variable.shape] for variable in outline.variables}
     read: dict[str, float] = {}
     for invocation in outline.invocations:
         operands = list(_references(value for _, value in invocation.arguments))
@@ -41,9 +42,21 @@ def bytes_read(outline: GraphOutline, tensors: Iterable[StoredTensor], sizes: Ma
             continue  # a gather reads a row for each token, which is nothing beside a product
         if invocation.operator in _FOLDED and len(operands) == 1:
             whole[invocation.outputs[0]] = size
+        elif invocation.operator == "slice" and operands[0] in shapes:
+            whole[invocation.outputs[0]] = size * _share_cut(invocation, shapes[operands[0]])
         else:
             read[invocation.outputs[0]] = size * _share_read(invocation, outline, sizes)
     return read
+
+
+def _share_cut(invocation: Invocation, shape: Sequence[int]) -> float:
+    """Return the part of a stored tensor that a slice takes (nnef/long_reductions.py); all of it where sizes are no numbers."""
+    axes, begin, end = (invocation.argument(name) for name in ("axes", "begin", "end"))
+    if not all(isinstance(each, ArrayLiteral) for each in (axes, begin, end)):
+        return 1.0
+    numbers = [each.elements[0] for each in (axes, begin, end) if isinstance(each, ArrayLiteral)]
+    axis, first, last = (each if isinstance(each, int) else 0 for each in numbers)
+    return (last - first) / shape[axis] if last > first else 1.0
 
 
 def _share_read(invocation: Invocation, outline: GraphOutline, sizes: Mapping[str, int]) -> float:

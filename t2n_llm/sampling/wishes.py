@@ -23,24 +23,20 @@ class Sampling:
         OptionError: a value is out of range, or two contradict each other.
     """
 
-    greedy: bool = option(False, "Take the likeliest token, whatever the model's settings say.", Panel.SAMPLING)
-    temperature: float | None = option(
-        None, "0: the likeliest token; higher: more varied.", Panel.SAMPLING, metavar="T", minimum=0
-    )
+    greedy: bool = option(False, "Always take the most likely token.", Panel.SAMPLING)
+    temperature: float | None = option(None, "Randomness; 0 is greedy.", Panel.SAMPLING, metavar="T", minimum=0)
     top_k: int | None = option(
-        None, "Sample among the K likeliest tokens; 0: among all.", Panel.SAMPLING, metavar="K", minimum=0
+        None, "Sample from the K most likely tokens; 0: all.", Panel.SAMPLING, metavar="K", minimum=0
     )
-    top_p: float | None = option(
-        None, "Sample among the likeliest tokens of this total probability.", Panel.SAMPLING, metavar="P"
-    )
+    top_p: float | None = option(None, "Sample from the tokens with total probability P.", Panel.SAMPLING, metavar="P")
     min_p: float | None = option(
-        None, "Leave out tokens less likely than P times the likeliest.", Panel.SAMPLING, metavar="P"
+        None, "Minimum probability relative to the most likely token.", Panel.SAMPLING, metavar="P"
     )
     repetition_penalty: float | None = option(
-        None, "Above 1: tokens that occur already become less likely.", Panel.SAMPLING, metavar="X"
+        None, "Above 1: repeated tokens become less likely.", Panel.SAMPLING, metavar="X"
     )
-    seed: int | None = option(None, "The same seed gives the same text again.", Panel.SAMPLING, metavar="N", minimum=0)
-    stop: tuple[str, ...] = option((), "End before this text; may be given several times.", metavar="TEXT")
+    seed: int | None = option(None, "Random seed.", Panel.SAMPLING, metavar="N", minimum=0)
+    stop: tuple[str, ...] = option((), "Stop before this text; repeatable.", metavar="TEXT")
 
     def __post_init__(self) -> None:
         refuse_invalid(self)

@@ -143,9 +143,7 @@ def _sent(folder: Path, manifest: Mapping[str, Any], request: PushRequest, repor
     hub.create_repo(repository, private=not request.public, exist_ok=True)
     private = bool(hub.model_info(repository).private)
     if not private and not request.public:
-        raise OptionError(
-            f"{repository} is there already, and everybody can see it.", "Pass --public, or name another repository."
-        )
+        raise OptionError(f"{repository} exists and is public.", "Pass --public, or name another repository.")
     if private and request.public:
         reporter.warn(f"{repository} is there already and private; it stays so.")
     with warnings.catch_warnings(record=True) as said:  # of the hub's, on metadata

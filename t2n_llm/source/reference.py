@@ -32,11 +32,9 @@ class SourceRef:
 
     name: str = ""
     revision: str | None = option(None, "Branch, tag or commit of a hub repository.")
-    token: str | None = option(
-        None, "Hub access token; by default the one of `hf auth login` or HF_TOKEN.", Panel.SOURCE
-    )
-    trust_remote_code: bool = option(False, "Run Python code that comes with the model.", Panel.SOURCE)
-    max_layers: int = option(1000, "Most layers that a config may ask for.", Panel.SOURCE, minimum=1)
+    token: str | None = option(None, "Hub token; default: HF_TOKEN or `hf auth login`.", Panel.SOURCE)
+    trust_remote_code: bool = option(False, "Run the Python code of the model.", Panel.SOURCE)
+    max_layers: int = option(1000, "Maximum number of layers of a config.", Panel.SOURCE, minimum=1)
 
     @staticmethod
     def of(source: str | SourceRef) -> SourceRef:

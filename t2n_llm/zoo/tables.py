@@ -1,4 +1,4 @@
-"""A run as text: one row per architecture, in Markdown (docs/zoo.md) or for a terminal."""
+"""A run as text: one row per architecture, in Markdown (docs/measurements/models.md) or for a terminal."""
 
 from __future__ import annotations
 

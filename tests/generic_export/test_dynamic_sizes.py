@@ -117,7 +117,7 @@ def test_a_piece_is_held_to_being_there() -> None:
     def second(x: torch.Tensor) -> torch.Tensor:
         return x.split(split_size=3, dim=1)[1]
 
-    with pytest.warns(UserWarning, match=r"test_dynamic_sizes.py:\d+: the archive is right where T > 3"):
+    with pytest.warns(UserWarning, match=r"test_dynamic_sizes.py:\d+: the archive is right where T >= 4"):
         check(second, *[(torch.randn(1, length, 4),) for length in (9, 4, 5, 6, 7, 23)], dynamic_axes=LENGTH)
 
 

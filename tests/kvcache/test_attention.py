@@ -12,6 +12,9 @@ from torch import nn
 import kvcache
 from generic_export import TractNNEF
 from generic_export.errors import CaptureError
+from generic_export.inference_target.tract.engines.device_forms import forms_of
+from generic_export.nnef.attention_forms import AttentionForm
+from generic_export.read.outline import read_outline
 from kvcache.attention import ATTENTION_NAME
 from tests.engine_check import check
 
@@ -123,7 +126,7 @@ def test_a_query_that_sees_nothing_averages_all_keys(softcap: float | None) -> N
         calls.append((query, key, value, seen))
     axes = AXES | {"input_3": {1: "T"}}
     target = TractNNEF(check_io=False, dynamic_axes=axes, attention_as_products=True)
-    check(Blind(softcap), *calls, target=target)
+    check(Blind(softcap), *calls, target=target, atol=5e-5)  # the scale is in the queries, which rounds otherwise
 
 
 def test_two_products_of_a_batch_and_of_values_wider_than_keys() -> None:
@@ -257,3 +260,12 @@ def test_a_window_shorter_than_the_engines_tiles(softcap: float | None) -> None:
         tensors(1, 200),
         dynamic_axes=AXES,
     )
+
+
+def test_scores_are_scaled_in_the_queries_and_softmax_stays_plain() -> None:
+    torch.manual_seed(0)
+    target = TractNNEF(check_io=False, dynamic_axes=AXES, attention_as_products=True)
+    text = check(Attention(), tensors(5, 12), tensors(1, 9), target=target)
+    assert forms_of(read_outline(text)) == {AttentionForm.PLAIN_SOFTMAX: 1}
+    scores = text.index("einsum")
+    assert text.index(" mul(") < scores and " mul(" not in text[scores:]

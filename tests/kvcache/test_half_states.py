@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from generic_export.capture import prepare
 from generic_export.documents import translate_graph
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.rewriting import attribute
 from generic_export.nnef.text import graph_text
 from generic_export.translate.translate import TranslationOptions
 from generic_export.write.document import write_document
@@ -48,11 +50,25 @@ def document(model: nn.Module) -> tuple[NnefGraph, dict]:
     return translate_graph(prepared.graph, target, TranslationOptions()), dict(prepared.sources)
 
 
-@pytest.mark.parametrize("model", [Grown(), Scaled()], ids=["appended", "computed"])
-def test_in_the_engine(model: nn.Module, tmp_path: Path) -> None:
+class Last(Grown):
+    """Keeps the last two positions, as layers with a window do."""
+
+    def forward(self, tokens: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        answer, keys = super().forward(tokens, past)
+        total = keys.shape[2]
+        return answer, keys.index_select(2, torch.arange(total - torch.sym_min(total, 2), total))
+
+
+@pytest.mark.parametrize("by_products", [False, True], ids=["casts", "products"])
+@pytest.mark.parametrize("model", [Grown(), Scaled(), Last()], ids=["appended", "computed", "window"])
+def test_in_the_engine(model: nn.Module, by_products: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     graph, sources = document(model)
-    halved, (state,) = keep_states_in_half(graph, (STATE,))
+    halved, (state,) = keep_states_in_half(graph, (STATE,), by_products=by_products)
+    narrow = [
+        each for each in halved.operations if attribute(each, "to") == "f16" and "identity" not in each.outputs[0]
+    ]
+    assert len(narrow) == (not by_products)
     assert state.dtype == "f16"
     archive = write_document(tmp_path / "model", keep_states_whole(halved), sources, compression_level=None).path
     with TractWheel().load(archive) as engine:
@@ -72,6 +88,30 @@ def test_the_engine_makes_such_a_cache_its_own(tmp_path: Path) -> None:
     archive = write_document(tmp_path / "model", keep_states_whole(halved), sources, compression_level=None).path
     with TractWheel().load(archive, transforms=["transformers_detect_all"]) as engine:
         assert [fact.name for fact in engine.inputs] == ["tokens"]
+
+
+class Repeated(nn.Module):
+    """Appends heads that share their values, as Falcon does."""
+
+    def forward(self, tokens: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        heads = tokens[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2)
+        return tokens, torch.cat([past, heads], dim=2)
+
+
+def test_repeated_heads_are_cast(tmp_path: Path) -> None:
+    target = TractNNEF(dynamic_axes={"tokens": {2: "S"}, "past": {2: "P"}}, check_io=False)
+    example = (torch.randn(1, HEADS, 3, WIDTH), torch.randn(1, 2 * HEADS, 5, WIDTH))
+    prepared = prepare(Repeated(), example, target, ("tokens", "past"), ("result", "grown"))
+    graph = translate_graph(prepared.graph, target, TranslationOptions())
+    state = replace(STATE, shape=(1, 2 * HEADS, "P", WIDTH))
+    halved, _ = keep_states_in_half(graph, (state,), by_products=True)
+    assert "tract_core_einsum" not in {operation.operator for operation in halved.operations}
+    archive = write_document(tmp_path / "model", keep_states_whole(halved), {}, compression_level=None).path
+    with TractWheel().load(archive) as engine:
+        tokens, past = example[0].numpy(), example[1].half().numpy()
+        np.testing.assert_array_equal(
+            engine.run([tokens, past])[1], Repeated()(*map(torch.tensor, (tokens, past)))[1].half()
+        )
 
 
 def test_other_states_stay() -> None:

@@ -1,4 +1,4 @@
-"""scripts/compatibility.py: the table it writes, what it says without engines, and that docs/compatibility.md is whole."""
+"""scripts/compatibility.py: the table it writes, missing engines, and that docs/measurements/compatibility.md is whole."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_missing_engine_is_told_before_anything_runs(tmp_path: Path, capsys: p
 
 
 def test_the_document_covers_every_engine_and_nothing_is_wrong() -> None:
-    text = (ROOT / "docs" / "compatibility.md").read_text()
+    text = (ROOT / "docs" / "measurements" / "compatibility.md").read_text()
     titles = [*(f"wheel {version}" for version in RELEASES), f"command {RELEASES[-1]}"]
     assert f"| module | {' | '.join(titles)} |" in text
     names = [case.name for case in compatibility.smoke.CASES]

@@ -46,6 +46,6 @@ def test_why_a_smoke_failed() -> None:
 
 
 def test_the_document_has_the_section() -> None:
-    text = (ROOT / "docs" / "compatibility.md").read_text()
+    text = (ROOT / "docs" / "measurements" / "compatibility.md").read_text()
     assert versions.SECTION in text
     assert "**failed**" not in text

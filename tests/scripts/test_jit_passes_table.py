@@ -1,4 +1,4 @@
-"""scripts/jit_passes_table.py and docs/jit.md: the snippets run, the table is the one that the script writes."""
+"""scripts/jit_passes_table.py and docs/how-to/torchscript.md: the snippets run, the table is the one that the script writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tests.load_script import load_script
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "jit.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "torchscript.md"
 
 script = load_script("jit_passes_table")
 

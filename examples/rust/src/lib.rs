@@ -88,6 +88,15 @@ impl LanguageModel {
     }
 }
 
+/// Splits the engine's matrix products over so many threads, in the whole process; all cores where it is None.
+#[cfg(not(target_family = "wasm"))]
+pub fn use_threads(threads: Option<usize>) {
+    use tract_linalg::multithread::{set_default_executor, Executor};
+    let all = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let threads = threads.unwrap_or_else(all);
+    set_default_executor(if threads > 1 { Executor::multithread(threads) } else { Executor::SingleThread });
+}
+
 fn engine() -> Result<Nnef> {
     tract::nnef()?.with_tract_extra()?.with_tract_transformers()
 }

@@ -1,19 +1,26 @@
-//! Text from a language model that `t2n-llm export` made: `generate DIR PROMPT [MOST_TOKENS]`.
+//! Text from a language model that `t2n-llm export` made: `generate DIR PROMPT [MOST_TOKENS] [--threads N]`.
 
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use generate::LanguageModel;
+use generate::{use_threads, LanguageModel};
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut threads = None;
+    if let Some(place) = arguments.iter().position(|argument| argument == "--threads") {
+        let number = arguments.get(place + 1).and_then(|text| text.parse().ok()).filter(|&number| number > 0);
+        threads = Some(number.context("--threads takes a number from 1 on")?);
+        arguments.drain(place..place + 2);
+    }
+    use_threads(threads);
     let (folder, prompt, most) = match &arguments[..] {
         [folder, prompt] => (folder, prompt, 128),
         [folder, prompt, most] => (folder, prompt, most.parse().context("MOST_TOKENS is a number")?),
         _ => {
-            eprintln!("usage: generate DIR PROMPT [MOST_TOKENS]\n  DIR: made by `t2n-llm export`");
+            eprintln!("usage: generate DIR PROMPT [MOST_TOKENS] [--threads N]\n  DIR: made by `t2n-llm export`");
             std::process::exit(2);
         }
     };

@@ -83,7 +83,7 @@ def require_known(value: object, name: str) -> None:
     if holds_tensors(value):
         kind = type(value)
         raise UnknownStateError(
-            f"argument {name!r} is a {kind.__module__}.{kind.__name__}, which holds tensors that nobody can take apart.",
+            f"argument {name!r} is a {kind.__module__}.{kind.__name__}, which holds tensors and is not a known container.",
             "Register it: generic_export.diagnose.register_state_adapter(StateAdapter(kind, flatten, copy, assign)).",
         )
 

@@ -86,13 +86,13 @@ class TractNNEF(EngineTarget):
         force_norm_in_f32: widen a norm's input, scale and shift, and round once at its end.
         reify_sdpa_operator: write attention as tract's operator (release 0.22.0, registry tract_transformers) or spell it
             out; None writes the operator where the release and `feature_flags` have it.
-        streaming: the archive is for an input that comes in pieces (docs/streaming.md): loops along that axis remember, what
+        streaming: the archive is for an input that comes in pieces (docs/how-to/streaming.md): loops along that axis remember, what
             cannot is refused, and the check runs it in pieces too; the wheel can from release 0.23.0.
         upsample_with_debox: write nearest upsampling of floats by whole factors as `debox` (release 0.23.0).
         attention_as_products: attention of language models is two products for each key head, which read a long cache once;
             `kvcache` writes it.
         device: what computes, "cpu", "cuda" or "metal", or several of them: forms that tract computes wrongly there are written
-            as others (docs/gpu.md). The check runs on the CPU, where all forms are right.
+            as others (docs/how-to/gpu.md). The check runs on the CPU, where all forms are right.
         attention_in_f16: heads may be rounded to f16 where a device's attention operator computes in f16 alone: they are stored so.
 
     Raises:
@@ -313,7 +313,7 @@ class TractNNEF(EngineTarget):
                 among `feature_flags`.
         """
         refuse_younger(graph, self.release)
-        if not self._device_forms.fused_softmax:
+        if not self._device_forms.fusible_softmax:
             graph = with_plain_softmax(graph)
         document = with_fragments(graph, older_fragments(graph, self.release))
         refuse_other_registries(document, self.registries)
@@ -350,7 +350,7 @@ class TractNNEF(EngineTarget):
         except MismatchError as error:
             raise MismatchError(
                 f"run in {streaming}: {error.message}",
-                "Whole, it agrees: something in the model needs more of the stream than has come. See docs/streaming.md.",
+                "Whole, it agrees: something in the model needs more of the stream than has come. See docs/how-to/streaming.md.",
             ) from error
 
     # --- the engine -----------------------------------------------------------------------------

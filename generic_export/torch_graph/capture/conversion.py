@@ -23,6 +23,7 @@ from generic_export.torch_graph.dims import Dim, dim_symbol, floor_div, plain_si
 from generic_export.torch_graph.ir import (
     Argument,
     FixedTensorList,
+    SizeCondition,
     SymbolRange,
     TensorKind,
     TensorVariable,
@@ -31,8 +32,10 @@ from generic_export.torch_graph.ir import (
 )
 from generic_export.torch_graph.loops import SCAN
 from generic_export.torch_graph.naming import module_frame, node_source
-from generic_export.torch_graph.request import CaptureRequest, declared_sizes, symbol_name
+from generic_export.torch_graph.request import CaptureRequest, auto_symbols, declared_sizes, symbol_name
+from generic_export.torch_graph.sizes.guards import bounds_of, larger_sizes
 from generic_export.torch_graph.sizes.multiples import Folds
+from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 
 _HIGHER_ORDER_HINTS = {
     "cond": "The branch is taken by a size: export once per branch, or write the branches as one expression.",
@@ -76,14 +79,15 @@ class Conversion:
         self,
         request: CaptureRequest,
         program: ExportedProgram,
-        bounds: Mapping[str, tuple[int, int | None]] | None = None,
+        conditions: Sequence[SizeCondition] = (),
     ) -> None:
-        """Begin; `bounds` are the smallest and the largest sizes of symbols at which the program is right."""
+        """Begin; `conditions` are those on sizes under which the program is right."""
         self.request = request
         self.program = program
         self.symbols = symbol_names(request, program)
         self.known = set().union(*(size.free_symbols for size in self.symbols.values()))
-        self.bounds = bounds or {}
+        self.bounds = bounds_of(conditions)
+        self.larger = larger_sizes(conditions)
         self.least = {symbol: self._range(symbol)[0] for symbol in self.symbols}
         self.folds = Folds.of(request.dynamic_axes)
         # Inputs as PyTorch has them, while they wait to be made whole: by name, as the user has them.
@@ -307,7 +311,7 @@ class Conversion:
         unknown = renamed.free_symbols - self.known
         if unknown:
             raise _UnknownSizeError(f"{renamed} is none of {sorted(map(str, self.known))}")
-        return simplify_dim(renamed)
+        return simplify_dim(without_needless_extrema(renamed, self.larger) if self.larger else renamed)
 
     def _variable(self, name: str, value: torch.Tensor, kind: TensorKind) -> TensorVariable:
         shape = tuple(
@@ -387,25 +391,29 @@ def _declared_sizes(request: CaptureRequest, program: ExportedProgram) -> Iterat
 
 def check_symbolic(request: CaptureRequest, program: ExportedProgram, freezes: Sequence[str]) -> None:
     """Refuse a capture in which an axis declared dynamic is a number after all."""
+    auto = auto_symbols(request.dynamic_axes)
     for name, axis, symbol, expr in _declared_sizes(request, program):
-        if not isinstance(expr, sympy.Symbol):
+        if not isinstance(expr, sympy.Symbol) and symbol not in auto:
             declared = declared_sizes(request.dynamic_axes).get(symbol)
             size = expr * declared.multiple_of if declared is not None else expr
             told = f"to one size by the model: axis {axis} of input {name!r} ({symbol}) is {size}"
-            raise frozen_axis(request.module, next(iter(freezes), ""), told, "make the axis static.")
+            raise frozen_axis(request.module, next(iter(freezes), ""), told, "make the axis static.", (symbol,))
 
 
 def symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Expr]:
     """Map PyTorch's symbols (`s0`) to the user's (`S`), or to what PyTorch saw of a declared multiple (`S//8`)."""
     names: dict[sympy.Symbol, str] = {}
-    for name, axis, symbol, expr in _declared_sizes(request, program):
+    auto = auto_symbols(request.dynamic_axes)
+    # Those that were given by name first: an axis with `Dim.AUTO` takes the symbol of the axis that it must be equal to.
+    for name, axis, symbol, expr in sorted(_declared_sizes(request, program), key=lambda each: each[2] in auto):
         if not isinstance(expr, sympy.Symbol):
             continue
         known = names.setdefault(expr, symbol)
-        if known != symbol:
+        if known != symbol and symbol not in auto:
             raise OptionError(
                 f"axes {known} and {symbol} (axis {axis} of {name!r}) must be equal in this model.",
                 "Give both the same symbol.",
+                symbols=(known, symbol),
             )
     declared = declared_sizes(request.dynamic_axes)
     factors = {symbol: declared[name].multiple_of if name in declared else 1 for symbol, name in names.items()}

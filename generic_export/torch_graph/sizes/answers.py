@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from generic_export.compat import REMAINDERS, comparisons_answered, torch_sympy
+from generic_export.compat import EXTREMA, REMAINDERS, comparisons_answered, torch_sympy
 from generic_export.torch_graph.sizes.proofs import (
     computed,
     growth,
@@ -24,11 +24,10 @@ from generic_export.torch_graph.sizes.proofs import (
     without_symbolic_divisors,
 )
 
-_MOST_EXTREMA = 4
 _FEW = (0, 1, 2, 3, 5, 6, 7, 8, 14, 30, 64, 321, 4999)
 _MOST_OPERATIONS = 40
-_SMALLER, _LARGER = (torch_sympy.Min, sympy.Min), (torch_sympy.Max, sympy.Max)
-_UNBOUNDED = (torch_sympy.FloorDiv, *REMAINDERS, *_SMALLER, *_LARGER)
+
+_UNBOUNDED = (torch_sympy.FloorDiv, *REMAINDERS, *EXTREMA)
 
 
 @contextmanager
@@ -136,22 +135,7 @@ def _at_least(expr: sympy.Expr, least: int) -> bool:
     factors = sympy.Mul.make_args(expr)
     if least in (0, 1) and len(factors) > 1 and all(_at_least(factor, least) for factor in factors):
         return True  # a tensor has no less than nothing along each of its axes
-    return _proved(sympy.expand(_without_symbolic_remainders(expr)) - least, _MOST_EXTREMA)
-
-
-def _proved(expr: sympy.Expr, depth: int) -> bool:
-    """Say whether an expression is never negative: of the smaller of two, either may be what it is compared with."""
-    expr = sympy.expand(expr)
-    if never_negative(expr):
-        return True
-    for term in sympy.Add.make_args(expr):
-        factor, rest = term.as_coeff_Mul()
-        if isinstance(rest, (*_SMALLER, *_LARGER)) and depth:
-            branches = [expr - term + factor * inner for inner in rest.args]
-            every = isinstance(rest, _SMALLER) == (factor > 0)
-            # One branch bounds from the safe side; the other kind needs all of them.
-            return (all if every else any)(_proved(branch, depth - 1) for branch in branches)
-    return False
+    return never_negative(sympy.expand(_without_symbolic_remainders(expr)) - least)
 
 
 def _without_symbolic_remainders(expr: sympy.Expr) -> sympy.Expr:
@@ -197,7 +181,7 @@ def _quotient(base: sympy.Expr, divisor: sympy.Expr) -> int | None:
     ratio = rates[0] / rates[1]
     for quotient in (int(sympy.floor(ratio)), int(sympy.ceiling(ratio)) - 1):
         rest = sympy.expand(base - quotient * divisor)
-        if _proved(rest, 0) and _proved(divisor - 1 - rest, 0):
+        if never_negative(rest, 0) and never_negative(sympy.expand(divisor - 1 - rest), 0):
             return quotient
     return None
 

@@ -29,7 +29,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from generic_export.compat import EXTREMA, SMALLER, over_sizes_of_inputs, shape_guards
+from generic_export.compat import EXTREMA, INFINITY, SMALLER, over_sizes_of_inputs, shape_guards
 from generic_export.errors import DimensionError
 from generic_export.torch_graph.dims import dim_text, plain_size, whole_size
 from generic_export.torch_graph.ir import SizeCondition
@@ -37,6 +37,7 @@ from generic_export.torch_graph.naming import node_source
 from generic_export.torch_graph.sizes.answers import proved
 from generic_export.torch_graph.sizes.branch import Branch, Sizes, source_of_guard
 from generic_export.torch_graph.sizes.proofs import computed, is_zero_exactly
+from generic_export.torch_graph.sizes.relations import Relation
 
 aten = torch.ops.aten
 
@@ -123,7 +124,8 @@ def _condition(branch: Branch, example: Sizes, names: Names) -> SizeCondition:
     relation = None if is_frozen else _relation_of_span(span, branch, names)
     # What kernels ask for, and the ends of tables, are in the ranges of symbols, which the document states.
     is_bound = span.step == 1 and (span.most is not None or not is_equality)
-    return SizeCondition(relation, text, branch.source, stated=is_bound and not branch.source)
+    is_nothing = span == _Span(1, None)  # what holds wherever there is something at all
+    return SizeCondition(relation, text, branch.source, stated=is_bound and (is_nothing or not branch.source))
 
 
 def bounds_of(conditions: Sequence[SizeCondition]) -> dict[str, tuple[int, int | None]]:
@@ -136,6 +138,17 @@ def bounds_of(conditions: Sequence[SizeCondition]) -> dict[str, tuple[int, int |
         found[symbol] = (
             (max(least, number), most) if kind == ">=" else (least, number if most is None else min(most, number))
         )
+    return found
+
+
+def larger_sizes(conditions: Sequence[SizeCondition]) -> dict[sympy.Symbol, sympy.Expr]:
+    """Return what symbols are never smaller than, where conditions say so: U of T for `T - U >= 0`."""
+    relations = [Relation.parse(condition.relation) for condition in conditions if condition.relation is not None]
+    found: dict[sympy.Symbol, sympy.Expr] = {}
+    for symbol, least in filter(None, (relation.larger for relation in relations)):
+        # One is said of the other, and never the other of a third: all are put in at once.
+        if found.keys().isdisjoint(least.free_symbols) and not any(each.has(symbol) for each in found.values()):
+            found.setdefault(symbol, least)
     return found
 
 
@@ -196,7 +209,8 @@ def _parts(condition: sympy.Basic) -> Iterator[sympy.Basic]:
         for each in condition.args:
             yield from _parts(each)
     elif isinstance(condition, sympy.core.relational.Relational):
-        yield _without_common_factors(condition)
+        if getattr(condition, "gts", None) != INFINITY:  # `M <= int_oo`, which PyTorch writes of ranges without end
+            yield _without_common_factors(condition)
     elif condition != sympy.true:
         yield condition
 
@@ -331,11 +345,13 @@ def _relation(branch: Branch, example: Sizes, names: Names) -> str | None:
 
 __all__ = [
     "SQUEEZES",
+    "Names",
     "assumptions",
     "bounds_of",
     "conditions_of",
     "holds_for_many",
     "is_largest_size",
+    "larger_sizes",
     "least_size",
     "without_weaker",
 ]

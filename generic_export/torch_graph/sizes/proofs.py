@@ -15,7 +15,7 @@ from typing import Any
 
 import sympy
 
-from generic_export.compat import EXTREMA, REMAINDERS, PythonPrinter, torch_sympy
+from generic_export.compat import EXTREMA, REMAINDERS, SMALLER, PythonPrinter, torch_sympy
 
 _MAX_TRIALS = 4096
 _FUNCTIONS = {
@@ -52,12 +52,14 @@ def _constant_quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
     return torch_sympy.FloorDiv(base, divisor)
 
 
-def without_needless_extrema(expr: sympy.Expr, least: Mapping[sympy.Symbol, int] | None = None) -> sympy.Expr:
+def without_needless_extrema(
+    expr: sympy.Expr, least: Mapping[sympy.Symbol, int | sympy.Expr] | None = None
+) -> sympy.Expr:
     """Return a size with `min(a, b)` as `a` wherever `a` is never larger, and `max` likewise.
 
     Args:
         expr: the size.
-        least: the smallest value of symbols, where that is not 0.
+        least: the smallest value of symbols, where that is not 0: a number, or something of symbols that have none here.
     """
     above = {symbol: symbol + number for symbol, number in (least or {}).items()}
     for function, sign in _EXTREMA.items():
@@ -136,13 +138,55 @@ def _is_whole(number: sympy.Expr, divisor: sympy.Expr) -> bool:
     return any(each == divisor or (divisor.is_Integer and is_multiple(each, int(divisor))) for each in factors)
 
 
-@lru_cache(maxsize=4096)
-def never_negative(expr: sympy.Expr) -> bool:
-    """Say whether an expression is at least 0 whatever its sizes are; False when that cannot be proved."""
+@lru_cache(maxsize=8192)
+def never_negative(expr: sympy.Expr, depth: int = 6) -> bool:
+    """Say whether an expression is at least 0 whatever its sizes are; False when that cannot be proved.
+
+    Args:
+        expr: of integers.
+        depth: how many extrema, divisions and remainders one after the other are bounded where several sizes are in them.
+    """
     if expr.is_nonnegative is not None:
         return bool(expr.is_nonnegative)
     found = _values_of_one(expr)
-    return found is not None and found.course.growth >= 0 and all(value >= 0 for value in found.values)
+    if found is not None and found.course.growth >= 0 and all(value >= 0 for value in found.values):
+        return True
+    if not depth or found is not None:
+        return False
+    expr = sympy.expand(expr)
+    for term in sympy.Add.make_args(expr):
+        factor, rest = term.as_coeff_Mul()
+        if isinstance(rest, EXTREMA):
+            branches = [expr - term + factor * inner for inner in rest.args]
+            # Of the smaller of two, either may be what it is compared with; one bounds the larger of two from the safe side.
+            every = isinstance(rest, SMALLER) == (factor > 0)
+            return (all if every else any)(never_negative(branch, depth - 1) for branch in branches)
+    least = _without_steps(expr)
+    return least is not None and never_negative(least, depth - 1)
+
+
+def _without_steps(expr: sympy.Expr) -> sympy.Expr | None:
+    """Return what is never negative only if an expression is neither: with bounds for its quotients, or else its remainders."""
+    terms = [(term, *term.as_coeff_Mul()) for term in sympy.Add.make_args(expr)]
+    kinds = next(
+        (each for each in (torch_sympy.FloorDiv, REMAINDERS) if any(isinstance(t[2], each) for t in terms)), ()
+    )
+    bounded = [_bounded(factor, rest) if isinstance(rest, kinds) else term for term, factor, rest in terms]
+    if not kinds or None in bounded:
+        return None
+    least = sympy.expand(sympy.Add(*bounded))
+    whole = sympy.ilcm(1, *(number.q for number in least.atoms(sympy.Rational)))
+    return sympy.expand(whole * least) + whole - 1  # an integer above -1 is none below 0
+
+
+def _bounded(factor: sympy.Expr, step: sympy.Expr) -> sympy.Expr | None:
+    """Return what a number times a quotient or a remainder never falls below; None where that is not by a positive number."""
+    number, divisor = step.args
+    if not divisor.is_Integer or divisor <= 0:
+        return None
+    if isinstance(step, torch_sympy.FloorDiv):
+        return factor * (number - (divisor - 1 if factor > 0 else 0)) / divisor
+    return sympy.Integer(0) if factor > 0 else factor * (divisor - 1)
 
 
 def growth(expr: sympy.Expr) -> sympy.Rational | None:

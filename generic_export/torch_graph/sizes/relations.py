@@ -9,6 +9,9 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import sympy
 
 from generic_export.errors import OptionError
 from generic_export.torch_graph.dims import dim_symbol
@@ -94,6 +97,25 @@ class Relation:
         """Return the relation with other symbols or numbers in the place of some of its symbols."""
         return Relation(ast.unparse(_Replacement(values).visit(_tree(self.text))))
 
+    @property
+    def larger(self) -> tuple[sympy.Symbol, sympy.Expr] | None:
+        """The symbol that is never smaller than something of other symbols, and that: T and `U + 1` of `T - U > 0`."""
+        tree = _tree(self.text)
+        kind = type(tree.ops[0]) if isinstance(tree, ast.Compare) else ast.Eq
+        if (
+            not isinstance(tree, ast.Compare)
+            or kind is ast.Eq
+            or any(isinstance(node, ast.Div) for node in ast.walk(tree))
+        ):
+            return None
+        sizes = {name: dim_symbol(name) for name in self.symbols}
+        left, right = (_value(side, sizes) for side in (tree.left, tree.comparators[0]))
+        difference = left - right if kind in (ast.Gt, ast.GtE) else right - left
+        least = sympy.expand(difference - int(kind in (ast.Gt, ast.Lt)))
+        found = next((each for each in sizes.values() if least.coeff(each) == 1), None)
+        rest = sympy.expand(found - least) if found is not None else sympy.Integer(0)
+        return (found, rest) if found is not None and rest.free_symbols else None
+
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Say whether it is true at these sizes.
 
@@ -149,7 +171,7 @@ def _symbols(node: ast.AST) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found.id for found in sorted(names, key=lambda name: name.col_offset)))
 
 
-def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
+def _value(node: ast.expr, sizes: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return sizes[node.id]
     if isinstance(node, ast.UnaryOp):

@@ -21,7 +21,7 @@ from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.weights.archive_weights import whole_records
 
-_NAME_IT = "Name the checkpoint that it was exported from: --checkpoint FOLDER_OR_HUB_ID."
+_NAME_IT = "Name the model that it was exported from: --reference FOLDER_OR_HUB_ID."
 
 Turns = Sequence[Sequence[int]]
 
@@ -167,7 +167,7 @@ def local_folder(source: ModelSource) -> Path:
     """
     if source.is_quantized:
         raise SourceError(
-            f"{source.name}: other programs cannot read this checkpoint.", "Name a plain one: --checkpoint."
+            f"{source.name}: other programs cannot read this checkpoint.", "Name a plain one: --reference."
         )
     return source.folder
 

@@ -1,4 +1,4 @@
-"""What docs/piece-by-piece.md shows runs as it stands, and prints what it says."""
+"""What docs/how-to/piece-by-piece.md shows runs as it stands, and prints what it says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from generic_export.diagnose.piece_by_piece import ModelDiagnoseOutput
 from generic_export.diagnose.piece_by_piece.exporters import EXPORTERS
 
-DOC = Path(__file__).resolve().parents[3] / "docs" / "piece-by-piece.md"
+DOC = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "piece-by-piece.md"
 
 
 @pytest.mark.filterwarnings("ignore")

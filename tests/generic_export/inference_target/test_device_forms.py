@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.devices import CPU, DEVICES
 from generic_export.errors import DeviceMissingError, OptionError, WrongOnDeviceError
 from generic_export.inference_target.tract.engines.device_forms import (
-    DEFECTS,
     DETECT_ALL,
+    FORM_RULES,
     UNTESTED,
     DeviceForms,
+    Effect,
     forms_for,
     refuse_wrong_forms,
 )
@@ -27,20 +29,23 @@ RELEASE = SemanticVersion.parse("0.23.9")
 
 
 def test_rows_are_unique_and_well_formed() -> None:
-    assert len({(row.form, row.device) for row in DEFECTS}) == len(DEFECTS)
-    wrong = {(row.form, row.device) for row in DEFECTS}
-    for row in DEFECTS:
-        assert row.device in DEVICES and row.device != CPU and row.reason
+    assert len({(row.form, row.device) for row in FORM_RULES}) == len(FORM_RULES)
+    wrong = {(row.form, row.device) for row in FORM_RULES}
+    for row in FORM_RULES:
+        assert row.device in DEVICES and row.reason
+        assert (row.device == CPU) == (row.effect is Effect.SLOW)
         assert row.instead and not any((form, row.device) in wrong for form in row.instead)
         first = SemanticVersion.parse(row.first)
         assert row.last is None or first <= SemanticVersion.parse(row.last)
-    assert set(UNTESTED) | {row.device for row in DEFECTS} == set(DEVICES) - {CPU}
+    assert set(UNTESTED) | {row.device for row in FORM_RULES} == set(DEVICES)
 
 
 def test_forms_for_devices() -> None:
-    assert forms_for([CPU], RELEASE) == forms_for(["metal"], RELEASE) == DeviceForms()
-    cuda = DeviceForms(operator=False, padding=True, fused_softmax=False)
-    assert forms_for(["cuda"], RELEASE) == forms_for([CPU, "cuda"], RELEASE) == cuda
+    assert forms_for(["metal"], RELEASE) == DeviceForms()
+    assert forms_for([CPU], RELEASE) == DeviceForms(fused_softmax=False, rounded_cache=True)
+    cuda = DeviceForms(operator=False, padding=True, fused_softmax=False, fusible_softmax=False)
+    assert forms_for(["cuda"], RELEASE) == cuda
+    assert forms_for([CPU, "cuda"], RELEASE) == replace(cuda, rounded_cache=True)
 
 
 def test_options_of_a_target() -> None:

@@ -15,10 +15,10 @@ from generic_export.capture import prepare
 from generic_export.documents import translate_graph
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.block_storage import store_in_blocks
-from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.graph import NnefGraph, references
 from generic_export.nnef.half_storage import store_in_half
-from generic_export.nnef.rewriting import attribute
-from generic_export.nnef.rounding_products import float_types, round_in_products
+from generic_export.nnef.rewriting import FreeNames, attribute
+from generic_export.nnef.rounding_products import IdentityProducts, RoundedValues, float_types, round_in_products
 from generic_export.nnef.weights_in_memory import widen_weights
 from generic_export.translate.translate import TranslationOptions
 from generic_export.weights.half import CastReport, cast_tensor
@@ -127,3 +127,34 @@ def test_a_product_that_rounds_is_not_widened() -> None:
     graph = round_in_products(in_half(KeptValues())[0])
     assert widen_weights(graph, "f32") == graph
     assert widen_weights(in_half(KeptValues())[0], "f32") != in_half(KeptValues())[0]
+
+
+@pytest.mark.parametrize("width", [1, 7, 64])
+def test_an_identity_product_rounds_as_a_cast_does(width: int, tmp_path: Path) -> None:
+    class Halved(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(torch.float16)
+
+    target = TractNNEF(dynamic_axes={"x": {1: "S"}}, check_io=False)
+    prepared = prepare(Halved(), (torch.zeros(1, 5, width),), target, ("x",), ("y",))
+    graph = translate_graph(prepared.graph, target, TranslationOptions())
+    source, cast = graph.operations
+    product = IdentityProducts(FreeNames(graph)).rounded(source.outputs[0], cast.outputs[0], 3, width, cast, cast.note)
+    replaced = replace(graph, operations=(source, *product))
+    generator = np.random.default_rng(0)
+    bits = generator.integers(0, 2**32, (1, 999, width), dtype=np.uint64).astype(np.uint32)
+    values = bits.view(np.float32)
+    values[~np.isfinite(values)] = 65519.99  # the largest that f16 holds, rounded
+    inputs = [values, generator.standard_normal((1, 3, width), dtype=np.float32)]
+    expected, _ = answers(tmp_path / "cast", graph, {}, inputs)
+    found, operators = answers(tmp_path / "product", replaced, {}, inputs)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)  # but for the sign of zeros
+    assert "Eq" not in operators and "Range" not in operators  # the matrix is folded at load
+
+
+def test_what_a_product_rounds_anyway() -> None:
+    graph, _ = in_half(KeptValues())
+    (cast,) = (op for op in graph.operations if op.operator == "tract_core_cast")
+    assert references(cast)[0] in RoundedValues(graph)
+    assert graph.inputs[0] not in RoundedValues(graph)

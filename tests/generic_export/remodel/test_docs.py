@@ -1,4 +1,4 @@
-"""What docs/remodel.md shows runs as it stands, and prints what it says; so does the example."""
+"""What docs/how-to/remodel.md shows runs as it stands, and prints what it says; so does the example."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def blocks(language: str) -> list[str]:
-    text = (ROOT / "docs" / "remodel.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "remodel.md").read_text()
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
@@ -26,7 +26,7 @@ def test_the_snippets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     snippets = blocks("python")
     assert len(snippets) == 2
     for snippet in snippets:
-        exec(compile(snippet, "docs/remodel.md", "exec"), names)
+        exec(compile(snippet, "docs/how-to/remodel.md", "exec"), names)
     (shown,) = blocks("text")
     assert capsys.readouterr().out.strip() == shown.strip()
     assert (tmp_path / "archives" / "encoder.nnef.tar").exists()
@@ -38,7 +38,7 @@ def test_the_plans() -> None:
     assert list(plan.subgraphs) == ["encoder", "decoder", "joint"]
     assert plan.subgraphs["encoder"].constraints["T"].max == 39993
     for snippet in blocks("py"):
-        compile(snippet, "docs/remodel.md", "exec")
+        compile(snippet, "docs/how-to/remodel.md", "exec")
 
 
 def said_by(example: str, folder: Path) -> list[str]:

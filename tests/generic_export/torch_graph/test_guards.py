@@ -213,3 +213,19 @@ class Convolved(nn.Module):
 def test_a_trace_holds_no_value_of_its_example() -> None:
     lengths = torch.tensor([9, 7])
     check(Convolved().eval(), (torch.randn(2, 9, 6), lengths), (torch.randn(2, 9, 6), lengths))
+
+
+@pytest.mark.filterwarnings("ignore:.*the archive is right where")
+@pytest.mark.parametrize(
+    "forward", [lambda x, y: x[:, : y.shape[1]] + y, lambda x, y: torch.cat([x[:, : y.shape[1]], y], 2)]
+)
+@pytest.mark.parametrize("example", [6, 4])
+def test_one_input_cut_to_the_size_of_another(
+    forward: Callable[..., torch.Tensor], example: int, tmp_path: Path
+) -> None:
+    target = TractNNEF(dynamic_axes={"x": {0: "B", 1: "T"}, "y": {0: "B", 1: "U"}})
+    model = Function(forward).eval()
+    given = (torch.randn(2, 6, 3), torch.randn(2, example, 3))
+    archive = export_model_to_nnef(model, given, tmp_path / "m", target, input_names=["x", "y"])
+    for batch, length, cut in ((1, 9, 9), (3, 5, 2), (1, 1, 1)):
+        assert_io(model, (torch.randn(batch, length, 3), torch.randn(batch, cut, 3)), archive, target)

@@ -71,3 +71,23 @@ def test_sizes() -> None:
     assert Size.parse("2*S+T").symbols == ("S", "T")
     with pytest.raises(OptionError, match="no size"):
         Size.parse("S <= 3")
+
+
+@pytest.mark.parametrize(
+    ("text", "symbol", "least"),
+    [
+        ("T - U >= 0", "T", "U"),
+        ("T > U + 2", "T", "U + 3"),
+        ("2*U <= T", "T", "2*U"),
+        ("U - T < 4", "T", "U - 3"),
+    ],
+)
+def test_what_a_size_is_never_smaller_than(text: str, symbol: str, least: str) -> None:
+    larger = Relation.parse(text).larger
+    assert larger is not None
+    assert (str(larger[0]), str(larger[1])) == (symbol, least)
+
+
+@pytest.mark.parametrize("text", ["T >= 3", "T == U", "2*T >= 3*U", "T >= 2*(U/2)"])
+def test_relations_that_make_no_size_the_larger_one(text: str) -> None:
+    assert Relation.parse(text).larger is None

@@ -15,22 +15,25 @@ FARTHEST = 1500
 
 Floor, Smaller, Larger = torch_sympy.FloorDiv, torch_sympy.Min, torch_sympy.Max
 
-sizes = st.recursive(
-    st.one_of(st.just(LENGTH), st.integers(-9, 9).map(sympy.Integer)),
-    lambda inner: st.one_of(
-        st.tuples(inner, inner).map(lambda pair: pair[0] + pair[1]),
-        st.tuples(inner, inner).map(lambda pair: pair[0] - pair[1]),
-        st.tuples(inner, st.integers(-2, 3)).map(lambda pair: pair[0] * pair[1]),
-        st.tuples(inner, st.integers(2, 5)).map(lambda pair: Floor(*pair)),
-        st.tuples(inner, inner).map(lambda pair: Smaller(*pair)),
-        st.tuples(inner, inner).map(lambda pair: Larger(*pair)),
-    ),
-    max_leaves=6,
-)
+
+def _sizes(symbols: list[sympy.Symbol]) -> st.SearchStrategy[sympy.Expr]:
+    return st.recursive(
+        st.one_of(st.sampled_from(symbols), st.integers(-9, 9).map(sympy.Integer)),
+        lambda inner: st.one_of(
+            st.tuples(inner, inner).map(lambda pair: pair[0] + pair[1]),
+            st.tuples(inner, inner).map(lambda pair: pair[0] - pair[1]),
+            st.tuples(inner, st.integers(-2, 3)).map(lambda pair: pair[0] * pair[1]),
+            st.tuples(inner, st.integers(2, 5)).map(lambda pair: Floor(*pair)),
+            st.tuples(inner, st.integers(2, 5)).map(lambda pair: torch_sympy.PythonMod(*pair)),
+            st.tuples(inner, inner).map(lambda pair: Smaller(*pair)),
+            st.tuples(inner, inner).map(lambda pair: Larger(*pair)),
+        ),
+        max_leaves=6,
+    )
 
 
 @settings(max_examples=200, deadline=None)
-@given(sizes)
+@given(_sizes([LENGTH]))
 def test_what_is_proved_holds_at_every_size(size: sympy.Expr) -> None:
     size = sympy.expand(size)
     if not size.free_symbols:
@@ -38,6 +41,23 @@ def test_what_is_proved_holds_at_every_size(size: sympy.Expr) -> None:
     values = [computed(size)({LENGTH: length}) for length in range(FARTHEST)]
     assert min(values) >= 0 or not never_negative(size)
     assert is_zero(size) in (None, not any(values))
+
+
+@settings(max_examples=200, deadline=None)
+@given(_sizes([LENGTH, OTHER]))
+def test_what_is_proved_of_two_sizes_holds_at_every_pair(size: sympy.Expr) -> None:
+    size = sympy.expand(size)
+    if size.free_symbols == {LENGTH, OTHER} and never_negative(size):
+        at = computed(size)
+        assert all(at({LENGTH: length, OTHER: other}) >= 0 for length in range(40) for other in range(40))
+
+
+def test_what_is_filled_up_to_a_multiple_is_never_less_than_half_of_it() -> None:
+    joined = LENGTH + OTHER - Larger(LENGTH - 6, 0)  # the last six, and all of another
+    filled = joined + torch_sympy.PythonMod(-joined, 6)
+    assert never_negative(filled)
+    assert never_negative(filled - Floor(filled, 2))
+    assert not never_negative(filled - Floor(filled, 2) - 1)
 
 
 def test_multiples_are_found_where_a_remainder_is_of_less_than_nothing() -> None:

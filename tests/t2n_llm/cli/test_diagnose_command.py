@@ -92,7 +92,7 @@ def line_of(folder: Path, text: str) -> str:
 
 def diagnosis_of(*words: object) -> Diagnosis:
     """Run the command and return its JSON; exit code 1 and a fault belong together."""
-    outcome = call("diagnose", *words, "--json", "-")
+    outcome = call("diagnose", *words, "--json")
     assert outcome.code in (0, 1), outcome
     strict_json(outcome.out)
     diagnosis = Diagnosis.from_json(outcome.out)
@@ -166,7 +166,7 @@ def test_a_fault_that_keeps_the_skeleton_from_running_points_to_the_twin(tmp_pat
 
 def test_a_healthy_model_its_reports_and_a_second_run(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "model", FAMILIES["gpt2"]())
-    words = ["diagnose", folder, "--tiny", "--out", tmp_path / "out", "--html", tmp_path / "page.html"]
+    words = ["diagnose", folder, "--tiny", "--output", tmp_path / "out", "--html", tmp_path / "page.html"]
     first = call(*words)
     assert first.code == 0, first
     assert "no fault" in first.out and "page.html" in first.out and "ok  " in first.err
@@ -177,7 +177,7 @@ def test_a_healthy_model_its_reports_and_a_second_run(tmp_path: Path) -> None:
     assert [symbol for symbol, _ in diagnosis.axes.symbols] == ["S", "P"]
     page = (tmp_path / "page.html").read_text()
     assert page == (tmp_path / "out" / "report.html").read_text() and "GPT2LMHeadModel" in page
-    again = call(*words, "--resume", "--json", tmp_path / "again.json")
+    again = call(*words, "--resume", "--json-file", tmp_path / "again.json")
     assert again.code == 0, again
     assert Diagnosis.from_json((tmp_path / "again.json").read_text()).verdicts[0].cached
 
@@ -192,7 +192,7 @@ def test_a_part_of_a_model_with_its_weights() -> None:
 @needs_posix
 def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "model", FAMILIES["llama"]())
-    words = ["--tiny", "--strategy", "leaves", "--html", tmp_path / "page.html", "--json", tmp_path / "part.json"]
+    words = ["--tiny", "--strategy", "leaves", "--html", tmp_path / "page.html", "--json-file", tmp_path / "part.json"]
     command = RunningCommand("diagnose", folder, *words)
     command.wait_for_stage("ok  ")
     command.press_ctrl_c()
@@ -212,10 +212,10 @@ def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
         (["{model}", "--strategy", "guess"], "unknown strategy"),
         (["{model}", "--dtype", "bf16"], "--dtype bf16 is unknown"),
         (["{model}", "--resume"], "--resume continues an earlier run"),
-        (["{model}", "--memory", "lots"], "lots"),
+        (["{model}", "--max-memory", "lots"], "lots"),
         (["{model}", "--tiny", "--only", "model.nowhere"], "model.nowhere"),
         (["{model}", "--html", "/no/such/folder/page.html"], "no such folder"),
-        (["{model}", "--json", "/no/such/folder/page.json"], "no such folder"),
+        (["{model}", "--json-file", "/no/such/folder/page.json"], "no such folder"),
         (["{model}/none"], "no such folder"),
         (["{model}", "--weights"], "no safetensors"),
     ],
@@ -313,7 +313,9 @@ def test_the_advice_names_everything_the_model_needs() -> None:
 
 def test_json_and_words_say_the_same(tmp_path: Path) -> None:
     folder = odd_llama(tmp_path / "odd", _UNSUPPORTED)
-    outcome = call("diagnose", folder, "--tiny", "--depth", "0", "--trust-remote-code", "--json", tmp_path / "it.json")
+    outcome = call(
+        "diagnose", folder, "--tiny", "--max-depth", "0", "--trust-remote-code", "--json-file", tmp_path / "it.json"
+    )
     assert outcome.code == 1
     record = json.loads((tmp_path / "it.json").read_text())
     assert record["verdicts"][0]["outcome"] == "failed" and "failed: translate" in outcome.out

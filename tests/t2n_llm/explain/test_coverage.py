@@ -77,7 +77,7 @@ def test_an_8b_model_takes_seconds_and_no_memory(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "llama-8b", LLAMA_8B)
     before = content(folder)
     started = time.monotonic()
-    outcome = run_new("coverage", folder, "--json", "-")
+    outcome = run_new("coverage", folder, "--json")
     seconds = time.monotonic() - started
     assert outcome.code == 0, outcome
     record = strict_json(outcome.out)
@@ -104,7 +104,7 @@ def test_a_model_without_a_key_value_cache_is_looked_at_module_by_module(tmp_pat
 def test_a_data_dependent_module_is_named_with_its_line(tmp_path: Path) -> None:
     """A copy of Llama whose MLP asks for a value: code that comes with the model, as with many on the hub."""
     folder = _llama_with_code(tmp_path, "if hidden.sum() > 0:\n            hidden = hidden * 2\n")
-    outcome = call("coverage", folder, "--trust-remote-code", "--json", "-")
+    outcome = call("coverage", folder, "--trust-remote-code", "--json")
     assert outcome.code == 1, outcome
     record = strict_json(outcome.out)
     assert record["how"] == MODULES
@@ -133,7 +133,7 @@ def test_a_missing_operator_is_named_with_its_line(tmp_path: Path) -> None:
 
 def test_the_report_in_a_file_and_in_words(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "model", FAMILIES["gpt2"]())
-    outcome = call("coverage", folder / "config.json", "--json", tmp_path / "report.json")
+    outcome = call("coverage", folder / "config.json", "--json-file", tmp_path / "report.json")
     assert outcome.code == 0, outcome
     record = strict_json((tmp_path / "report.json").read_text())
     assert record["model"] == str(folder / "config.json") and record["architecture"] == "GPT2LMHeadModel"
@@ -148,7 +148,7 @@ def test_the_report_in_a_file_and_in_words(tmp_path: Path) -> None:
         (["{odd}"], "does not know this model type"),
         (["{model}", "--revision", "main"], "--revision has no meaning"),
         (["{model}/config.json", "--revision", "main"], "--revision has no meaning"),
-        (["{model}", "--json", "/no/such/folder/report.json"], "no such folder"),
+        (["{model}", "--json-file", "/no/such/folder/report.json"], "no such folder"),
     ],
 )
 def test_bad_input_is_told_in_one_line(words: list[str], told: str, tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_bad_input_is_told_in_one_line(words: list[str], told: str, tmp_path: Pa
 
 
 def test_errors_are_json_only_when_json_goes_to_stdout(tmp_path: Path) -> None:
-    assert strict_json(call("coverage", tmp_path / "none", "--json", "-").out)["error"] == "SourceError"
-    refused(call("coverage", tmp_path / "none", "--json", tmp_path / "report.json"), "no such folder")
+    assert strict_json(call("coverage", tmp_path / "none", "--json").out)["error"] == "SourceError"
+    refused(call("coverage", tmp_path / "none", "--json-file", tmp_path / "report.json"), "no such folder")
 
 
 def test_weights_are_never_opened(tmp_path: Path) -> None:

@@ -137,8 +137,8 @@ def test_front_matter_and_tables(tiny_export: Path) -> None:
         r"^\| `model\.nnef\.tar` \| .* [kM]B \| archive for tract \|$",
         r"^\| input \| `input_ids` \| i64 \| `\[1, S\]` \| \|$",
         r"^\| output \| `outputs` \| f32 \| `\[1, 1, 160\]` \|",
-        r"^\| output \| `out_cache_key_0` \| f32 \| `\[1, 2, S\+P, 16\]` \| the next call's `in_cache_key_0` \|$",
-        r"^\| licence of the source \| not stated: find out before you share this \|$",
+        r"^\| output \| `out_cache_key_0` \| f32 \| `\[1, 2, S\+P, 16\]` \| next call: `in_cache_key_0` \|$",
+        r"^\| license of the source \| not stated; check it before you share this \|$",
     ):
         assert re.search(row, text, re.MULTILINE), row
     assert "**" not in text.partition("## Files")[0]
@@ -153,7 +153,7 @@ def test_two_exports_have_the_same_card_and_no_path_of_this_machine(tiny_llama: 
     assert text == (other / "README.md").read_text() == card_text(one)
     for path in (tiny_llama.parent, tmp_path):
         assert str(path) not in text
-    assert "**Not checked:**" in text
+    assert "**Not validated against PyTorch.**" in text
 
 
 def test_the_source_s_licence_and_card_come_along(model: Path, tmp_path: Path) -> None:

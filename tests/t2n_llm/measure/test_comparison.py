@@ -26,7 +26,7 @@ from tests.trained_model import REAL_MODEL
 
 def test_an_archive_beside_pytorch(real_export: Path) -> None:
     sizes = ("--pp", "8,32", "--depth", "0,16,40", "--tg", 2, "-r", 3, "--threads", 1)
-    outcome = call("bench", real_export, "--against", "torch", "--checkpoint", REAL_MODEL, *sizes, "--json")
+    outcome = call("bench", real_export, "--against", "torch", "--reference", REAL_MODEL, *sizes, "--json")
     assert outcome.code == 0, outcome.err
     report = strict_json(outcome.out)
     assert report["plan"]["prefills"] == [8, 32] and report["plan"]["depths"] == [0, 16, 40]
@@ -86,7 +86,7 @@ def test_no_process_and_no_file_outlives_a_comparison(
     rivals = ["torch", *([] if llama_cpp_lacks() else ["llama.cpp"])]
     against = [word for rival in rivals for word in ("--against", rival)]
     sizes = ("--pp", 512, "--depth", 64, "-r", 1000, "--tg", 1, "--threads", 1)
-    command = RunningCommand("bench", real_export, *against, "--checkpoint", REAL_MODEL, *sizes)
+    command = RunningCommand("bench", real_export, *against, "--reference", REAL_MODEL, *sizes)
     command.wait_for_stage("Prefill of 512")
     if end == "kill":
         command.kill()

@@ -62,7 +62,7 @@ def test_an_export_in_json(real_export: Path) -> None:
         "max_positions": 1024,
         "peak_bytes": 12 * 4 * 32 * 2 * 1024,
     }
-    assert record["operators"]["tract_transformers_scaled_masked_softmax"] == 6
+    assert record["operators"]["softmax"] == 6
     engine = record["engine"]
     assert engine["operators"]["DynamicKeyValueCache"] == 12
     assert engine["stateful"] and [fact["name"] for fact in engine["inputs"]] == ["input_ids"]
@@ -76,7 +76,7 @@ def test_an_export_for_people(real_export: Path) -> None:
     for words in (
         "5,475,600 values at 16.01 bits",
         "model.embed_tokens.weight",
-        "ScaledMaskedSoftmax",
+        "Softmax",
         "3.1 MB at the model's",
     ):
         assert words in outcome.out

@@ -226,7 +226,7 @@ def test_a_file_of_the_users_own_needs_no_checkpoint(tmp_path: Path, monkeypatch
     LlamaCpp(nothing, str(tmp_path / "own.gguf")).check()
     with pytest.raises(OptionError, match="no such file"):
         LlamaCpp(nothing, str(tmp_path / "other.gguf")).check()
-    with pytest.raises(OptionError, match="--checkpoint"):
+    with pytest.raises(OptionError, match="--reference"):
         LlamaCpp(nothing).check()
 
 
@@ -252,13 +252,13 @@ def test_names_and_variants_that_do_not_exist_are_refused(tiny_llama: Path) -> N
 
 
 def test_a_local_checkpoint_that_is_not_here_must_be_named(tiny_export: Path) -> None:
-    with pytest.raises(OptionError, match="--checkpoint"):
+    with pytest.raises(OptionError, match="--reference"):
         _ = SharedModel(locate_archive(tiny_export)).source
 
 
 def test_a_checkpoint_that_only_we_can_read_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     write_gguf(open_source(str(tiny_llama), require_tokenizer=False), {}, tmp_path / "model.gguf")
-    with pytest.raises(SourceError, match="--checkpoint"):
+    with pytest.raises(SourceError, match="--reference"):
         rival_named("torch", shared(tmp_path / "model.gguf")).check()
 
 

@@ -99,7 +99,7 @@ def test_what_nobody_should_get_is_refused(hub: HubServer, export: Path, tmp_pat
         ("not as it was written",),
         ("export.json",),
         ("'model'", "name"),
-        ("owner/public", "everybody"),
+        ("owner/public", "is public"),
         ("somebody/model", "may not write"),
         (NAME, "may not write"),
         (NAME, "does not accept the token"),

@@ -146,7 +146,7 @@ def test_the_architectures_are_listed() -> None:
         (("run", "--only", "lama"), "lama"),
         (("run", "--dtype", "f8"), "f8"),
         (("run", "--shard", "0/3"), "0/3"),
-        (("run", "--engine", "dask"), "dask"),
+        (("run", "--runner", "dask"), "dask"),
         (("run", "--max-memory", "much"), "much"),
         (("run", "--models", "no-such-file"), "no-such-file"),
         (("expect", "no-such-file"), "no-such-file"),

@@ -48,6 +48,7 @@ from generic_export.inference_target.tract.releases.downloader import INSTALL_CO
 from generic_export.inference_target.tract.releases.install import (
     TRACT_CLI_VERSION,
     binaries_on_path,
+    cargo_command,
     installed_path,
     probe_version,
 )
@@ -64,6 +65,7 @@ _LOG_LINE = re.compile(r"^\[\S+ (ERROR|WARN|INFO|DEBUG|TRACE)\s+\S+\] (.*)$")
 _LOG_FILTER = "warn,tract::params=info,tract::utils=debug,tract_libcli::tensor=debug"
 _FED_INPUT = re.compile(r"(?:Using fixed input|Casting input to F16) for input called (\S+) \(")
 _UNCHECKED = re.compile(r"DEBUG tract::utils\] Missing reference output in bundle for (\S+)")
+_NO_THREADS = "compiled without multithread support"
 _NO_DEVICE = re.compile(r"Runtime `\w+' not found|driver|dependencies not found", re.IGNORECASE)
 _RESULTS = ("Checked output", "LLM RBO")
 _INSTALL_HINT = f"Where there is a network, run: {INSTALL_COMMAND}"
@@ -175,17 +177,27 @@ class TractCli:
         tract_path: the executable to use, instead of looking for one.
         timeout_seconds: how long one command may take before it is killed.
         device: "cpu", "cuda" or "metal"; whether there is one shows when a command runs.
+        threads: that matrix products are split over. More than one needs a command built with tract's feature `multithread-mm`, as
+            scripts/install_tract_cli builds it.
     Raises:
         EngineMissingError: there is none, or the one named is not tract.
-        OptionError: an unknown device.
+        OptionError: an unknown device, or a number of threads below 1.
     """
 
     name = "cli"
 
     def __init__(
-        self, tract_path: str | Path | None = None, *, timeout_seconds: float = 600.0, device: str = CPU
+        self,
+        tract_path: str | Path | None = None,
+        *,
+        timeout_seconds: float = 600.0,
+        device: str = CPU,
+        threads: int = 1,
     ) -> None:
         check_device(device)
+        if threads < 1:
+            raise OptionError(f"threads is {threads}.", "Use 1 or more.")
+        self.threads = threads
         self.timeout_seconds = timeout_seconds
         self.device = device
         self.binary, self._version = _find(None if tract_path is None else Path(tract_path))
@@ -375,8 +387,10 @@ class TractCli:
         return [*start, *self._run_flags(optimise), "dump"]
 
     def _run_flags(self, optimise: bool) -> list[str]:
-        """Flags that say what computes: optimised code on the CPU, a device, or the graph as it was read."""
-        return [f"--{self.device}"] if self.device != CPU else ["-O"] if optimise else []
+        """Flags that say what computes: optimised code on the CPU, a device, or the graph as it was read; on how many threads."""
+        # One is the default, which a command without the feature has as well.
+        threads = ["--threads", str(self.threads)] if self.threads > 1 else []
+        return [*threads, *([f"--{self.device}"] if self.device != CPU else ["-O"] if optimise else [])]
 
     def _refuse_wrong_forms(self, archive: Path, options: CommandOptions) -> None:
         """Refuse an archive whose results on the device would be wrong."""
@@ -430,6 +444,11 @@ class TractCli:
             refusal = next(iter(run.stderr.strip().splitlines()), "no message")
             raise EngineError(f"tract {self.version} does not know its command line: {refusal}.", again)
         reason = condense_error(_errors(run.stderr))
+        if _NO_THREADS in run.stderr:
+            raise EngineError(
+                f"{self.binary} was built without threads, and {self.threads} are wanted.",
+                f"Build it with them: {shlex.join(cargo_command(self.version))} --force",
+            )
         if self.device != CPU and _NO_DEVICE.search(reason):
             raise device_missing(f"the command tract {self.version}", self.device, reason)
         # "Model ready" is logged once loading, transforms and code generation are done.

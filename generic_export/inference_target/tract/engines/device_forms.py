@@ -1,7 +1,7 @@
-"""Which forms of a graph tract computes wrongly on a device, and which form to write instead.
+"""Which forms of a graph tract computes wrongly or slowly on a device, and which form to write instead.
 
 In: a device and a release. Out: `forms_for`, what a target writes; `refuse_wrong_forms`, called before an archive is prepared.
-The table is data: a row for each defect of the engine, and one for each device that was not measured.
+The table is data: a row for each defect or slow form of the engine, and one for each device that was not measured.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,21 @@ DETECT_ALL = "transformers_detect_all"
 _FUSING_TRANSFORMS = frozenset({DETECT_ALL, "detect_scaled_masked_softmax"})
 
 
+class Effect(StrEnum):
+    """What a form does on a device: a wrong one is refused there, a slow one is only not written."""
+
+    WRONG = "wrong"
+    SLOW = "slow"
+
+
 @dataclass(frozen=True)
-class DeviceDefect:
-    """A form that an engine computes wrongly on a device.
+class FormRule:
+    """A form that an engine computes wrongly, or slowly, on a device.
 
     Attributes:
         form: how the graph writes it.
-        device: "cuda" or "metal".
+        device: one of `generic_export.devices.DEVICES`.
+        effect: what it does there.
         first: the oldest release whose source has the defect; older ones were not read, and count as having it.
         last: the newest release that has it; None while there is no later one.
         instead: what to write.
@@ -42,6 +51,7 @@ class DeviceDefect:
 
     form: AttentionForm
     device: str
+    effect: Effect
     first: str
     last: str | None
     instead: tuple[AttentionForm, ...]
@@ -55,26 +65,32 @@ class DeviceDefect:
 _ROW_OF_128 = "its CUDA kernel is wrong for rows of exactly 128 elements (nn.cu starts it with 126 threads)"
 _EARLY_READ = "its CUDA kernel reads the last tile of the values before it has arrived (flash_attn.cu)"
 
-DEFECTS: tuple[DeviceDefect, ...] = (
-    DeviceDefect(
-        AttentionForm.SCALED_MASKED_SOFTMAX, "cuda", "0.23.0", None, (AttentionForm.PLAIN_SOFTMAX,), _ROW_OF_128
-    ),
-    DeviceDefect(AttentionForm.FUSIBLE_SOFTMAX, "cuda", "0.23.0", None, (AttentionForm.PLAIN_SOFTMAX,), _ROW_OF_128),
-    DeviceDefect(
-        AttentionForm.SDPA,
-        "cuda",
-        "0.23.0",
-        None,
-        (AttentionForm.PADDED_SDPA, AttentionForm.PLAIN_SOFTMAX),
-        _EARLY_READ,
-    ),
+_COPIED_SCORES = "it copies the scores twice, where a plain sum and softmax work in place"
+_NO_VZEROUPPER = "on Intel, a cast from f32 to f16 behind a product takes 106 ns per value instead of 0.94"
+
+
+def _on_cuda(form: AttentionForm, instead: tuple[AttentionForm, ...], reason: str) -> FormRule:
+    return FormRule(form, "cuda", Effect.WRONG, "0.23.0", None, instead, reason)
+
+
+def _on_cpu(form: AttentionForm, instead: AttentionForm, reason: str) -> FormRule:
+    return FormRule(form, CPU, Effect.SLOW, "0.23.0", None, (instead,), reason)
+
+
+FORM_RULES: tuple[FormRule, ...] = (
+    _on_cuda(AttentionForm.SCALED_MASKED_SOFTMAX, (AttentionForm.PLAIN_SOFTMAX,), _ROW_OF_128),
+    _on_cuda(AttentionForm.FUSIBLE_SOFTMAX, (AttentionForm.PLAIN_SOFTMAX,), _ROW_OF_128),
+    _on_cuda(AttentionForm.SDPA, (AttentionForm.PADDED_SDPA, AttentionForm.PLAIN_SOFTMAX), _EARLY_READ),
+    _on_cpu(AttentionForm.SCALED_MASKED_SOFTMAX, AttentionForm.PLAIN_SOFTMAX, _COPIED_SCORES),
+    _on_cpu(AttentionForm.CAST_CACHE, AttentionForm.ROUNDED_CACHE, _NO_VZEROUPPER),
 )
-"""By measurement on an H200 with 0.23.9, and in the source of 0.23.0 and 0.23.9."""
+"""CUDA: by measurement on an H200 with 0.23.9, and in the source of 0.23.0 and 0.23.9. CPU: by measurement of 0.23.9
+(docs/contributing/engine-facts.md#attention-as-products)."""
 
 DEVICES_PROPERTY = "target_devices"
 """The property of an archive that names the devices it was exported for, where there are others than the CPU."""
 
-UNTESTED: Mapping[str, str] = {"metal": "results on Metal were not measured; graphs have the forms of the CPU"}
+UNTESTED: Mapping[str, str] = {"metal": "results on Metal were not measured; graphs have the engine's own operators"}
 """Devices without a measurement."""
 
 
@@ -85,22 +101,28 @@ class DeviceForms:
     Attributes:
         operator: attention may be `tract_transformers_sdpa` as it is.
         padding: attention of suitable heads is that operator with padded keys and values.
-        fused_softmax: a masked softmax may be one operator.
+        fused_softmax: a masked softmax is one operator.
+        fusible_softmax: a transform may make it that operator.
+        rounded_cache: products with an identity round keys and values, instead of casts.
     """
 
     operator: bool = True
     padding: bool = False
     fused_softmax: bool = True
+    fusible_softmax: bool = True
+    rounded_cache: bool = False
 
 
 def forms_for(devices: Iterable[str], release: SemanticVersion) -> DeviceForms:
-    """Return what to write so that a release computes it right on every one of some devices."""
-    rows = [row for row in DEFECTS if row.device in devices and row.holds_in(release)]
-    wrong = {row.form for row in rows}
+    """Return what to write so that a release computes it right on every one of some devices, and fast on each of them."""
+    rows = [row for row in FORM_RULES if row.device in devices and row.holds_in(release)]
+    avoided = {row.form for row in rows}
     return DeviceForms(
-        operator=AttentionForm.SDPA not in wrong,
+        operator=AttentionForm.SDPA not in avoided,
         padding=any(AttentionForm.PADDED_SDPA in row.instead for row in rows),
-        fused_softmax=not wrong & {AttentionForm.SCALED_MASKED_SOFTMAX, AttentionForm.FUSIBLE_SOFTMAX},
+        fused_softmax=AttentionForm.SCALED_MASKED_SOFTMAX not in avoided,
+        fusible_softmax=AttentionForm.FUSIBLE_SOFTMAX not in avoided,
+        rounded_cache=AttentionForm.CAST_CACHE in avoided,
     )
 
 
@@ -143,7 +165,9 @@ def device_notes(operations: Iterable[NnefOperation], devices: Iterable[str], ro
     forms = attention_forms(operations)
     notes = []
     for device in devices:
-        chosen = {row.instead[0]: row for row in reversed(DEFECTS) if row.device == device and row.instead[0] in forms}
+        chosen = {
+            row.instead[0]: row for row in reversed(FORM_RULES) if row.device == device and row.instead[0] in forms
+        }
         reasons = tuple(f"{row.instead[0].value} instead of {row.form.value}: {row.reason}" for row in chosen.values())
         if device in UNTESTED:
             reasons = (UNTESTED[device],)
@@ -169,7 +193,7 @@ def forms_of(outline: GraphOutline) -> Counter[AttentionForm]:
 
 def wrong_forms(
     outline: GraphOutline, device: str, release: SemanticVersion, transforms: Sequence[str] = ()
-) -> tuple[DeviceDefect, ...]:
+) -> tuple[FormRule, ...]:
     """Return the defects that a graph meets on a device.
 
     Args:
@@ -181,7 +205,11 @@ def wrong_forms(
     forms = forms_of(outline)
     if not any(transform in _FUSING_TRANSFORMS for transform in transforms):
         del forms[AttentionForm.FUSIBLE_SOFTMAX]
-    return tuple(row for row in DEFECTS if row.device == device and row.form in forms and row.holds_in(release))
+    return tuple(
+        row
+        for row in FORM_RULES
+        if (row.device, row.effect) == (device, Effect.WRONG) and row.form in forms and row.holds_in(release)
+    )
 
 
 def refuse_wrong_forms(archive: Path, device: str, version: str, transforms: Sequence[str] = ()) -> None:
@@ -226,13 +254,14 @@ def _operations(outline: GraphOutline) -> Iterable[NnefOperation]:
 
 
 __all__ = [
-    "DEFECTS",
     "DETECT_ALL",
     "DEVICES_PROPERTY",
+    "FORM_RULES",
     "UNTESTED",
-    "DeviceDefect",
     "DeviceForms",
     "DeviceNote",
+    "Effect",
+    "FormRule",
     "device_notes",
     "forms_for",
     "forms_of",

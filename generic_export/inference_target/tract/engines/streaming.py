@@ -155,7 +155,7 @@ def open_stream(
         model = engine.load(Path(archive), transforms=[streaming.transform], registries=registries)
     except EngineLoadError as error:
         reason = f"{archive}: tract cannot run it in {streaming}: {error.message.rpartition(_REFUSED)[2]}"
-        raise EngineLoadError(reason, "docs/streaming.md says what can be streamed.") from error
+        raise EngineLoadError(reason, "docs/how-to/streaming.md says what can be streamed.") from error
     return StreamModel(model, streaming)
 
 

@@ -28,8 +28,9 @@ from typing import IO, Any
 
 TRACT_CLI_VERSION = "0.23.9"  # the release that docs/contributing/engine-facts.md describes and that the tests run
 
-# What NNEF archives can need. The default features add CUDA, TensorFlow and TFLite: twice the build time.
-CARGO_FEATURES = ("transformers", "extra", "pulse", "onnx")
+# What NNEF archives can need, and threads (`--threads`). The default features have no threads, and add CUDA, TensorFlow and TFLite:
+# twice the build time.
+CARGO_FEATURES = ("transformers", "extra", "pulse", "onnx", "multithread-mm")
 DOWNLOAD_URL = "https://github.com/sonos/tract/releases/download"
 API_URL = "https://api.github.com/repos/sonos/tract/releases/tags"
 

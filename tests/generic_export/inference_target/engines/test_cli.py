@@ -14,6 +14,7 @@ import pytest
 
 from generic_export.errors import (
     EngineCrashError,
+    EngineError,
     EngineLoadError,
     EngineMissingError,
     EngineRunError,
@@ -373,3 +374,17 @@ def test_find_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACT_BINARY", str(tmp_path / "nowhere"))
     with pytest.raises(EngineMissingError, match=r"\$TRACT_BINARY"):
         TractCli()
+
+
+def test_threads(decoder: Path) -> None:
+    assert "--threads" not in TractCli(CLI).dump_command(decoder)
+    several = TractCli(CLI, threads=2)
+    assert "--threads 2 -O dump" in several.dump_command(decoder)
+    try:
+        found = several.operators(decoder)
+    except EngineError as error:  # the project's own releases have none
+        assert "was built without threads, and 2 are wanted" in str(error) and "multithread-mm" in str(error.hint)
+    else:
+        assert found == TractCli(CLI).operators(decoder)
+    with pytest.raises(OptionError, match="threads is 0"):
+        TractCli(CLI, threads=0)

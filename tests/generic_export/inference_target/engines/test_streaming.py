@@ -83,7 +83,7 @@ def test_without_streaming_a_loop_forgets_after_each_run(tmp_path: Path) -> None
 def test_what_needs_the_whole_input_is_refused_with_its_node(
     model: Any, x: torch.Tensor, axis: int, said: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(EngineLoadError, match=f"in pulses of 4 along T: .*{said}.*docs/streaming.md"):
+    with pytest.raises(EngineLoadError, match=f"in pulses of 4 along T: .*{said}.*docs/how-to/streaming.md"):
         exported(model, x, tmp_path, target(axis))
 
 

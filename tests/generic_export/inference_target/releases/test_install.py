@@ -189,7 +189,7 @@ def test_missing_release_and_no_network(release: tuple[Path, dict[str, str]], tm
 def test_cargo_command_is_the_one_known_to_build(tmp_path: Path) -> None:
     command = cargo_command("0.23.9", tmp_path)
     assert Path(command[0]).name == "cargo"
-    features = ["--no-default-features", "--features", "transformers,extra,pulse,onnx"]
+    features = ["--no-default-features", "--features", "transformers,extra,pulse,onnx,multithread-mm"]
     assert command[1:] == ["install", "tract-cli", "--version", "0.23.9", *features, "--root", str(tmp_path / "0.23.9")]
 
 
