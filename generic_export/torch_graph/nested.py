@@ -52,8 +52,8 @@ class FlatCall:
             if _hides_tensors(leaf):
                 raise OptionError(
                     f"argument {name!r} is a {type(leaf).__name__}: its tensors would be constants of the archive.",
-                    "Pass tensors, lists, dicts or dataclasses, from a wrapper module that makes the object in its forward; or register "
-                    "its class with torch.utils._pytree.register_pytree_node.",
+                    "Pass tensors, lists, dicts or dataclasses, from a wrapper module that makes the object in its forward; "
+                    "or register its class with torch.utils._pytree.register_pytree_node.",
                 )
         tensors = [(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor)]
 
