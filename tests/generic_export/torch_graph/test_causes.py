@@ -148,7 +148,10 @@ REFUSALS = {
         (ROWS, torch.randn(3)),
     ),
     "a result of a class": Refusal(
-        lambda self, x: SimpleNamespace(x=x), "not a tensor", "Pass and return tensors", lambda self, x: SimpleNamespace(x=x).x
+        lambda self, x: SimpleNamespace(x=x),
+        "not a tensor",
+        "Pass and return tensors",
+        lambda self, x: SimpleNamespace(x=x).x,
     ),
     "a module that fails": Refusal(
         lambda self, x: x @ torch.zeros(5, 7),
