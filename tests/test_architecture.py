@@ -97,7 +97,7 @@ ORDER = {
         zoo
         explain serve exporters
         chat
-        measure share
+        diffusion measure share
         export
         tasks
         check
@@ -121,6 +121,7 @@ NAMED_ELSEWHERE = {
     "generic_export.ops": "its own modules, each of which registers its translations",
     "kvcache.compat": "modules of transformers",
     "quant.algorithms": "a module of the user's own",
+    "t2n_llm.diffusion.pipeline": "diffusers or transformers, as its table has them",
     "t2n_llm.source.factory": "a module of the user's own",
     "t2n_llm.tasks.registry": "its table, texts above",
     "t2n_llm.zoo.host": "what who starts it says, a text there",

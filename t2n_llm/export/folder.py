@@ -28,6 +28,7 @@ from t2n_llm.export.manifest_form import (
 from t2n_llm.tasks.names import TEXT_GENERATION
 
 MANIFEST_NAME = "export.json"
+PIPELINE_NAME = "pipeline.json"  # of an export of several models
 CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no part of what is verified
 EDITED_CARD_FILE = "README.edited.md"  # where an edited card of the previous export is kept
 MANIFEST_FORMAT = 1
@@ -61,7 +62,8 @@ def check_free(target: Path, force: bool) -> None:
         )
     if not target.exists() and not target.is_symlink():
         return
-    replaceable = target.is_dir() and ((target / MANIFEST_NAME).is_file() or not any(target.iterdir()))
+    earlier = any((target / name).is_file() for name in (MANIFEST_NAME, PIPELINE_NAME))
+    replaceable = target.is_dir() and (earlier or not any(target.iterdir()))
     if not replaceable:
         raise OutputExistsError(
             f"{target} exists and is no earlier export (no {MANIFEST_NAME} in it).",

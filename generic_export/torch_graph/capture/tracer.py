@@ -61,7 +61,7 @@ from generic_export.torch_graph.request import (
 )
 from generic_export.torch_graph.sizes.branch import Branch, Sizes
 from generic_export.torch_graph.sizes.declared_axes import check_names, check_outputs, check_ranks
-from generic_export.torch_graph.sizes.fixed_axes import settled, with_sizes
+from generic_export.torch_graph.sizes.fixed_axes import join_changes, settled, with_sizes
 from generic_export.torch_graph.sizes.guards import (
     assumptions,
     holds_for_many,
@@ -274,7 +274,7 @@ class TorchModuleTracer(CaptureRequest):
         for branch in branches:
             held, sizes = settled(branch, example, symbols, auto)
             conditions += held
-            changed |= {name: size for name, size in sizes.items() if not isinstance(changed.get(name), int)}
+            join_changes(changed, sizes)
         for condition in conditions:
             if condition.relation is None:
                 refusal = refused(self.module, condition, next(iter(freezes), ""))

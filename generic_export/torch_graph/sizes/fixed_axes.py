@@ -62,6 +62,17 @@ def settled(
     return [], {str(names[symbol]): example[symbol] for symbol in loose}
 
 
+def join_changes(changes: dict[str, Dim], further: Mapping[str, Dim]) -> None:
+    """Add to what symbols become; where one is to become two things, these are one size too, and a number wins."""
+    for name, size in further.items():
+        known = changes.get(name, size)
+        if isinstance(known, int) and not isinstance(size, int):
+            known, size = size, known
+        changes[name] = size
+        if not isinstance(known, int) and known != size:
+            changes[str(known)] = size
+
+
 def _is_kept(condition: SizeCondition) -> bool:
     """Say whether a condition leaves its axes dynamic."""
     relation = condition.relation
@@ -171,4 +182,4 @@ class _Fixing:
         return replace(condition, relation=relation, text=_NAME.sub(replaced, condition.text))
 
 
-__all__ = ["auto_axes", "equal_symbols", "settled", "symbols_in", "with_sizes"]
+__all__ = ["auto_axes", "equal_symbols", "join_changes", "settled", "symbols_in", "with_sizes"]
