@@ -7,6 +7,7 @@ Runs on fake tensors with symbolic sizes, so meta modules work and no weight is 
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -379,9 +380,10 @@ class TorchModuleTracer(CaptureRequest):
         own = replace(own, branches=tuple(each for each in own.branches if each not in right))
         if all(each in at_one or self._is_auto(own, each) for each in own.branches):
             return found, branches
-        tensors = tuple(
-            map(repeated, call.tensors, own.shapes_of_another_way([tensor.shape for tensor in call.tensors]))
-        )
+        elsewhere_shapes = own.shapes_of_another_way([tensor.shape for tensor in call.tensors])
+        if sum(map(math.prod, elsewhere_shapes)) > _MOST_VALUES_ELSEWHERE:  # a condition on memory: it stays one
+            return found, branches
+        tensors = tuple(map(repeated, call.tensors, elsewhere_shapes))
         try:
             elsewhere = self._asked_once(replace(call, tensors=tensors), shapes)
             other = OneWay.of(elsewhere.program, symbol_names(named, elsewhere.program))
@@ -493,6 +495,7 @@ def _is_of_model(branch: Branch) -> bool:
     return bool(branch.source) and not branch.is_certain
 
 
+_MOST_VALUES_ELSEWHERE = 1 << 24  # of inputs that are made to see whether another way is the same
 _MOST_OPERATORS_CHECKED = 256
 """Sizes that the module refuses itself are refused by tract in graphs of so many operators.
 
