@@ -232,7 +232,7 @@ def _write_where_possible(
             chosen = auto.intersection(error.symbols) or auto
             if not chosen:
                 raise
-            merged = equal_symbols({name: sizes[name] for name in chosen})
+            merged = equal_symbols({name: sizes[name] for name in auto}, chosen)
             reasons += [] if merged else [error.message]
             graph = with_sizes(prepared.graph, merged or {name: sizes[name] for name in chosen})
             prepared = replace(prepared, graph=graph)

@@ -88,7 +88,7 @@ ORDER = {
         explicit_cache moe_families
         attention_families attention_latent compressed_layer recurrent windows
         attention_compressed moe
-        attention_blocks attention_funnel attention_global rotary rotary_scaling state_views states
+        attention_blocks attention_funnel attention_global hyper_connections rotary rotary_scaling state_views states
         compat
     """,
     "t2n_llm": """

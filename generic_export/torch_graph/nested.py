@@ -101,8 +101,8 @@ def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...
 
 
 _REGISTER = (
-    "Register {} with torch.utils._pytree.register_pytree_node, or pass its tensors, from a wrapper module that makes the object "
-    "in its forward."
+    "Pass and return tensors, from a wrapper module that makes the object in its forward; or register {} with "
+    "torch.utils._pytree.register_pytree_node."
 )
 
 

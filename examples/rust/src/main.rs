@@ -11,7 +11,7 @@ fn main() -> Result<()> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     let mut threads = None;
     if let Some(place) = arguments.iter().position(|argument| argument == "--threads") {
-        let number = arguments.get(place + 1).and_then(|text| text.parse().ok()).filter(|&number| number > 0);
+        let number = arguments.get(place + 1).and_then(|text| text.parse::<usize>().ok()).filter(|&number| number > 0);
         threads = Some(number.context("--threads takes a number from 1 on")?);
         arguments.drain(place..place + 2);
     }

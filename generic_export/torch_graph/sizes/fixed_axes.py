@@ -89,16 +89,20 @@ def with_sizes(graph: TorchModuleIRGraph, sizes: Mapping[str, Dim]) -> TorchModu
     return _Fixing(sizes).graph(graph) if sizes else graph
 
 
-def equal_symbols(sizes: Mapping[str, int]) -> dict[str, Dim]:
-    """Return the first of several symbols for each other one of its size: what is tried before symbols become numbers.
+def equal_symbols(sizes: Mapping[str, int], chosen: Collection[str]) -> dict[str, Dim]:
+    """Return one symbol for all that have the size of a chosen one: what is tried before symbols become numbers.
+
+    A mask may have another batch than its ids for the module, which broadcasts it, and not for the graph.
 
     Args:
-        sizes: of symbols in the example.
+        sizes: of the symbols of `Dim.AUTO` in the example.
+        chosen: those that are in question.
     """
     first: dict[int, str] = {}
     for name in sorted(sizes):
         first.setdefault(sizes[name], name)
-    return {name: dim_symbol(first[size]) for name, size in sizes.items() if first[size] != name}
+    asked = {sizes[name] for name in chosen}
+    return {name: dim_symbol(first[size]) for name, size in sizes.items() if size in asked and first[size] != name}
 
 
 def auto_axes(axes: DynamicAxes, graph: TorchModuleIRGraph) -> str:
