@@ -208,19 +208,23 @@ def _obstacle(part: _Part, choices: Mapping[str, Choice]) -> str:
     """Return why a part stays plain: what stands in the way of the scheme asked for, or that none was."""
     choice = choices.get(part.name.name)
     if choice is None or choice.scheme not in QUANTIZED_SCHEMES:
-        return _reason_kept(part, choice)
+        return (
+            _reason_kept(part, choice)
+            or may_store(part.use, "q4_0")
+            or "no rule of the recipe names it; a recipe file can (--recipe)"
+        )
     if choice.scheme != TWICE:
         return may_store(part.use, choice.scheme)
     return may_store(part.use, "q4_0") or ("" if part.use.addable else "what reads it cannot be done for two tensors")
 
 
 def _reason_kept(part: _Part, choice: Choice | None) -> str:
-    """Return why a recipe leaves a part plain, and how to change that."""
+    """Return why a recipe leaves a part plain, and how to change that; "" where no rule names it."""
     if choice is not None:
         return f"the recipe has it in {choice.scheme}"
     if part.name.role in ("@embeddings", "@head"):
         return "the recipe leaves embeddings and head; q4_0+embeddings compresses them"
-    return "no rule of the recipe names it; a recipe file can (--recipe)"
+    return ""
 
 
 def _check_plain_schemes(choices: Mapping[str, Choice], parts: Sequence[_Part], graph: NnefGraph) -> None:
