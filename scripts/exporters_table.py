@@ -7,7 +7,8 @@ usage: scripts/exporters_table.py [--tasks TASK,...] [--only TYPE,...] [--per-ta
 Each model, static and dynamic, runs in a process of its own: exported, saved, loaded with `ExportedModel`, called
 and compared with the model at 1e-4. A dynamic export is also called at other sizes, where it takes them. Prints Markdown; --results
 gets a line of JSON a case, and exports that are in it are not run again. `--against onnx` puts ONNX beside it (the packages onnx,
-onnxscript and onnxruntime). The medians are of the exports alone; that of tract runs each program in tract and compares it.
+onnxscript and onnxruntime). The medians are of the exports alone; that of tract runs each program in tract and
+compares it. Exit code 1: tract was wrong somewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import copy
 import json
 import multiprocessing
+import sys
 import tempfile
 import time
 import warnings
@@ -280,6 +282,8 @@ def main() -> None:
                 with options.results.open("a") as file:
                     file.write(json.dumps(record) + "\n")
     print(table(records))
+    if any(WRONG in (r["verdict"], r["elsewhere"]) for r in records if r["backend"] == "tract"):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
+# ruff: noqa: E402 - an older transformers has none of what these import
 """One folder for both: exports of `t2n-llm export` in `ExportedModel`, those of `save_pretrained` in `verify` and `generate`."""
+
+from tests.exporter_backends import skip_without_backends
+
+skip_without_backends()
 
 import copy
 import json

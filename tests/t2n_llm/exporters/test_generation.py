@@ -1,4 +1,9 @@
+# ruff: noqa: E402 - an older transformers has none of what these import
 """`export_for_generation`: programs that transformers' own `generate` calls in the place of the model."""
+
+from tests.exporter_backends import skip_without_backends
+
+skip_without_backends()
 
 import copy
 import functools
