@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from generic_export.inference_target.tract.engines.streaming import Streaming, open_stream
     from generic_export.inference_target.tract.evidence.through_onnx import debug_dumper_pytorch_to_onnx_to_nnef
     from generic_export.inference_target.tract.releases.downloader import TractBinaryDownloader
+    from generic_export.opened_archive import open_archive
     from generic_export.torch_graph.methods import as_forward
     from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
     from generic_export.torch_graph.request import DynamicSize
@@ -60,6 +61,7 @@ _HOMES = {
         "generic_export.inference_target.tract.engines.streaming": "Streaming open_stream",
         "generic_export.inference_target.tract.evidence.through_onnx": "debug_dumper_pytorch_to_onnx_to_nnef",
         "generic_export.inference_target.tract.releases.downloader": "TractBinaryDownloader",
+        "generic_export.opened_archive": "open_archive",
         "generic_export.torch_graph.methods": "as_forward",
         "generic_export.torch_graph.naming": "DEFAULT_VARNAME_SCHEME VariableNamingScheme",
         "generic_export.torch_graph.request": "DynamicSize",
@@ -97,6 +99,7 @@ __all__ = [
     "export_tensors_from_disk_to_nnef",
     "export_tensors_to_nnef",
     "iter_torch_tensors_from_disk",
+    "open_archive",
     "open_stream",
     "trace_execution_piece_by_piece",
     "trace_forward_execution",

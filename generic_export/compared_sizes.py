@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from generic_export.compat import EXTREMA
 from generic_export.errors import EngineError, MismatchError
 from generic_export.inference_target.example import ExampleRun, call_example
 from generic_export.inference_target.tract.engine_target import EngineTarget
+from generic_export.torch_graph.dims import Dim, evaluate_dim
 from generic_export.torch_graph.ir import TorchModuleIRGraph, TorchOp, is_dim
 from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.request import DynamicAxes, size_near, symbol_name
@@ -55,12 +56,14 @@ class Elsewhere:
         sizes: of each symbol.
         args, kwargs: arguments of these sizes.
         run: the module's inputs and outputs there.
+        changed: the symbols whose size is not the example's.
     """
 
     sizes: Sizes
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     run: ExampleRun
+    changed: tuple[str, ...]
 
     def __str__(self) -> str:
         """The sizes, as `B=1, T=9`."""
@@ -75,7 +78,7 @@ def sizes_beside(graph: TorchModuleIRGraph, tensors: Sequence[torch.Tensor], axe
         tensors: the example's inputs.
         axes: what was declared of the sizes; only such sizes are returned.
     """
-    example = sizes_of(graph, tensors)
+    example = graph.sizes(tensors)
     if not example:
         return []
     larger = {symbol: size + 1 for symbol, size in example.items()}
@@ -91,16 +94,6 @@ def sizes_beside(graph: TorchModuleIRGraph, tensors: Sequence[torch.Tensor], axe
         if allowed is not None and allowed not in known:
             known.append(allowed)
     return known[1 : _MOST_SIZES + 1]
-
-
-def sizes_of(graph: TorchModuleIRGraph, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Return the size that each symbol has in some inputs of a graph."""
-    return {
-        str(dim): int(size)
-        for variable, tensor in zip(graph.inputs, tensors, strict=True)
-        for dim, size in zip(variable.shape, tensor.shape, strict=False)
-        if isinstance(dim, sympy.Symbol)
-    }
 
 
 def _allowed(graph: TorchModuleIRGraph, axes: DynamicAxes, sizes: Sizes) -> dict[str, int] | None:
@@ -205,9 +198,10 @@ def elsewhere(
         graph: what was captured of it.
         sizes: where to run it.
     """
+    example = graph.sizes(call.tensors)
     for wanted in sizes:
         shapes = [
-            [wanted.get(str(dim), size) for dim, size in zip(variable.shape, tensor.shape, strict=False)]
+            [_at(dim, wanted, size) for dim, size in zip(variable.shape, tensor.shape, strict=False)]
             + list(tensor.shape[len(variable.shape) :])
             for variable, tensor in zip(graph.inputs, call.tensors, strict=True)
         ]
@@ -219,7 +213,13 @@ def elsewhere(
             continue
         if len(answered.outputs) == len(graph.outputs) and all(each.numel() for each in answered.outputs):
             run = ExampleRun.from_tensors(others, answered.outputs, graph.output_names)
-            yield Elsewhere(wanted, tuple(other_args), other_kwargs, run)
+            changed = tuple(name for name, size in wanted.items() if size != example[name])
+            yield Elsewhere(wanted, tuple(other_args), other_kwargs, run, changed)
+
+
+def _at(dim: Dim, sizes: Sizes, size: int) -> int:
+    """Return the size of an axis; that of the example where the axis has no symbol."""
+    return evaluate_dim(dim, sizes) if isinstance(dim, sympy.Expr) else size
 
 
 def _of_shape(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -243,6 +243,7 @@ def compare_elsewhere(
     places: Iterable[Elsewhere],
     seconds: float,
     failing: Callable[[Elsewhere], AbstractContextManager[None]],
+    auto: Collection[str] = (),
 ) -> None:
     """Compare an archive with its module at other sizes, while there is time.
 
@@ -253,9 +254,11 @@ def compare_elsewhere(
         places: what the module says.
         seconds: after which no further size is begun.
         failing: keeps the case where the two differ.
+        auto: symbols of axes that may become static (`Dim.AUTO`).
 
     Raises:
         MismatchError: the archive answers otherwise than the module.
+        EngineError: tract does not run it at other sizes of axes in `auto`.
     """
     until = time.perf_counter() + max(seconds, _LEAST_SECONDS)
     with target.opened(archive) as ask:
@@ -263,6 +266,9 @@ def compare_elsewhere(
             try:
                 answers = ask(place.run.inputs)
             except EngineError as error:
+                error.symbols = place.changed
+                if set(place.changed) & set(auto):
+                    raise
                 warnings.warn(
                     f"{kind}: tract does not run the archive at {place}, which the module takes: {error.message}",
                     stacklevel=3,
@@ -282,7 +288,8 @@ def _require_same(target: EngineTarget, kind: str, place: Elsewhere, answers: Se
             f"{kind}: the archive is right at the sizes of the example, and wrong at {place}: {'; '.join(map(str, failed))}",
             "Declare the sizes that it is right at (DynamicSize with min, max or multiple_of), or make the axis static. "
             "check_io_sizes=() compares at the example's sizes alone.",
+            symbols=place.changed,
         )
 
 
-__all__ = ["Elsewhere", "Sizes", "compare_elsewhere", "elsewhere", "sizes_beside", "sizes_of"]
+__all__ = ["Elsewhere", "Sizes", "compare_elsewhere", "elsewhere", "sizes_beside"]

@@ -56,6 +56,7 @@ from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 # What expressions of symbolic sizes are made of, beside sympy's own functions, and their text in Python.
 from torch.utils._sympy import functions as torch_sympy
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
@@ -69,6 +70,9 @@ SMALLER = (torch_sympy.Min, sympy.Min)
 
 EXTREMA = (*SMALLER, torch_sympy.Max, sympy.Max)
 """The smaller and the larger of sizes, in PyTorch's expressions and in sympy's."""
+
+INFINITY = int_oo
+"""The end of a range without end."""
 
 REMAINDERS = (sympy.Mod, torch_sympy.Mod, torch_sympy.PythonMod)
 """Remainders of sizes, in sympy's expressions and in PyTorch's."""
@@ -376,6 +380,8 @@ def _compared_with_few(expr: Any, node: SymNode) -> bool | None:
     environment: Any = node.shape_env
     known = environment._maybe_evaluate_static(expr)
     is_ordering = kind not in (sympy.Eq, sympy.Ne)
+    if not is_ordering and expr.rhs / factor == 2 and node.hint is not _OF_LARGER_SIZES[kind]:
+        return None  # two sizes that have to be equal, one of which is 2: no question about memory
     if known is None and is_ordering and environment._maybe_evaluate_static(sympy.Ge(expr.lhs, 0)) != sympy.true:
         return None
     return _OF_LARGER_SIZES[kind] if known is None else bool(known)

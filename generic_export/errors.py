@@ -6,6 +6,7 @@ Raised by every room; read by the CLI, which prints `message` on one line and `h
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +19,18 @@ class T2NError(Exception):
     Args:
         message: one line that names the thing (operator, tensor, file) and what is wrong with it.
         hint: one line that says what to do next, or None when the message says it already.
+        symbols: see below.
 
     Attributes:
+        symbols: the dynamic sizes that it is about, by name.
         declarations: multiples by which the module divides sizes, `DynamicSize`s: declared so, it may do.
     """
 
     declarations: tuple[Any, ...] = ()
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(self, message: str, hint: str | None = None, *, symbols: Iterable[str] = ()) -> None:
         super().__init__(message)
+        self.symbols = tuple(symbols)
         self.message = one_line(message)
         self.hint = None if hint is None else one_line(hint)
 

@@ -16,21 +16,26 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from generic_export.assertions import Assertion, enforced, held, parse_extensions, warn_of_conditions
 from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
-from generic_export.compared_sizes import Elsewhere, compare_elsewhere, elsewhere, sizes_beside, sizes_of
+from generic_export.compared_sizes import Elsewhere, compare_elsewhere, elsewhere, sizes_beside
 from generic_export.documents import module_classes, producer_properties, translate_graph, with_tensors
 from generic_export.errors import (
     CaptureError,
     DimensionError,
+    EngineError,
     EngineLoadError,
     GraphError,
     MismatchError,
     OptionError,
     SpecializedAxisError,
     T2NError,
+    TranslationError,
 )
+from generic_export.exported_programs import call_of
+from generic_export.float_dtype import computing_in
 from generic_export.half_weights import half_parameters, half_sources, rounded_to_half, stored_in_half
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
@@ -41,10 +46,13 @@ from generic_export.logs import logging_at
 from generic_export.nnef.composition import Composition, compose
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.half_storage import store_in_half
+from generic_export.opened_archive import name_properties
 from generic_export.tested_versions import TORCH, TRACT, new_doubts
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import DEFAULT_VARNAME_SCHEME, VariableNamingScheme
 from generic_export.torch_graph.nested import FlatCall
+from generic_export.torch_graph.request import auto_symbols
+from generic_export.torch_graph.sizes.fixed_axes import auto_axes, equal_symbols, with_sizes
 from generic_export.torch_graph.sizes.multiples import declared_too
 from generic_export.translate.translate import TranslationOptions
 from generic_export.write.document import write_document
@@ -60,7 +68,7 @@ logger = logging.getLogger("generic_export")
 
 
 def export_model_to_nnef(
-    model: nn.Module,
+    model: nn.Module | ExportedProgram,
     args: torch.Tensor | tuple[Any, ...],
     file_path_export: str | os.PathLike[str],
     inference_target: InferenceTarget,
@@ -79,11 +87,13 @@ def export_model_to_nnef(
     kwargs: Mapping[str, Any] | None = None,
     fragments: bool = False,
     half: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Path:
     """Export a module to an NNEF archive and prove it in the target's engine.
 
     Args:
-        model: the module; it is captured in eval mode and handed back as it was.
+        model: the module; it is captured in eval mode and handed back as it was. An `ExportedProgram` of torch.export is taken
+            as the module that it makes; without `args` and `kwargs` with its own example, and without dynamic axes with its own.
         args: example inputs of the forward (a lone tensor stands for a tuple of one); dicts, dataclasses, tuples and lists
             of tensors become one input per tensor.
         file_path_export: where to write. A suffix `.tar`, `.tgz` or `.tar.gz` says in which form; any other name gets the
@@ -110,6 +120,8 @@ def export_model_to_nnef(
         half: store f32 parameters of rank 2 and more in f16, and compute in f32 (the engine multiplies f16 weights with f32 values
             as they are); the check compares with the module whose parameters are rounded alike. A parameter that f16 does
             not hold stays in f32.
+        dtype: compute in f32 or f16, whatever the module's floats are (bfloat16, which tract does not have); the check compares
+            with the module in that element type. None keeps the module's own.
 
     Returns:
         The path of the archive.
@@ -138,7 +150,16 @@ def export_model_to_nnef(
         raise OptionError("half mixes element types, which tract alone reads.", "Leave half out, or use TractNNEF.")
     arguments = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(kwargs or {})
-    with logging_at(log_level, logger.name), evaluation_mode(model):
+    if isinstance(model, ExportedProgram):
+        called = call_of(model, arguments, keywords)
+        model, arguments, keywords = called.module, called.args, dict(called.kwargs)
+        if not inference_target.dynamic_axes:
+            inference_target = inference_target.with_dynamic_axes(called.dynamic_axes)
+    with (
+        logging_at(log_level, logger.name),
+        evaluation_mode(model),
+        computing_in(dtype, model, arguments, keywords) as (arguments, keywords),
+    ):
         if not check_io_names_qte_match:
             answered = call_example(model, arguments, keywords)
             input_names = _completed(input_names, answered.call.names)
@@ -159,8 +180,7 @@ def export_model_to_nnef(
                     allow_same_io_names=allow_same_io_names,
                     auto_harden_jit=auto_harden_jit,
                 )
-            document = _document(prepared, target, assertions, nnef_variable_naming_scheme)
-            _write(prepared, document, target, how)
+            _write_where_possible(prepared, target, how, assertions, nnef_variable_naming_scheme)
 
         _as_declared(attempt, inference_target, class_name(model))
     return target_path
@@ -185,6 +205,40 @@ class _Writing:
     half: bool
     fragments: bool
     bundle: Path | None
+
+
+def _write_where_possible(
+    prepared: Prepared,
+    target: InferenceTarget,
+    how: _Writing,
+    assertions: Sequence[Assertion],
+    naming_scheme: VariableNamingScheme | str,
+) -> None:
+    """Translate and write what was captured; axes of `Dim.AUTO` with which that fails become static, and a warning names them.
+
+    Raises:
+        T2NError: as `export_model_to_nnef`.
+    """
+    call = FlatCall.of(prepared.model, prepared.args, prepared.kwargs)
+    reasons: list[str] = []
+    while True:
+        try:
+            document = _document(prepared, target, assertions, naming_scheme)
+            _write(prepared, document, target, how)
+            break
+        except (DimensionError, TranslationError, EngineError, MismatchError) as error:
+            sizes = prepared.graph.sizes(call.tensors)
+            auto = auto_symbols(target.dynamic_axes).intersection(sizes)
+            chosen = auto.intersection(error.symbols) or auto
+            if not chosen:
+                raise
+            merged = equal_symbols({name: sizes[name] for name in auto}, chosen)
+            reasons += [] if merged else [error.message]
+            graph = with_sizes(prepared.graph, merged or {name: sizes[name] for name in chosen})
+            prepared = replace(prepared, graph=graph)
+    found = auto_axes(target.dynamic_axes, prepared.graph)
+    if found:
+        warnings.warn(f"{class_name(prepared.model)}: {found}{' '.join(('', *reasons))}", stacklevel=5)
 
 
 def _write(prepared: Prepared, document: NnefGraph, target: InferenceTarget, how: _Writing) -> None:
@@ -303,7 +357,8 @@ def _document(
     relations = held(assertions, prepared)
     if target.refuses_sizes:
         relations += enforced(assertions, graph.conditions)
-    properties = tuple(producer_properties(source_model=kind).items())
+    names = name_properties([variable.name for variable in graph.inputs], graph.output_names)
+    properties = tuple({**producer_properties(source_model=kind), **names}.items())
     options = TranslationOptions(naming_scheme=naming_scheme, assertions=relations, properties=properties)
     try:
         document = translate_graph(graph, target, options, prepared.model)
@@ -326,7 +381,8 @@ def _as_declared(attempt: Callable[[InferenceTarget], None], target: InferenceTa
     except (CaptureError, DimensionError, GraphError, EngineLoadError) as error:
         refusal = error
     # Where a trace was tried after torch.export, its own refusal is the cause of this one.
-    sizes = refusal.declarations or getattr(refusal.__cause__, "declarations", ())
+    found = refusal.declarations or getattr(refusal.__cause__, "declarations", ())
+    sizes = [size for size in found if size.name not in auto_symbols(target.dynamic_axes)]
     if not sizes or not target.refuses_sizes:
         raise refusal
     try:
@@ -380,7 +436,7 @@ def _compare_elsewhere(
         MismatchError: the archive answers otherwise than the module.
     """
     call = FlatCall.of(prepared.model, prepared.args, prepared.kwargs)
-    example, given = sizes_of(prepared.graph, call.tensors), target.check_io_sizes
+    example, given = prepared.graph.sizes(call.tensors), target.check_io_sizes
     if not example or not target.refuses_sizes:  # a stream comes in pieces of one size
         return
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in prepared.model.modules())
@@ -398,7 +454,8 @@ def _compare_elsewhere(
         def kept(place: Elsewhere) -> AbstractContextManager[None]:
             return failing(replace(prepared, args=place.args, kwargs=place.kwargs), place.run)
 
-        compare_elsewhere(target, archive, class_name(prepared.model), places, seconds, kept)
+        auto = auto_symbols(target.dynamic_axes)
+        compare_elsewhere(target, archive, class_name(prepared.model), places, seconds, kept, auto)
 
 
 def _completed(given: Sequence[str] | None, own: Sequence[str]) -> Sequence[str] | None:

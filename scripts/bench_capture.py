@@ -151,4 +151,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     main()

@@ -159,4 +159,7 @@ def table(rows: list[dict[str, Any]], limit: float) -> str:
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     main()

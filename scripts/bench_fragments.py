@@ -88,4 +88,7 @@ def measured(archives: dict[str, Path], repeat: int) -> list[Row]:
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     main()

@@ -230,4 +230,7 @@ def _seconds(value: float | None) -> str:
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     main()

@@ -127,4 +127,7 @@ def table(rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     main()

@@ -128,4 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     sys.exit(main())

@@ -172,4 +172,7 @@ def _real_time(source: Path, archives: Any, tokens: int, onnx: Path | None) -> d
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     sys.exit(main())

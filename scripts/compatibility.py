@@ -19,8 +19,9 @@ from pathlib import Path
 
 import dialect_smoke as smoke
 import torch
-from compatibility_versions import SECTION, head
+from compatibility_versions import SECTION
 from dialect_smoke import Outcome, SmokeCase, judge
+from table_source import commit
 
 from generic_export.errors import EngineMissingError
 from generic_export.inference_target.tract.engines.cli import TractCli
@@ -88,7 +89,7 @@ def _lines(
     yield "✓ passed; *refused*: the release lacks an operator, and the export reports it; **wrong**: anything else."
     yield ""
     yield (
-        f"Source: `scripts/compatibility.py`; commit {head()}, PyTorch {torch.__version__.split('+')[0]} on "
+        f"Source: `scripts/compatibility.py`; commit {commit()}, PyTorch {torch.__version__.split('+')[0]} on "
         f"{platform.machine()}, {date.today().isoformat()}."
     )
     yield ""

@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 
+from table_source import commit
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "measurements" / "compatibility.md"
 SECTION = "## Releases of transformers, PyTorch and Python"
@@ -119,17 +121,6 @@ def read_cells(path: Path) -> dict[tuple[str, str], Cell]:
     return {(cell.package, cell.version): cell for cell in cells}
 
 
-def head() -> str:
-    """Return the commit that is measured, "unknown" outside of a repository."""
-    try:
-        asked = subprocess.run(
-            ("git", "rev-parse", "--short", "HEAD"), cwd=ROOT, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return asked.stdout.strip()
-
-
 def section(cells: Mapping[tuple[str, str], Cell]) -> Iterator[str]:
     """Yield the lines of the section of docs/measurements/compatibility.md."""
     yield SECTION
@@ -138,7 +129,7 @@ def section(cells: Mapping[tuple[str, str], Cell]) -> Iterator[str]:
     yield "The bundled model is exported and validated, with three families of the zoo; for PyTorch and Python also ten operators."
     yield "*Refused*: pip does not install this combination."
     yield ""
-    yield f"Source: `scripts/compatibility_versions.py`; commit {head()}, {platform.machine()}, {date.today().isoformat()}."
+    yield f"Source: `scripts/compatibility_versions.py`; commit {commit()}, {platform.machine()}, {date.today().isoformat()}."
     yield ""
     yield "| package | release | with | smoke |"
     yield "|---|---|---|---|"

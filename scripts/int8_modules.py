@@ -160,4 +160,7 @@ def _calibrate(model: nn.Module, size: int) -> None:
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     main()

@@ -168,4 +168,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     sys.exit(main())

@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from table_source import print_source, source
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -279,7 +280,7 @@ def markdown(results: list[OpResult]) -> str:
         "PyTorch's operator database (OpInfo): the first samples of each operator, with tensors as graph inputs. Each sample runs "
         "in tract and is compared with PyTorch. [operators.csv](operators.csv) lists every operator.",
         "",
-        f"{_SOURCE} PyTorch {torch.__version__}.",
+        f"{source([__file__, '--markdown', 'docs/measurements/operators.md'])[:-1]}, PyTorch {torch.__version__}.",
         "",
         "```text",
         summary(results),
@@ -299,9 +300,6 @@ def markdown(results: list[OpResult]) -> str:
             lines.append(f"| `{result.full_name}` | {_verdict(result, excluded)} | {_reason(result, excluded)} |")
     lines += ["", "<!-- operators table: end -->"]
     return "\n".join(lines) + "\n"
-
-
-_SOURCE = "Source: `scripts/opinfo_report.py --markdown docs/measurements/operators.md`."
 
 
 def table(results: list[OpResult]) -> str:
@@ -379,4 +377,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    print_source()
     sys.exit(main())

@@ -350,4 +350,7 @@ def windows_of_text(folder: Path, text: Path, count: int) -> list[list[int]]:
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     sys.exit(main())

@@ -143,4 +143,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    from table_source import print_source
+
+    print_source()
     sys.exit(main())

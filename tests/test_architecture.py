@@ -39,12 +39,12 @@ ORDER = {
         detection
         remodel
         export
-        assertions
+        assertions opened_archive
         coverage
         inference_target
         inference_target/tract
         inference_target/tract/evidence
-        capture compared_sizes documents half_weights tested_versions
+        capture compared_sizes documents exported_programs float_dtype half_weights tested_versions
         inference_target/tract/engine_target
         inference_target/tract/engines
         inference_target/tract/releases inference_target/tract/check
@@ -95,9 +95,9 @@ ORDER = {
         .
         cli
         zoo
-        explain serve
+        explain serve exporters
         chat
-        measure share
+        diffusion measure share
         export
         tasks
         check
@@ -117,9 +117,11 @@ ORDER = {
 NAMED_ELSEWHERE = {
     "generic_export": "its table, texts above",
     "generic_export.earlier_paths": "what a package's `__init__` gives it, texts there",
+    "t2n_llm.exporters.untrusted": "classes of transformers that treespecs name, none of ours",
     "generic_export.ops": "its own modules, each of which registers its translations",
     "kvcache.compat": "modules of transformers",
     "quant.algorithms": "a module of the user's own",
+    "t2n_llm.diffusion.pipeline": "diffusers or transformers, as its table has them",
     "t2n_llm.source.factory": "a module of the user's own",
     "t2n_llm.tasks.registry": "its table, texts above",
     "t2n_llm.zoo.host": "what who starts it says, a text there",

@@ -47,6 +47,11 @@ def dim_symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
+def symbols_of(dim: Dim) -> tuple[str, ...]:
+    """Return the names of the symbols of a size."""
+    return () if isinstance(dim, int) else tuple(sorted(map(str, dim.free_symbols)))
+
+
 def simplify_dim(dim: Dim) -> Dim:
     """Return `dim` as an `int` when it is one, else as an expanded sympy expression."""
     if isinstance(dim, int):
@@ -166,13 +171,21 @@ def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
     """Return the number `dim` stands for once each symbol has the value given.
 
     Raises:
-        DimensionError: a symbol of `dim` has no value.
+        DimensionError: a symbol of `dim` has no value, or `dim` divides by a size that is 0.
     """
     if isinstance(dim, int):
         return dim
-    result = dim.subs({dim_symbol(name): value for name, value in values.items()})
+    try:
+        result = dim.subs({dim_symbol(name): value for name, value in values.items()})
+    except ZeroDivisionError:
+        raise DimensionError(
+            f"size {dim_text(dim)} divides by zero at {dict(values)}.", symbols=symbols_of(dim)
+        ) from None
     if not result.is_Integer:
-        raise DimensionError(f"size {dim_text(dim)} cannot be computed from {dict(values)}: a symbol has no value.")
+        raise DimensionError(
+            f"size {dim_text(dim)} cannot be computed from {dict(values)}: a symbol has no value.",
+            symbols=symbols_of(dim),
+        )
     return int(result)
 
 
@@ -196,6 +209,7 @@ def _print(expr: sympy.Expr) -> str:
         raise DimensionError(
             f"size {expr} has no form in tract's dimension language ({type(expr).__name__} is unknown to it).",
             "Declare that axis static, or compute the size from sums, products and integer divisions.",
+            symbols=symbols_of(expr),
         )
     return printer(expr)
 
@@ -225,7 +239,9 @@ def _print_mul(expr: sympy.Expr) -> str:
 def _print_pow(expr: sympy.Expr) -> str:
     base, exponent = expr.args
     if not (exponent.is_Integer and int(exponent) > 0):
-        raise DimensionError(f"size {expr} has no form in tract's dimension language (exponent {exponent}).")
+        raise DimensionError(
+            f"size {expr} has no form in tract's dimension language (exponent {exponent}).", symbols=symbols_of(expr)
+        )
     return "*".join([_as_factor(base)] * int(exponent))
 
 
@@ -322,7 +338,9 @@ def _print_ceiling(expr: sympy.Expr) -> str:
 
 def _constant(divisor: sympy.Expr, expr: sympy.Expr) -> int:
     if not divisor.is_Integer:
-        raise DimensionError(f"size {expr} divides by {divisor}: tract divides sizes by constants only.")
+        raise DimensionError(
+            f"size {expr} divides by {divisor}: tract divides sizes by constants only.", symbols=symbols_of(expr)
+        )
     return int(divisor)
 
 

@@ -6,7 +6,7 @@ Created by `tracer.py`, rewritten (into a new graph) by fusions, read by `ops/`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -179,6 +179,15 @@ class TorchModuleIRGraph:
     def producers(self) -> dict[str, TorchOp]:
         """Return, for the name of each result, the operator that makes it."""
         return {out.name: op for op in self.ops for out in op.outputs if out is not None}
+
+    def sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+        """Return the size that each symbol has where the inputs are these tensors."""
+        return {
+            str(dim): int(size)
+            for variable, tensor in zip(self.inputs, tensors, strict=True)
+            for dim, size in zip(variable.shape, tensor.shape, strict=False)
+            if isinstance(dim, sympy.Symbol)
+        }
 
     def use_counts(self) -> dict[str, int]:
         """Return how many times each tensor is read, by an operator or as an output of the graph."""

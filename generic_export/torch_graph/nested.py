@@ -43,16 +43,17 @@ class FlatCall:
         """Take the arguments of a call apart.
 
         Raises:
-            OptionError: the forward does not take such arguments.
+            OptionError: the forward does not take such arguments, or one holds tensors in an object that cannot be taken apart.
         """
         found: _Leaves = []
         positional = [_take_apart(value, name, found) for name, value in _named_arguments(module, args, kwargs)]
         keywords = {name: _take_apart(value, name, found) for name, value in kwargs.items()}
         for name, leaf in found:
             if _hides_tensors(leaf):
+                kind = type(leaf).__name__
                 raise OptionError(
-                    f"argument {name!r} is a {type(leaf).__name__}: its tensors would be constants of the archive.",
-                    "Pass tensors, lists, dicts or dataclasses, from a wrapper module that makes the object in its forward.",
+                    f"argument {name!r} is a {kind}: its tensors would be constants of the archive.",
+                    _REGISTER.format(kind),
                 )
         tensors = [(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor)]
 
@@ -65,13 +66,6 @@ class FlatCall:
         """Return positional and keyword arguments with these tensors in the places of the original ones."""
         args, kwargs = self._rebuild(iter(tensors))
         return args, kwargs
-
-
-def _hides_tensors(leaf: Any) -> bool:
-    """Say whether an argument is an object of a class that is not taken apart, and holds tensors."""
-    if isinstance(leaf, torch.Tensor | nn.Module | type):
-        return False
-    return any(isinstance(value, torch.Tensor) for value in getattr(leaf, "__dict__", {}).values())
 
 
 def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...]]:
@@ -93,14 +87,41 @@ def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...
     found = [(name, _as_tensor(leaf)) for name, leaf in found]
     for name, leaf in found:
         if not isinstance(leaf, torch.Tensor) and leaf is not None:
+            kind = type(leaf).__name__
             raise CaptureError(
-                f"output {name or 'of the module'!r} is a {type(leaf).__name__}, not a tensor.",
-                "Return tensors only, for instance from a wrapper module.",
+                f"output {name or 'of the module'!r} is a {kind}, not a tensor.",
+                _REGISTER.format(kind)
+                if _hides_tensors(leaf)
+                else "Return tensors only, for instance from a wrapper module.",
             )
     tensors = [(name, leaf) for name, leaf in found if leaf is not None]
     if len(tensors) == 1 and tensors[0][0] == "output_0":
         tensors = [("output", tensors[0][1])]
     return tuple(name for name, _ in tensors), tuple(tensor for _, tensor in tensors)
+
+
+_REGISTER = (
+    "Pass and return tensors, from a wrapper module that makes the object in its forward; or register {} with "
+    "torch.utils._pytree.register_pytree_node."
+)
+
+
+def _hides_tensors(leaf: Any) -> bool:
+    """Say whether an object that is no container for us holds tensors: a cache whose class is not registered."""
+    if isinstance(leaf, torch.Tensor | nn.Module | type):
+        return False
+    return any(map(_holds_tensors, vars(leaf).values())) if hasattr(leaf, "__dict__") else False
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Say whether there are tensors in a value of an object, one list of objects (layers of a cache) deep."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return any(
+        isinstance(each, torch.Tensor)
+        or (hasattr(each, "__dict__") and any(isinstance(inner, torch.Tensor) for inner in vars(each).values()))
+        for each in items
+        if not isinstance(each, nn.Module | type)
+    )
 
 
 def _as_tensor(leaf: Any) -> Any:
@@ -139,6 +160,19 @@ def taken_apart(value: Any) -> tuple[list[Any], _Rebuild]:
     found: _Leaves = []
     rebuild = _take_apart(value, "", found)
     return [leaf for _, leaf in found], rebuild
+
+
+def named_leaves(value: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of a value, tensors or not, with their dotted names."""
+    found: _Leaves = []
+    _take_apart(value, "", found)
+    return found
+
+
+def children_of(value: Any) -> Sequence[tuple[object, Any]] | None:
+    """Return the named children of a container; None for a leaf."""
+    parts = _parts(value)
+    return None if parts is None else parts[0]
 
 
 def signature_of(module: nn.Module) -> inspect.Signature:
@@ -246,4 +280,13 @@ def _dataclass_like(original: Any, names: Sequence[str], items: list[Any]) -> An
     return made
 
 
-__all__ = ["FlatCall", "flat_forward", "forward_signature", "named_outputs", "signature_of", "taken_apart"]
+__all__ = [
+    "FlatCall",
+    "children_of",
+    "flat_forward",
+    "forward_signature",
+    "named_leaves",
+    "named_outputs",
+    "signature_of",
+    "taken_apart",
+]

@@ -70,7 +70,18 @@ class DynamicSize:
         )
 
 
-AxisSymbol = str | Dim | DynamicSize
+@dataclass(frozen=True)
+class AutoSize:
+    """A size that stays symbolic where the model allows it: what `torch.export.Dim.AUTO` becomes.
+
+    Attributes:
+        name: its symbol; an axis that must be equal to another one takes the symbol of the first.
+    """
+
+    name: str
+
+
+AxisSymbol = str | Dim | DynamicSize | AutoSize
 """One dynamic size: a name, a torch.export `Dim`, whose bounds PyTorch then holds to, or what is known of it."""
 
 DynamicAxes = Mapping[str, Mapping[int, AxisSymbol]]
@@ -112,11 +123,11 @@ def symbol_name(symbol: object) -> str:
     """Return the name of a dynamic size, however it is given.
 
     Raises:
-        OptionError: a hint without a name (`Dim.AUTO`), or an expression of another `Dim`.
+        OptionError: a hint without a name (`Dim.DYNAMIC`), or an expression of another `Dim`.
     """
     if isinstance(symbol, str):
         return symbol
-    if isinstance(symbol, DynamicSize):
+    if isinstance(symbol, DynamicSize | AutoSize):
         return symbol.name
     name = getattr(symbol, "__name__", None)
     if type(symbol) is not Dim or not isinstance(name, str):
@@ -153,4 +164,21 @@ def declared_sizes(axes: DynamicAxes) -> dict[str, DynamicSize]:
     return found
 
 
-__all__ = ["AxisSymbol", "CaptureRequest", "DynamicAxes", "DynamicSize", "declared_sizes", "size_near", "symbol_name"]
+def auto_symbols(axes: DynamicAxes) -> frozenset[str]:
+    """Return the symbols that were declared with `Dim.AUTO`, and nowhere by name."""
+    given = [symbol for axis in axes.values() for symbol in axis.values()]
+    named = {symbol_name(symbol) for symbol in given if not isinstance(symbol, AutoSize)}
+    return frozenset(symbol.name for symbol in given if isinstance(symbol, AutoSize)) - named
+
+
+__all__ = [
+    "AutoSize",
+    "AxisSymbol",
+    "CaptureRequest",
+    "DynamicAxes",
+    "DynamicSize",
+    "auto_symbols",
+    "declared_sizes",
+    "size_near",
+    "symbol_name",
+]

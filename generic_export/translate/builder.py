@@ -23,7 +23,16 @@ from generic_export.nnef.dtypes import (
     tract_dtype,
 )
 from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, NnefFragment, TupleLiteral
-from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, same_shape, simplify_dim
+from generic_export.torch_graph.dims import (
+    Dim,
+    Shape,
+    dim_text,
+    floor_div,
+    same_dim,
+    same_shape,
+    simplify_dim,
+    symbols_of,
+)
 from generic_export.translate.choices import Numerics, Spelling
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, carried_fact, holds_complex, on_pairs
 from generic_export.translate.fragments import load_fragment
@@ -478,7 +487,8 @@ class NnefBuilder:
                 if not same_dim(known, dim) and not (same_dim(dim, 1) or same_dim(known, 1)):
                     # docs/contributing/engine-facts.md#ranks-and-unchecked-shapes: tract does not check.
                     raise GraphError(
-                        f"einsum {expression!r}: axis {letter!r} is {dim_text(known)} and {dim_text(dim)}."
+                        f"einsum {expression!r}: axis {letter!r} is {dim_text(known)} and {dim_text(dim)}.",
+                        symbols=(*symbols_of(known), *symbols_of(dim)),
                     )
         equal = None if self.spelling.square_products else equal_free_axis(expression, values)
         if equal is not None:

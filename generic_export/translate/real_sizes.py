@@ -14,6 +14,7 @@ import torch
 from generic_export.compat import torch_sympy
 from generic_export.errors import DimensionError
 from generic_export.nnef.graph import DimLiteral
+from generic_export.torch_graph.dims import symbols_of
 from generic_export.translate.value import Emission, Scalar, Value
 
 
@@ -77,6 +78,7 @@ def real_value(b: Calculator, expr: sympy.Expr) -> Value:
         raise DimensionError(
             f"size {expr} has no form in the graph ({type(expr).__name__} is unknown to it).",
             "Compute it from sums, products, quotients, powers and roots of sizes, or declare that axis static.",
+            symbols=symbols_of(expr),
         )
     return _folded(b, fold, expr.args)
 

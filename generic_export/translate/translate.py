@@ -15,7 +15,7 @@ from generic_export.errors import GraphError, T2NError, TranslationError
 from generic_export.nnef.dtypes import tract_dtype
 from generic_export.nnef.graph import Block, NnefFragment, NnefGraph, NnefOperation, NnefVariable
 from generic_export.nnef.registries import registries_of
-from generic_export.torch_graph.dims import same_shape
+from generic_export.torch_graph.dims import same_shape, symbols_of
 from generic_export.torch_graph.ir import (
     FixedTensorList,
     SymbolRange,
@@ -187,7 +187,8 @@ def _check_result(op: TorchOp, variable: TensorVariable, value: Value) -> None:
     if not same_shape(value.shape, variable.shape):
         raise GraphError(
             f"{op.target} at {op.module_path} ({op.source}): translated to shape {shape_text(value.shape)}, "
-            f"PyTorch makes {shape_text(variable.shape)}."
+            f"PyTorch makes {shape_text(variable.shape)}.",
+            symbols=[name for dim in (*value.shape, *variable.shape) for name in symbols_of(dim)],
         )
 
 
@@ -276,7 +277,10 @@ def _identifiers(
 def _variable(emission: Emission, builder: NnefBuilder) -> NnefVariable:
     (value,) = emission.outputs
     if not all(isinstance(dim, int) for dim in value.shape):
-        raise GraphError(f"stored tensor {emission.label!r} has a dynamic shape {shape_text(value.shape)}.")
+        raise GraphError(
+            f"stored tensor {emission.label!r} has a dynamic shape {shape_text(value.shape)}.",
+            symbols=[name for dim in value.shape for name in symbols_of(dim)],
+        )
     shape = tuple(int(dim) for dim in value.shape)  # type: ignore[arg-type]
     return NnefVariable(emission.label, shape, tract_dtype(value.dtype), builder.parts.get(emission.label))
 

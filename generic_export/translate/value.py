@@ -14,7 +14,7 @@ import torch
 
 from generic_export.errors import GraphError
 from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, TupleLiteral
-from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, simplify_dim
+from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, simplify_dim, symbols_of
 from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 
 Scalar = float | int | bool
@@ -119,7 +119,9 @@ def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
             shape.append(min(first, second, key=lambda size: len(str(size))))
         else:
             raise GraphError(
-                f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.", _advice(first, second)
+                f"sizes {dim_text(first)} and {dim_text(second)} do not broadcast.",
+                _advice(first, second),
+                symbols=(*symbols_of(first), *symbols_of(second)),
             )
     return tuple(shape)
 

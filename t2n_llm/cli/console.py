@@ -36,6 +36,7 @@ from t2n_llm.tasks.names import TEXT_GENERATION, TRIED
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress
     from t2n_llm.check.agreement import CheckResult, ValidationReport
+    from t2n_llm.diffusion.pipeline import PipelineResult
     from t2n_llm.export.pipeline import ExportResult
     from t2n_llm.export.plan import ExportPlan
     from t2n_llm.export.verify import IntegrityReport
@@ -274,6 +275,25 @@ class Sink:
             self._out.print(f"try it    t2n-llm generate {folder} {TRIED[manifest['task']]}")
         if pushed is not None:
             self.say(f"pushed    {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit}")
+
+    def exported_pipeline(self, result: PipelineResult) -> None:
+        """Print the archives of a pipeline."""
+        if self.mode is OutputMode.JSON:
+            self._json({**result.record, "output_dir": str(result.output_dir)})
+        if self.mode is not OutputMode.HUMAN:
+            return
+        record = result.record
+        self._out.print(
+            f"[green]exported[/green] {escape(record['pipeline'])}, {record['dtype']}, {self.seconds:.1f} s"
+        )
+        for name, each in record["components"].items():
+            inputs = ", ".join(f"{key} \\[{', '.join(map(str, shape))}]" for key, shape in each["inputs"].items())
+            told = (
+                f"agrees at {len(each['compared_at'])} sizes" if each["compared_at"] else "[yellow]not checked[/yellow]"
+            )
+            self._out.print(
+                f"archive   {escape(str(result.archives[name]))} ({each['bytes'] / 1e6:.1f} MB): {inputs}; {told}"
+            )
 
     def _compression(self, record: Mapping[str, Any]) -> None:
         """Print the size, how much of it is quantised, and what is not and why."""

@@ -61,6 +61,13 @@ def export(
         quiet_libraries(sink)
         model = origin.named(source)
         request = _push_request(push, public, origin.token, options.check)
+        from t2n_llm.diffusion.pipeline import export_pipeline, is_pipeline
+
+        if is_pipeline(source):
+            if dry_run or request is not None:
+                raise OptionError("--dry-run and --push do not apply to a pipeline of diffusers.", "Leave them out.")
+            sink.exported_pipeline(export_pipeline(source, output, options=options, reporter=sink))
+            return
         from t2n_llm.export.pipeline import export_llm, plan_llm_export
 
         if dry_run:

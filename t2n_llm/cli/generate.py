@@ -192,11 +192,11 @@ def _read(read: Callable[[], str], name: str) -> str:
 
 def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> Iterable[str]:
     """Return the text that an export makes; the stack keeps its engine."""
-    from t2n_llm.export.folder import read_manifest
+    from t2n_llm.export.folder import read_any_manifest
     from t2n_llm.measure.generate import export_folder
     from t2n_llm.tasks.names import CTC, WITH_SOURCES, recorded_task
 
-    task = recorded_task(read_manifest(export_folder(archive)))
+    task = recorded_task(read_any_manifest(export_folder(archive)))
     if asked.guessed_tokens is not None and task in (*WITH_SOURCES, CTC):
         raise OptionError(f"{archive} was exported for {task}.", "Leave --prompt-lookup out.")
     if asked.variables and task in (*WITH_SOURCES, CTC):

@@ -10,98 +10,30 @@ from typing import Any
 
 HELP, HELP_ALL = "--help", "--help-all"
 
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
 ADVANCED: Mapping[str, frozenset[str]] = {
-    "export": frozenset(
-        {
-            *(
-                "activations",
-                "allow_nonfinite",
-                "attention",
-                "batch",
-                "cache_dtype",
-                "decode_steps",
-                "device_map",
-                "engine",
-            ),
-            *(
-                "f32_attention",
-                "f32_linear_accumulation",
-                "f32_norm",
-                "f32_residual",
-                "fragments",
-                "frontend",
-                "image_size",
-            ),
-            *("imatrix", "keep_f32", "kv_cache", "low_memory", "max_layers", "max_memory", "mla", "num_logits_to_keep"),
-            *(
-                "prefill_chunk",
-                "public",
-                "push",
-                "quantizers",
-                "recipe",
-                "require_tokenizer",
-                "save_imatrix",
-                "stateful",
-            ),
-            *("towers", "tract_binary", "weights_in_memory", "window_cache"),
-        }
+    "export": _names(
+        "activations allow_nonfinite attention batch cache_dtype decode_steps device_map engine f32_attention "
+        "f32_linear_accumulation f32_norm f32_residual fragments frontend image_size imatrix keep_f32 kv_cache low_memory "
+        "max_layers max_memory mla num_logits_to_keep prefill_chunk public push quantizers recipe require_tokenizer "
+        "save_imatrix stateful threads towers tract_binary weights_in_memory window_cache"
     ),
-    "validate": frozenset(
-        {
-            *(
-                "atol",
-                "decode_steps",
-                "device_map",
-                "engine",
-                "low_memory",
-                "max_layers",
-                "max_memory",
-                "revision",
-                "rtol",
-            ),
-            *("token", "tract_binary", "trust_remote_code"),
-        }
+    "validate": _names(
+        "atol decode_steps device_map engine low_memory max_layers max_memory revision rtol threads token tract_binary "
+        "trust_remote_code"
     ),
-    "generate": frozenset(
-        {"beams", "min_p", "prefill_chunk", "prompt_lookup_tokens", "repetition_penalty", "template_kwargs"}
+    "generate": _names("beams min_p prefill_chunk prompt_lookup_tokens repetition_penalty template_kwargs"),
+    "chat": _names("min_p prefill_chunk repetition_penalty"),
+    "bench": _names("engine timeout tract warmup"),
+    "diagnose": _names("atol jobs max_layers memory revision rtol strategy timeout token trust_remote_code"),
+    "quantize-report": _names(
+        "device_map engine max_layers max_memory revision threads token tokens tract_binary trust_remote_code window"
     ),
-    "chat": frozenset({"min_p", "prefill_chunk", "repetition_penalty"}),
-    "bench": frozenset({"engine", "tract", "timeout", "warmup"}),
-    "diagnose": frozenset(
-        {
-            "atol",
-            "jobs",
-            "max_layers",
-            "memory",
-            "revision",
-            "rtol",
-            "strategy",
-            "timeout",
-            "token",
-            "trust_remote_code",
-        }
-    ),
-    "quantize-report": frozenset(
-        {
-            *("device_map", "engine", "max_layers", "max_memory", "revision", "token", "tokens", "tract_binary"),
-            *("trust_remote_code", "window"),
-        }
-    ),
-    "run": frozenset(
-        {
-            "expect",
-            "expected",
-            "fresh",
-            "history",
-            "html",
-            "markdown",
-            "max_memory",
-            "ray_address",
-            "seed",
-            "shard",
-            "update",
-        }
-    ),
+    "run": _names("expect expected fresh history html markdown max_memory ray_address seed shard update"),
 }
 """Options that `--help` leaves out, by command and parameter."""
 

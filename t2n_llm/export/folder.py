@@ -19,12 +19,24 @@ from generic_export.errors import ArchiveError, DiskFullError, OptionError, Outp
 from generic_export.files import exchange, is_below, is_disk_full, sha256
 from generic_export.interrupts import SIGNALS, raise_if_interrupted
 from generic_export.write.journal import OwnedFile, claim_abandoned, create_owned
-from t2n_llm.export.manifest_form import ExportManifest, parse_manifest
+from t2n_llm.export.manifest_form import (
+    ArchiveRecord,
+    ExportManifest,
+    parse_manifest,
+    parse_transformers_manifest,
+)
+from t2n_llm.tasks.names import TEXT_GENERATION
 
 MANIFEST_NAME = "export.json"
+PIPELINE_NAME = "pipeline.json"  # of an export of several models
 CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no part of what is verified
 EDITED_CARD_FILE = "README.edited.md"  # where an edited card of the previous export is kept
 MANIFEST_FORMAT = 1
+_LARGEST_MANIFEST = 1 << 28  # bytes; one of a model of 100,000 tensors has 20 million
+DECODE_COMPONENT = "decode"
+"""The program of `export_for_generation` that reads new tokens after a cache."""
+TRANSFORMERS_TASK = "transformers"
+"""What an export of transformers is for that does not generate."""
 TESTS_FOLDER = "tests"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LONGEST_NAME = 210  # bytes; the hidden names beside it are longer, and may have 255
@@ -50,7 +62,8 @@ def check_free(target: Path, force: bool) -> None:
         )
     if not target.exists() and not target.is_symlink():
         return
-    replaceable = target.is_dir() and ((target / MANIFEST_NAME).is_file() or not any(target.iterdir()))
+    earlier = any((target / name).is_file() for name in (MANIFEST_NAME, PIPELINE_NAME))
+    replaceable = target.is_dir() and (earlier or not any(target.iterdir()))
     if not replaceable:
         raise OutputExistsError(
             f"{target} exists and is no earlier export (no {MANIFEST_NAME} in it).",
@@ -309,20 +322,72 @@ def no_export(folder: Path) -> ArchiveError:
 
 
 def read_manifest(folder: Path) -> ExportManifest:
-    """Read `export.json`; every command reads it here.
+    """Read the `export.json` of `t2n-llm export`; every command reads it here.
 
     Raises:
         ArchiveError: it is missing, or not one that this version understands.
     """
+    path, manifest = _read_json(folder)
+    if _is_of_transformers(manifest):
+        parse_transformers_manifest(manifest, path)
+        raise ArchiveError(
+            f"{folder}: an export of transformers (ExportedModel.save_pretrained), which this command cannot use.",
+            "`t2n-llm verify` and `generate` can. For the others, export the model with `t2n-llm export`.",
+        )
+    return _parsed(manifest, path)
+
+
+def read_any_manifest(folder: Path) -> ExportManifest:
+    """Read an `export.json`, that of transformers for tract too: its components are parts, and its decode program is the archive.
+
+    Raises:
+        ArchiveError: as `read_manifest`; or the export is for another engine.
+    """
+    path, manifest = _read_json(folder)
+    if not _is_of_transformers(manifest):
+        return _parsed(manifest, path)
+    components = parse_transformers_manifest(manifest, path)["components"]
+    if not components:
+        raise ArchiveError(f"{path}: names no component.", "Export the model again.")
+    chosen = components.get(DECODE_COMPONENT) or next(iter(components.values()))
+    parts: dict[str, ArchiveRecord] = {
+        name: {"archive": each["file"], "tensors": each["metadata"].get("tensors", {})}
+        for name, each in components.items()
+    }
+    return {
+        "format": MANIFEST_FORMAT,
+        "task": TEXT_GENERATION if DECODE_COMPONENT in components else TRANSFORMERS_TASK,
+        "source": {},
+        "graph": {},
+        "model": {},
+        "archive": chosen["file"],
+        "parts": parts,
+        "components": components,
+    }
+
+
+def _is_of_transformers(manifest: Mapping[str, Any]) -> bool:
+    return "format" not in manifest and "export_format" in manifest
+
+
+def _read_json(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / MANIFEST_NAME
     if not path.is_file():
         raise no_export(folder)
+    if path.stat().st_size > _LARGEST_MANIFEST:
+        raise ArchiveError(f"{path}: larger than any export.json.", "Export the model again.")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(manifest, ensure_ascii=False).encode()  # texts may hold half of a character
     except (ValueError, OSError, RecursionError) as error:
         raise ArchiveError(f"{path}: cannot be read: {error}.", "Export the model again.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
+    if not isinstance(manifest, dict):
+        raise ArchiveError(f"{path}: not an export manifest of format {MANIFEST_FORMAT}.", "Export the model again.")
+    return path, manifest
+
+
+def _parsed(manifest: dict[str, Any], path: Path) -> ExportManifest:
+    if manifest.get("format") != MANIFEST_FORMAT:
         raise ArchiveError(f"{path}: not an export manifest of format {MANIFEST_FORMAT}.", "Export the model again.")
     return parse_manifest(manifest, path)
 

@@ -265,6 +265,37 @@ class OptionsRecord(TypedDict, total=False):
     compression: dict[str, Any] | None
 
 
+class ComponentMetadata(TypedDict, total=False):
+    """What transformers records of a component (`ExportMetadata`); of the exporters here also its tensors."""
+
+    architecture: str | None
+    packages: dict[str, str]
+    export_config: dict[str, Any]
+    export_dtype: str | None
+    export_device: str | None
+    kwargs: dict[str, Any]
+    in_spec: str | None
+    out_spec: str | None
+    in_constants: dict[str, Any]
+    out_constants: list[Any]
+    tensors: dict[str, DigestRecord]
+
+
+class ComponentRecord(TypedDict):
+    """An archive as `transformers.exporters` loads it."""
+
+    file: FileName
+    metadata: ComponentMetadata
+
+
+class TransformersManifest(TypedDict):
+    """`export.json` as `transformers.exporters` writes it; exports of this package have these entries too."""
+
+    schema_version: int
+    export_format: str
+    components: dict[str, ComponentRecord]
+
+
 class _Manifest(TypedDict):
     format: int
     source: SourceRecord
@@ -292,6 +323,9 @@ class ExportManifest(_Manifest, total=False):
     files: dict[FileName, DigestRecord]
     encoder_decoder: ConnectionRecord
     frontend: FrontEndRecord
+    schema_version: int
+    export_format: str
+    components: dict[str, ComponentRecord]
 
 
 # --- the parser ---------------------------------------------------------------------------------------
@@ -311,6 +345,29 @@ def parse_manifest(value: Any, path: Path) -> ExportManifest:
     if wrong is not None:
         raise ArchiveError(f"{path}: {wrong}.", "The file was changed or is damaged: export the model again.")
     manifest: ExportManifest = value
+    return manifest
+
+
+def parse_transformers_manifest(value: Any, path: Path) -> TransformersManifest:
+    """Return what an `export.json` of `transformers.exporters` says.
+
+    Args:
+        value: its JSON.
+        path: where it lies, for the message.
+
+    Raises:
+        ArchiveError: it is of another backend, or not of that form.
+    """
+    kind = value.get("export_format")
+    if kind != "tract":
+        raise ArchiveError(
+            f"{path}: an export of transformers for {str(kind)[:40]!r}, not for tract.",
+            "Load it with transformers.exporters.ExportedModel.from_pretrained, or export the model with t2n-llm export.",
+        )
+    wrong = misfit(value, TransformersManifest, "")
+    if wrong is not None:
+        raise ArchiveError(f"{path}: {wrong}.", "The file was changed or is damaged: export the model again.")
+    manifest: TransformersManifest = value
     return manifest
 
 
@@ -435,4 +492,11 @@ def _word(kind: Any) -> str:
     return words.get(get_origin(kind) or kind, "a table")
 
 
-__all__ = ["ExportManifest", "misfit", "parse_manifest", "require_said"]
+__all__ = [
+    "ExportManifest",
+    "TransformersManifest",
+    "misfit",
+    "parse_manifest",
+    "parse_transformers_manifest",
+    "require_said",
+]

@@ -28,6 +28,7 @@ from quant.stream import QuantizationError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.export.card import SOURCE_CARD_FILE
 from t2n_llm.export.card_page import keep_edited, with_card
+from t2n_llm.export.components import transformers_entries
 from t2n_llm.export.folder import (
     CARD_FILE,
     EDITED_CARD_FILE,
@@ -278,7 +279,7 @@ class ExportFolder:
             "files": {archive.path.name: {"bytes": archive.nbytes} for archive in archives.values()}
             | file_digests(staging, *(path.name for path in paths.values())),
         }
-        manifest = with_card(staging, manifest)
+        manifest = with_card(staging, {**manifest, **self._for_transformers(manifest)})
         if keep_edited(self.target, staging):
             self.reporter.warn(f"{self.target / CARD_FILE} was edited; it is kept as {EDITED_CARD_FILE}.")
         write_manifest(staging, manifest)
@@ -293,6 +294,15 @@ class ExportFolder:
         put_in_place(staging, self.target, self.options.force)
         placed = {role: self.target / path.name for role, path in paths.items()}
         return ExportResult(self.target, placed, manifest, validation)
+
+    def _for_transformers(self, manifest: Manifest) -> dict[str, Any]:
+        """Return the entries by which transformers loads the folder; a folder archive is no file that it could load."""
+        entries = transformers_entries(manifest)
+        components = entries["components"]
+        files = {
+            name: each for name, each in components.items() if manifest["files"].get(each["file"], {}).get("bytes")
+        }
+        return {**entries, "components": files}
 
     def _other_numerics(self) -> str:
         """Say what computes with more bits than this export did."""

@@ -23,7 +23,7 @@ from generic_export.interrupts import raise_if_interrupted
 from generic_export.read.entries import READ_ERRORS
 from generic_export.write.archive import GRAPH_FILE, WriteProgress
 from t2n_llm.export.contents import other_files
-from t2n_llm.export.folder import MANIFEST_NAME, read_manifest
+from t2n_llm.export.folder import MANIFEST_NAME, read_any_manifest
 from t2n_llm.export.manifest_form import ExportManifest
 
 _SUFFIX = ".dat"
@@ -125,7 +125,7 @@ def verify_export(path: Path, progress: Callable[[WriteProgress], None] | None =
         ArchiveError: there is no export, or its `export.json` records no digests.
     """
     folder = export_folder(path)
-    manifest = read_manifest(folder)
+    manifest = read_any_manifest(folder)
     whole = folder == path
     archives = _archives(folder, manifest)
     checks = [
@@ -160,7 +160,7 @@ def export_folder(path: Path) -> Path:
     if (path / MANIFEST_NAME).is_file():
         return path
     beside = path.exists() and (path.parent / MANIFEST_NAME).is_file()
-    if beside and path.name in _archives(path.parent, read_manifest(path.parent)):
+    if beside and path.name in _archives(path.parent, read_any_manifest(path.parent)):
         return path.parent
     raise ArchiveError(
         f"{path}: no {MANIFEST_NAME} that says what should be in it.",

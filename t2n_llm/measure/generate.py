@@ -16,8 +16,10 @@ from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.write.archive import GRAPH_FILE
 from t2n_llm.chat.template import ChatTemplate
+from t2n_llm.check.decode_program import DecodeProgram
 from t2n_llm.check.runner import WheelRunner
-from t2n_llm.export.folder import archive_in, read_manifest
+from t2n_llm.export.folder import DECODE_COMPONENT, archive_in, read_any_manifest
+from t2n_llm.export.manifest_form import ComponentMetadata, ExportManifest
 from t2n_llm.graph.prefill import Chunks, chunks_of
 from t2n_llm.measure.answering import AnswerEnding, HeldTokens, Limit, StreamedAnswer
 from t2n_llm.sampling.choice import TokenChoice
@@ -26,6 +28,7 @@ from t2n_llm.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.names import require_language_model
 
+_CHUNK = 64  # tokens of a prompt that a decode program of transformers is fed at once
 MOST_NEW_TOKENS = 128
 """Of an answer, where neither a user nor the model's settings say it."""
 
@@ -41,6 +44,7 @@ class ExportedModel:
         max_positions: its longest context; None for any.
         prefill: how many tokens of a prompt are fed at once.
         device: what tract computes on.
+        is_decode_program: the archive is one of `transformers.exporters`, see `DecodeProgram`.
     """
 
     folder: Path
@@ -50,6 +54,7 @@ class ExportedModel:
     max_positions: int | None
     prefill: Chunks
     device: str = "cpu"
+    is_decode_program: bool = False
 
     @staticmethod
     def open(path: Path, *, device: str = "cpu", prefill_chunk: int | None = None) -> ExportedModel:
@@ -69,7 +74,7 @@ class ExportedModel:
         if prefill_chunk is not None and prefill_chunk < 1:
             raise OptionError(f"prefill_chunk is {prefill_chunk}.", "Use 1 or more.")
         folder = export_folder(path)
-        manifest = read_manifest(folder)
+        manifest = read_any_manifest(folder)
         require_language_model(folder, manifest, "generate")
         return ExportedModel(
             folder=folder,
@@ -77,8 +82,9 @@ class ExportedModel:
             tokenizer=load_tokenizer(folder),
             settings=generation_settings(folder),
             max_positions=manifest["model"].get("max_position_embeddings"),
-            prefill=chunks_of(manifest) if prefill_chunk is None else [(0, prefill_chunk)],
+            prefill=_chunks(manifest) if prefill_chunk is None else [(0, prefill_chunk)],
             device=device,
+            is_decode_program=_decode_program(manifest) is not None,
         )
 
     @property
@@ -130,7 +136,8 @@ class ExportedModel:
         Raises:
             EngineError: the engine refuses the archive.
         """
-        with WheelRunner(self.archive, TractWheel(device=self.device)) as runner:
+        kind = DecodeProgram if self.is_decode_program else WheelRunner
+        with kind(self.archive, TractWheel(device=self.device)) as runner:
             yield HeldTokens(runner.open_session, self.prefill)
 
     def answer(
@@ -195,6 +202,21 @@ class ExportedModel:
             return int(self.settings["max_new_tokens"])
         left = int(self.settings.get("max_length") or 0) - tokens
         return min(MOST_NEW_TOKENS, left) if left > 0 else MOST_NEW_TOKENS
+
+
+def _decode_program(manifest: ExportManifest) -> ComponentMetadata | None:
+    """Return what is recorded of a decode program, where the export is one of `transformers.exporters`."""
+    found = manifest.get("components", {}).get(DECODE_COMPONENT)
+    return None if found is None else found["metadata"]
+
+
+def _chunks(manifest: ExportManifest) -> Chunks:
+    """Return how many tokens are fed at once; a decode program whose example had one takes one."""
+    program = _decode_program(manifest)
+    if program is None:
+        return chunks_of(manifest)
+    shape = program.get("kwargs", {}).get("input_ids", {}).get("shape", [])
+    return [(0, _CHUNK if len(shape) == 2 and shape[1] != 1 else 1)]
 
 
 def export_folder(path: Path) -> Path:

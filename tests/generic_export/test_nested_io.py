@@ -194,7 +194,7 @@ def test_hints_without_a_name_are_refused(tmp_path: Path) -> None:
             tmp_path,
             TwoInputs(),
             (torch.randn(2),) * 2,
-            target=TractNNEF(dynamic_axes={"x": {0: torch.export.Dim.AUTO}}),
+            target=TractNNEF(dynamic_axes={"x": {0: torch.export.Dim.DYNAMIC}}),
         )
 
 

@@ -10,6 +10,7 @@ import linecache
 import os
 import re
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -138,7 +139,9 @@ def fixed_cause(text: str) -> tuple[str, str] | None:
     return _found(_FIXED, text)
 
 
-def frozen_axis(module: nn.Module, source: str, told: str, otherwise: str) -> SpecializedAxisError:
+def frozen_axis(
+    module: nn.Module, source: str, told: str, otherwise: str, symbols: Iterable[str]
+) -> SpecializedAxisError:
     """Return the refusal of a module that freezes a dynamic axis.
 
     Args:
@@ -146,13 +149,16 @@ def frozen_axis(module: nn.Module, source: str, told: str, otherwise: str) -> Sp
         source: `file.py:12` of the line that fixed the size, or "".
         told: what was frozen, after the words `a dynamic axis is frozen`.
         otherwise: what to do where that line stays.
+        symbols: those of the axis.
     """
     text = source_text(module, source)
     cause, advice = fixed_cause(text) or ("", "Change that line so that it is right for every size.")
     line = f"; {cause}: `{text}`" if cause else f": `{text}`" if text else ""
     where = f" at {source}" if source else ""
     refusal = SpecializedAxisError(
-        f"{type(module).__name__}{where}: a dynamic axis is frozen {told}{line}.", f"{advice} Otherwise {otherwise}"
+        f"{type(module).__name__}{where}: a dynamic axis is frozen {told}{line}.",
+        f"{advice} Otherwise {otherwise}",
+        symbols=dict.fromkeys(symbols),
     )
     refusal.attempts = (CaptureAttempt("torch.export", cause or f"a dynamic axis is frozen {told}", source, text),)
     return refusal

@@ -32,7 +32,7 @@ from generic_export.torch_graph.ir import (
 )
 from generic_export.torch_graph.loops import SCAN
 from generic_export.torch_graph.naming import module_frame, node_source
-from generic_export.torch_graph.request import CaptureRequest, declared_sizes, symbol_name
+from generic_export.torch_graph.request import CaptureRequest, auto_symbols, declared_sizes, symbol_name
 from generic_export.torch_graph.sizes.guards import bounds_of, larger_sizes
 from generic_export.torch_graph.sizes.multiples import Folds
 from generic_export.torch_graph.sizes.proofs import without_needless_extrema
@@ -391,25 +391,29 @@ def _declared_sizes(request: CaptureRequest, program: ExportedProgram) -> Iterat
 
 def check_symbolic(request: CaptureRequest, program: ExportedProgram, freezes: Sequence[str]) -> None:
     """Refuse a capture in which an axis declared dynamic is a number after all."""
+    auto = auto_symbols(request.dynamic_axes)
     for name, axis, symbol, expr in _declared_sizes(request, program):
-        if not isinstance(expr, sympy.Symbol):
+        if not isinstance(expr, sympy.Symbol) and symbol not in auto:
             declared = declared_sizes(request.dynamic_axes).get(symbol)
             size = expr * declared.multiple_of if declared is not None else expr
             told = f"to one size by the model: axis {axis} of input {name!r} ({symbol}) is {size}"
-            raise frozen_axis(request.module, next(iter(freezes), ""), told, "make the axis static.")
+            raise frozen_axis(request.module, next(iter(freezes), ""), told, "make the axis static.", (symbol,))
 
 
 def symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Expr]:
     """Map PyTorch's symbols (`s0`) to the user's (`S`), or to what PyTorch saw of a declared multiple (`S//8`)."""
     names: dict[sympy.Symbol, str] = {}
-    for name, axis, symbol, expr in _declared_sizes(request, program):
+    auto = auto_symbols(request.dynamic_axes)
+    # Those that were given by name first: an axis with `Dim.AUTO` takes the symbol of the axis that it must be equal to.
+    for name, axis, symbol, expr in sorted(_declared_sizes(request, program), key=lambda each: each[2] in auto):
         if not isinstance(expr, sympy.Symbol):
             continue
         known = names.setdefault(expr, symbol)
-        if known != symbol:
+        if known != symbol and symbol not in auto:
             raise OptionError(
                 f"axes {known} and {symbol} (axis {axis} of {name!r}) must be equal in this model.",
                 "Give both the same symbol.",
+                symbols=(known, symbol),
             )
     declared = declared_sizes(request.dynamic_axes)
     factors = {symbol: declared[name].multiple_of if name in declared else 1 for symbol, name in names.items()}

@@ -6,6 +6,7 @@ In: what PyTorch raised, or a condition on sizes. Out: an error of this package.
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Sequence
 
@@ -25,7 +26,12 @@ def refused(module: nn.Module, condition: SizeCondition, line: str) -> Specializ
         condition.source or line,
         f"by the model: what was captured is right only where {condition.text}",
         "make the axis static, or declare the sizes that it may have (DynamicSize).",
+        _NAME.findall(condition.text),
     )
+
+
+_NAME = re.compile(r"[A-Za-z_]\w*(?![\w(])")
+"""A symbol in a condition, and no function."""
 
 
 def capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) -> CaptureError:

@@ -7,6 +7,7 @@ Runs on fake tensors with symbolic sizes, so meta modules work and no weight is 
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,24 +44,27 @@ from generic_export.torch_graph.decompose.decomposition import decomposed, funct
 from generic_export.torch_graph.decompose.masked_writes import without_masked_writes
 from generic_export.torch_graph.decompose.patches import capture_patches
 from generic_export.torch_graph.decompose.strided import with_known_strides
+from generic_export.torch_graph.dims import Dim as TracedDim
 from generic_export.torch_graph.dims import dim_symbol
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.methods import as_forward
 from generic_export.torch_graph.naming import NotesSources
 from generic_export.torch_graph.nested import FlatCall, flat_forward
 from generic_export.torch_graph.request import (
+    AutoSize,
     AxisSymbol,
     CaptureRequest,
     DynamicAxes,
     DynamicSize,
+    auto_symbols,
     declared_sizes,
     symbol_name,
 )
 from generic_export.torch_graph.sizes.branch import Branch, Sizes
 from generic_export.torch_graph.sizes.declared_axes import check_names, check_outputs, check_ranks
+from generic_export.torch_graph.sizes.fixed_axes import join_changes, settled, with_sizes
 from generic_export.torch_graph.sizes.guards import (
     assumptions,
-    conditions_of,
     holds_for_many,
     is_largest_size,
     least_size,
@@ -168,11 +172,12 @@ class TorchModuleTracer(CaptureRequest):
             program, later = self._rewritten(found.program, names, freezes.lines)
             outputs += result_names
         named = replace(self, input_names=names, output_names=self.output_names or tuple(outputs))
-        held = self._conditions(found.program, (*found.branches, *later), call, names, freezes.lines)
+        held, changed = self._conditions(found.program, (*found.branches, *later), call, names, freezes.lines)
         conditions = (*self._declared(), *self._with_required(held, found.program, call, names))
         converted = Conversion(named, program, conditions)
         declarations = assumed(program, converted.symbols)
         graph = replace(converted.graph(), conditions=conditions, declarations=declarations)
+        graph = with_sizes(graph, changed)
         check_outputs(self.dynamic_axes, names, dict(zip(graph.output_names, graph.outputs, strict=True)))
         return graph
 
@@ -235,7 +240,7 @@ class TorchModuleTracer(CaptureRequest):
 
     def _captured(self, call: FlatCall, names: Sequence[str], freezes: Sequence[str]) -> _Captured:
         """Return what torch.export captures, and what is assumed of sizes that it is what the module does."""
-        shapes = self._dynamic_shapes(names)
+        shapes = self._dynamic_shapes(call, names)
         try:
             found = self._asked_first(call, shapes)
         except T2NError:
@@ -254,23 +259,29 @@ class TorchModuleTracer(CaptureRequest):
         call: FlatCall,
         names: Sequence[str],
         freezes: Sequence[str],
-    ) -> tuple[SizeCondition, ...]:
-        """Return the conditions on sizes under which a program is what the module does.
+    ) -> tuple[tuple[SizeCondition, ...], dict[str, TracedDim]]:
+        """Return the conditions on sizes under which a program is what the module does, and what symbols become for them.
 
         Raises:
-            SpecializedAxisError: tract has no words for one of them.
+            SpecializedAxisError: tract has no words for one of them, and it is about an axis that was declared by name.
         """
         if not branches:
-            return ()
+            return (), {}
+        auto = auto_symbols(self.dynamic_axes)
         example = self._example_sizes(program, branches[0], call)
         symbols = symbol_names(replace(self, input_names=names), program)
-        conditions = [each for branch in branches for each in conditions_of(branch, example, symbols)]
+        conditions: list[SizeCondition] = []
+        changed: dict[str, TracedDim] = {}
+        for branch in branches:
+            held, sizes = settled(branch, example, symbols, auto)
+            conditions += held
+            join_changes(changed, sizes)
         for condition in conditions:
             if condition.relation is None:
                 refusal = refused(self.module, condition, next(iter(freezes), ""))
                 refusal.declarations = assumed(program, symbols)
                 raise refusal
-        return tuple(without_weaker(conditions))
+        return tuple(without_weaker(conditions)), changed
 
     def _with_required(
         self, conditions: Sequence[SizeCondition], program: ExportedProgram, call: FlatCall, names: Sequence[str]
@@ -367,11 +378,12 @@ class TorchModuleTracer(CaptureRequest):
         right = [each for each in at_one if self._agrees_at_one(own, each, call)]
         branches = [each for each in branches if each not in right]
         own = replace(own, branches=tuple(each for each in own.branches if each not in right))
-        if all(each in at_one for each in own.branches):
+        if all(each in at_one or self._is_auto(own, each) for each in own.branches):
             return found, branches
-        tensors = tuple(
-            map(repeated, call.tensors, own.shapes_of_another_way([tensor.shape for tensor in call.tensors]))
-        )
+        elsewhere_shapes = own.shapes_of_another_way([tensor.shape for tensor in call.tensors])
+        if sum(map(math.prod, elsewhere_shapes)) > _MOST_VALUES_ELSEWHERE:  # a condition on memory: it stays one
+            return found, branches
+        tensors = tuple(map(repeated, call.tensors, elsewhere_shapes))
         try:
             elsewhere = self._asked_once(replace(call, tensors=tensors), shapes)
             other = OneWay.of(elsewhere.program, symbol_names(named, elsewhere.program))
@@ -389,6 +401,11 @@ class TorchModuleTracer(CaptureRequest):
                 return found, branches
         left = self._assumed(chosen, call.names)
         return chosen, [branch for branch in left if not _is_of_model(branch)]
+
+    def _is_auto(self, way: OneWay, branch: Branch) -> bool:
+        """Say whether a condition is on axes of `Dim.AUTO` alone, which are captured once: tract holds them to the condition."""
+        names = {str(way.names.get(symbol)) for symbol in branch.condition.free_symbols}
+        return names <= auto_symbols(self.dynamic_axes)
 
     def _agrees_at_one(self, way: OneWay, branch: Branch, call: FlatCall) -> bool:
         """Say whether a program says what its module says at the one size at which a condition fails, by running both."""
@@ -453,15 +470,23 @@ class TorchModuleTracer(CaptureRequest):
                 strict=False,
             )
 
-    def _dynamic_shapes(self, names: Sequence[str]) -> tuple[dict[int, Any], ...]:
-        """Return the dynamic axes of each input tensor, as torch.export takes them."""
+    def _dynamic_shapes(self, call: FlatCall, names: Sequence[str]) -> tuple[dict[int, Any], ...]:
+        """Return the dynamic axes of each input tensor, as torch.export takes them.
+
+        An axis of `Dim.AUTO` with one position is static, as in PyTorch: most are broadcast, and may be nothing else.
+        """
         given: dict[str, Any] = {}
         for symbol in (symbol for name in names for symbol in self.dynamic_axes.get(name, {}).values()):
             if not isinstance(symbol, str) or symbol not in given:
                 given[symbol_name(symbol)] = symbol
         dims = {name: _dim(name, symbol) for name, symbol in given.items()}
         return tuple(
-            {axis: dims[symbol_name(symbol)] for axis, symbol in moved.items()} for moved in self._moved_axes(names)
+            {
+                axis: dims[symbol_name(symbol)]
+                for axis, symbol in moved.items()
+                if tensor.shape[axis] > 1 or not isinstance(symbol, AutoSize)
+            }
+            for tensor, moved in zip(call.tensors, self._moved_axes(names), strict=True)
         )
 
 
@@ -470,6 +495,7 @@ def _is_of_model(branch: Branch) -> bool:
     return bool(branch.source) and not branch.is_certain
 
 
+_MOST_VALUES_ELSEWHERE = 1 << 24  # of inputs that are made to see whether another way is the same
 _MOST_OPERATORS_CHECKED = 256
 """Sizes that the module refuses itself are refused by tract in graphs of so many operators.
 
@@ -488,7 +514,7 @@ def _dim(name: str, given: AxisSymbol) -> Any:
     """Return a symbol as torch.export takes it."""
     if isinstance(given, DynamicSize):
         return counted_dim(given)
-    return Dim(name) if isinstance(given, str) else given
+    return Dim(name) if isinstance(given, str | AutoSize) else given
 
 
 def _apart(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, is_mapped_over, pytree, schema_of
 from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
+from generic_export.torch_graph.decompose.grouped_products import grouped_rewrites
 from generic_export.torch_graph.decompose.in_place import without_writes
 from generic_export.torch_graph.decompose.rewrites import REWRITES
 from generic_export.torch_graph.decompose.torchvision_operators import torchvision_rewrites
@@ -48,7 +49,7 @@ def decomposed(program: ExportedProgram, keep: Callable[[OpOverload], bool]) -> 
         program: just exported; its graph is edited in place.
         keep: says whether an operator can stay as it is.
     """
-    rewritten = {**REWRITES, **torchvision_rewrites()}
+    rewritten = {**REWRITES, **torchvision_rewrites(), **grouped_rewrites()}
     known: Any = None  # a custom table of PyTorch's, made when it is needed: that takes a while
     for _ in range(_MAX_ROUNDS):
         unwanted = {op for op in _overloads(program) if not keep(op) and not is_annotation(op)}

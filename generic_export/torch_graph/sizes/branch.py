@@ -32,8 +32,11 @@ class Branch:
     is_certain: bool = False
 
     def holds(self, sizes: Sizes) -> bool:
-        """Say whether the module goes the same way at other sizes."""
-        return bool(computed(self.condition)(sizes))
+        """Say whether the module goes the same way at other sizes; not where the condition divides by a size that is 0."""
+        try:
+            return bool(computed(self.condition)(sizes))
+        except ZeroDivisionError:
+            return False
 
 
 def source_of_guard(location: Any) -> str:

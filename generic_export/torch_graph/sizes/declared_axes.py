@@ -10,12 +10,20 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sympy
+from torch.export import Dim
 
 from generic_export.errors import OptionError
 from generic_export.torch_graph.dims import dim_symbol, floor_div
 from generic_export.torch_graph.ir import TensorVariable
 from generic_export.torch_graph.naming import identifier
-from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, DynamicSize, declared_sizes, symbol_name
+from generic_export.torch_graph.request import (
+    AutoSize,
+    AxisSymbol,
+    DynamicAxes,
+    DynamicSize,
+    declared_sizes,
+    symbol_name,
+)
 
 AnyDynamicAxes = Mapping[str, Mapping[int, AxisSymbol] | Sequence[int]]
 """Dynamic axes as they may be given: a list of axes gives each a symbol of its own, named after tensor and axis."""
@@ -35,7 +43,7 @@ def dynamic_axes_of(given: AnyDynamicAxes | None) -> DynamicAxes:
         raise OptionError(f"dynamic_axes is a {type(given).__name__}.", _HINT)
     symbols = [symbol for axes in given.values() if isinstance(axes, Mapping) for symbol in axes.values()]
     taken = {
-        symbol_name(symbol) if isinstance(symbol, str | DynamicSize) else getattr(symbol, "__name__", "")
+        symbol_name(symbol) if isinstance(symbol, str | DynamicSize | AutoSize) else getattr(symbol, "__name__", "")
         for symbol in symbols
     }
     read = {name: _axes_of(name, axes, taken) for name, axes in given.items()}
@@ -52,7 +60,10 @@ def _axes_of(name: str, axes: Any, taken: set[str]) -> dict[int, AxisSymbol]:
     if not isinstance(name, str):
         raise OptionError(f"dynamic_axes has {name!r} for a name.", _HINT)
     if isinstance(axes, Mapping):
-        return {_position(name, axis): symbol for axis, symbol in axes.items()}
+        return {
+            _position(name, axis): AutoSize(_own_symbol(name, axis, taken)) if symbol == Dim.AUTO else symbol
+            for axis, symbol in axes.items()
+        }
     if isinstance(axes, (str, bytes)) or not isinstance(axes, Collection):
         raise OptionError(f"the dynamic axes of {name!r} are {axes!r}.", _HINT)
     return {_position(name, axis): _own_symbol(name, axis, taken) for axis in axes}

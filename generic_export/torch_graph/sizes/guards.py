@@ -29,7 +29,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from generic_export.compat import EXTREMA, SMALLER, over_sizes_of_inputs, shape_guards
+from generic_export.compat import EXTREMA, INFINITY, SMALLER, over_sizes_of_inputs, shape_guards
 from generic_export.errors import DimensionError
 from generic_export.torch_graph.dims import dim_text, plain_size, whole_size
 from generic_export.torch_graph.ir import SizeCondition
@@ -209,7 +209,8 @@ def _parts(condition: sympy.Basic) -> Iterator[sympy.Basic]:
         for each in condition.args:
             yield from _parts(each)
     elif isinstance(condition, sympy.core.relational.Relational):
-        yield _without_common_factors(condition)
+        if getattr(condition, "gts", None) != INFINITY:  # `M <= int_oo`, which PyTorch writes of ranges without end
+            yield _without_common_factors(condition)
     elif condition != sympy.true:
         yield condition
 
@@ -344,6 +345,7 @@ def _relation(branch: Branch, example: Sizes, names: Names) -> str | None:
 
 __all__ = [
     "SQUEEZES",
+    "Names",
     "assumptions",
     "bounds_of",
     "conditions_of",

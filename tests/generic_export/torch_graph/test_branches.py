@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -166,3 +167,26 @@ def test_large_sizes_are_tried_beside_many_others() -> None:
     many = (torch.randn(60, 3), *sizes[1:])
     with pytest.warns(UserWarning, match=r"test_branches\.py:\d+: "), pytest.raises(EngineRunError, match="scenario"):
         check(FewOrMany(), tuple(sizes), many, dynamic_axes=axes)
+
+
+def test_a_condition_on_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upsampling of diffusers: what is done with gigabytes is a condition, and no gigabytes are made to see what it is."""
+    from generic_export.torch_graph.capture import tracer
+
+    made: list[int] = []
+    original = tracer.repeated
+
+    def repeated(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        made.append(math.prod(shape))
+        assert made[-1] <= 1 << 24
+        return original(tensor, shape)
+
+    def large_ones_apart(x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous() if x.shape[0] >= 64 else x
+        x = x.contiguous() if x.numel() * 2 > 2**31 else x
+        return F.interpolate(x, scale_factor=2.0)
+
+    monkeypatch.setattr(tracer, "repeated", repeated)
+    pictures = {"input_0": {0: "B", 2: "H", 3: "W"}}
+    check(large_ones_apart, (torch.randn(2, 4, 5, 6),), (torch.randn(1, 4, 6, 5),), dynamic_axes=pictures)
+    assert all(size <= 1 << 24 for size in made)

@@ -143,12 +143,15 @@ REFUSALS = {
     "an object of a class": Refusal(
         lambda self, x, more: x * more.scale,
         "its tensors would be constants",
-        "Pass tensors",
+        "Pass and return tensors",
         lambda self, x, scale: x * SimpleNamespace(scale=scale).scale,
         (ROWS, torch.randn(3)),
     ),
     "a result of a class": Refusal(
-        lambda self, x: SimpleNamespace(x=x), "not a tensor", "Return tensors", lambda self, x: SimpleNamespace(x=x).x
+        lambda self, x: SimpleNamespace(x=x),
+        "not a tensor",
+        "Pass and return tensors",
+        lambda self, x: SimpleNamespace(x=x).x,
     ),
     "a module that fails": Refusal(
         lambda self, x: x @ torch.zeros(5, 7),

@@ -1,0 +1,1 @@
+"""Pipelines of diffusers: each component of a folder with `model_index.json`, exported by itself."""

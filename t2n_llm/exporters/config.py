@@ -1,0 +1,57 @@
+"""`TractConfig`: the options of an export through `transformers.exporters`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers.exporters import ExportConfigMixin
+
+from generic_export.errors import OptionError
+
+EXPORT_FORMAT = "tract"
+
+
+@dataclass
+class TractConfig(ExportConfigMixin):
+    """Options of `TractExporter`.
+
+    Args:
+        dynamic: keep every axis symbolic where the model allows it. A warning names axes that become static or bounded.
+        dynamic_shapes: the axes that stay symbolic, as `torch.export` takes them: for each keyword argument a dict of axes
+            (`Dim.AUTO`, `Dim.DYNAMIC`, a `Dim` or a name), nested like the argument. Takes precedence over `dynamic`.
+        dtype: element type of stored weights: "f32", or "f16" (read by tract as such; activations stay f32). None keeps the
+            model's own; bfloat16, which tract does not have, becomes f32.
+        tolerance: how close tract's outputs must be to PyTorch's: "exact", "close", "approximate", "very" or "super".
+        check: run each program in tract before the export returns, and compare with the model.
+        compress: write gzipped archives, level 1 to 9; 0 does not compress.
+
+    Raises:
+        OptionError: an unknown dtype, tolerance or level.
+    """
+
+    export_format: str = EXPORT_FORMAT
+
+    dynamic: bool = False
+    dynamic_shapes: dict[str, Any] | None = None
+    dtype: Literal["f16", "f32"] | None = None
+    tolerance: str = "approximate"
+    check: bool = True
+    compress: int = 0
+
+    quantizer: None = None
+    """Read by `HfExporter.export_for_generation`; tract has no quantizer of transformers'."""
+
+    def __post_init__(self) -> None:
+        from generic_export.inference_target.tract.check import tolerance_of
+
+        if self.dtype not in (None, "f16", "f32"):
+            raise OptionError(f"TractConfig.dtype is {self.dtype!r}.", 'Give "f16", "f32" or None.')
+        if isinstance(self.compress, bool) or self.compress not in range(10):
+            raise OptionError(f"TractConfig.compress is {self.compress!r}.", "Give a level from 0 to 9.")
+        if self.quantizer is not None:
+            raise OptionError("TractConfig takes no quantizer.", "Use t2n-llm export --compress.")
+        tolerance_of(self.tolerance)
+
+
+__all__ = ["EXPORT_FORMAT", "TractConfig"]

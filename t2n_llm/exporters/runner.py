@@ -1,0 +1,127 @@
+"""`TractModelRunner`: runs an exported program in tract, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.exporters import ExportMetadata
+from transformers.exporters.runners import ModelRunner
+
+from generic_export.devices import CPU
+from generic_export.errors import OptionError
+from generic_export.inference_target.tract.engines.wheel import WheelSession
+from generic_export.opened_archive import OpenedArchive, open_archive
+from generic_export.torch_graph.naming import identifier
+from t2n_llm.check.decode_program import is_cache
+from t2n_llm.exporters.language_model import is_language_model, run_language_model
+from t2n_llm.exporters.leaves import tensors_of
+from t2n_llm.exporters.program import TractProgram
+from t2n_llm.exporters.untrusted import check_metadata
+
+_CACHE_FIELDS = ("cache", "past_key_values")
+_DEVICES = {"cpu": CPU, "cuda": "cuda", "mps": "metal"}
+
+
+class TractModelRunner(ModelRunner):
+    """Runs one program: `runner(**kwargs)` returns what the model's forward does."""
+
+    def __init__(
+        self, metadata: ExportMetadata, archive: OpenedArchive, device: str = CPU, engine_cache: bool = False
+    ) -> None:
+        check_metadata(metadata)
+        super().__init__(metadata)
+        self.archive = archive
+        self._device = device
+        self._engine_cache = engine_cache
+        self._session: WheelSession | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where tract computes; results are on the CPU."""
+        return torch.device("mps" if self._device == "metal" else self._device)
+
+    @classmethod
+    def from_program(
+        cls,
+        program: TractProgram,
+        metadata: ExportMetadata,
+        device: str | torch.device | None = None,
+        engine_cache: bool = False,
+    ) -> TractModelRunner:
+        """Load a program in a new process.
+
+        Args:
+            program: as exported, or as loaded.
+            metadata: that belongs to it.
+            device: "cpu" (None), "cuda" or "mps" (Metal).
+            engine_cache: keep the cache in the engine's process between calls: it is given with the first one, and in no result.
+
+        Raises:
+            OptionError: another device, or a program whose cache is not the last of its inputs and outputs.
+            ArchiveError: metadata that no export writes.
+            EngineError: tract does not load the archive.
+        """
+        check_metadata(metadata)
+        kind = torch.device(device or CPU).type
+        if kind not in _DEVICES:
+            raise OptionError(f"tract does not run on {kind!r}.", f"Give one of {', '.join(_DEVICES)}.")
+        archive = open_archive(program.archive, device=_DEVICES[kind])
+        return cls(metadata, archive, _DEVICES[kind], engine_cache)
+
+    def __call__(self, share_inputs: bool = True, share_outputs: bool = False, **kwargs: Any) -> Any:
+        """Run the program on the forward's keyword arguments.
+
+        Args:
+            share_inputs, share_outputs: ignored; arrays cross to another process, so none is shared.
+            kwargs: as the example had them, of any size that the archive allows.
+
+        Raises:
+            OptionError: an argument is missing, or a constant is not the example's.
+            EngineError: tract does not run it.
+        """
+        self._check_constants(kwargs)
+        if is_language_model(self.archive):
+            return run_language_model(self.archive, kwargs)
+        if self._engine_cache:
+            return self._continued(tensors_of(kwargs))
+        return self.unflatten(self.archive.run(tensors_of(kwargs)))
+
+    def _continued(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+        """Run on the cache that the engine has: that of the arguments, or what the last call left.
+
+        Raises:
+            OptionError: the first call has no cache, or the program has none.
+        """
+        names = self.archive.input_names
+        caches = [name for name in names if is_cache(identifier(name))]
+        if not caches or list(names[-len(caches) :]) != caches or len(self.archive.output_names) <= len(caches):
+            raise OptionError("the program has no cache as its last inputs and outputs.", "Leave engine_cache out.")
+        arrays = self.archive.arrays({**dict.fromkeys(caches, torch.empty(0)), **tensors})
+        if all(name in tensors for name in caches):
+            self._session = self.archive.model.spawn_state()
+            self._session.feed_back(arrays[-len(caches) :])
+        if self._session is None:
+            raise OptionError(
+                "the first call gives no cache, which the engine is to keep.", "Give the cache of the prefill."
+            )
+        outputs = [torch.from_numpy(np.array(each)) for each in self._session.run(arrays[: -len(caches)])]
+        result = self.unflatten([*outputs, *(torch.empty(0) for _ in caches)])
+        for name in _CACHE_FIELDS:
+            if getattr(result, name, None) is not None:
+                setattr(result, name, None)
+        return result
+
+    def _check_constants(self, kwargs: dict[str, Any]) -> None:
+        for name, value in self.metadata.in_constants.items():
+            given = kwargs.get(name, value)
+            if given is not None and given != value:
+                raise OptionError(
+                    f"{name} is {given!r}; the program was exported for {value!r}.",
+                    "Export another one for that value.",
+                )
+
+
+__all__ = ["TractModelRunner"]
