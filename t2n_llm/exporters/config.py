@@ -8,6 +8,7 @@ from typing import Any, Literal
 from transformers.exporters import ExportConfigMixin
 
 from generic_export.errors import OptionError
+from t2n_llm.exporters.compression import COMPRESSIONS
 
 EXPORT_FORMAT = "tract"
 
@@ -24,10 +25,11 @@ class TractConfig(ExportConfigMixin):
             model's own; bfloat16, which tract does not have, becomes f32.
         tolerance: how close tract's outputs must be to PyTorch's: "exact", "close", "approximate", "very" or "super".
         check: run each program in tract before the export returns, and compare with the model.
-        compress: write gzipped archives, level 1 to 9; 0 does not compress.
+        compress: "q4_0" stores the weights of linear layers in blocks of 4 bits, and compares tract with the quantized model. For
+            algorithms that calibrate, use `t2n-llm export --compress`.
 
     Raises:
-        OptionError: an unknown dtype, tolerance or level.
+        OptionError: an unknown dtype, tolerance or compression.
     """
 
     export_format: str = EXPORT_FORMAT
@@ -37,7 +39,7 @@ class TractConfig(ExportConfigMixin):
     dtype: Literal["f16", "f32"] | None = None
     tolerance: str = "approximate"
     check: bool = True
-    compress: int = 0
+    compress: Literal["q4_0"] | None = None
 
     quantizer: None = None
     """Read by `HfExporter.export_for_generation`; tract has no quantizer of transformers'."""
@@ -47,8 +49,8 @@ class TractConfig(ExportConfigMixin):
 
         if self.dtype not in (None, "f16", "f32"):
             raise OptionError(f"TractConfig.dtype is {self.dtype!r}.", 'Give "f16", "f32" or None.')
-        if isinstance(self.compress, bool) or self.compress not in range(10):
-            raise OptionError(f"TractConfig.compress is {self.compress!r}.", "Give a level from 0 to 9.")
+        if self.compress not in (None, *COMPRESSIONS):
+            raise OptionError(f"TractConfig.compress is {self.compress!r}.", 'Give "q4_0" or None.')
         if self.quantizer is not None:
             raise OptionError("TractConfig takes no quantizer.", "Use t2n-llm export --compress.")
         tolerance_of(self.tolerance)

@@ -39,6 +39,7 @@ from t2n_llm.exporters.compat import (
     record_output_structure,
     register_caches,
 )
+from t2n_llm.exporters.compression import quantized_linears
 from t2n_llm.exporters.config import EXPORT_FORMAT, TractConfig
 from t2n_llm.exporters.leaves import input_axes, output_names
 from t2n_llm.exporters.program import ARCHIVE_SUFFIX, TractProgram
@@ -76,6 +77,7 @@ class TractExporter(HfExporter):
         with ExitStack() as stack:
             stack.enter_context(capture_patches(model))
             stack.enter_context(_experts_of_tract(model))
+            stack.enter_context(quantized_linears(model, config.compress))
             stack.enter_context(model_settings(model, flags))
             result = stack.enter_context(_flat_results(model, tuple(inputs)))
             target = TractNNEF(

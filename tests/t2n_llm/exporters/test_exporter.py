@@ -5,6 +5,7 @@ from tests.exporter_backends import skip_without_backends
 
 skip_without_backends()
 
+import copy
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 from transformers.exporters import AutoHfExporter, ExportedModel
 
 from generic_export.errors import ArchiveError, OptionError
+from quant import QTensor
 from t2n_llm.exporters import TractConfig, TractExporter
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -153,3 +155,28 @@ def test_the_model_is_handed_back_as_it_was(bert: Any) -> None:
         TractExporter().export(bert, texts(2, 8), TractConfig(dtype="f16"))
     assert "forward" not in vars(bert)
     assert all(torch.equal(tensor, before[name]) for name, tensor in bert.state_dict().items())
+
+
+def test_linear_layers_in_blocks_of_4_bits(bert: Any, tmp_path: Path) -> None:
+    layers = {name: module for name, module in bert.named_modules() if isinstance(module, torch.nn.Linear)}
+    own = {name: module.weight for name, module in layers.items()}
+    TractExporter().export(bert, texts(2, 8), TractConfig(compress="q4_0")).save_pretrained(tmp_path)
+    assert all(module.weight is own[name] for name, module in layers.items())
+
+    quantized = copy.deepcopy(bert)
+    for module in quantized.modules():
+        if isinstance(module, torch.nn.Linear) and module.in_features % 32 == 0:
+            module.weight = torch.nn.Parameter(QTensor.from_float(module.weight).dequantize(), requires_grad=False)
+    found = ExportedModel.from_pretrained(tmp_path)(**texts(2, 8)).logits
+    assert close(found, answer(quantized, texts(2, 8)).logits)
+    assert not close(found, answer(bert, texts(2, 8)).logits)
+
+
+def test_a_compression_that_has_nothing_to_do_is_refused(bert: Any) -> None:
+    with pytest.raises(OptionError, match=r"compress is .q8_0."):
+        TractConfig(compress="q8_0")  # type: ignore[arg-type]
+    narrow = BertForSequenceClassification(
+        BertConfig(vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    )
+    with pytest.raises(OptionError, match="no linear layer whose inputs are whole groups of 32"):
+        TractExporter().export(narrow.eval(), texts(2, 8), TractConfig(compress="q4_0"))
