@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ _SUFFIXES = {"dir": ("", None), "tar": (".tar", 0), "tgz": (".tgz", 6)}
 _LIBRARIES = ("diffusers", "transformers")
 # What runs outside of the engine, or decides nothing of the picture.
 _BESIDE = ("scheduler", "tokenizer", "feature_extractor", "image_processor", "safety_checker")
+_NAME = re.compile(r"[A-Za-z0-9]\w*", re.ASCII)
 _COPIED = ("*.json", "*.txt", "*.model")  # of a component's folder, without weights
 _LARGEST_COPY = 64 << 20
 
@@ -135,6 +137,10 @@ def _classes(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in index.items():
         if name.startswith("_") or not isinstance(value, list) or len(value) != 2 or None in value:
             continue
+        if not _NAME.fullmatch(name):  # it names folders here and files there
+            raise SourceError(
+                f"{folder / INDEX}: {name!r} is no name of a component.", "Names are letters, digits and _."
+            )
         library, kind = map(str, value)
         if name.rstrip("_0123456789") in _BESIDE or kind == "StableDiffusionSafetyChecker":
             continue
