@@ -49,14 +49,14 @@ def _component(
     manifest: Mapping[str, Any], archive: str, inputs: Sequence[str], outputs: Sequence[str]
 ) -> dict[str, Any]:
     tensors = manifest["graph"].get("tensors", {})
-    source = manifest["source"]
+    architecture = str(manifest["source"].get("architecture", ""))
     leaf = torch.empty(0)
     _, in_spec = pytree.tree_flatten(((), dict.fromkeys(inputs, leaf)))
-    _, out_spec = pytree.tree_flatten(_result(source["architecture"], outputs, leaf))
+    _, out_spec = pytree.tree_flatten(_result(architecture, outputs, leaf))
     return {
         "file": archive,
         "metadata": {
-            "architecture": source["architecture"],
+            "architecture": architecture,
             "packages": {name: text for name, text in manifest["versions"].items() if isinstance(text, str)},
             "export_config": {"export_format": EXPORT_FORMAT},
             "export_dtype": "float32",
