@@ -205,3 +205,11 @@ def test_a_length_padded_to_blocks_is_as_long_as_itself_after_the_cut() -> None:
     size = dim_symbol("S")
     padded = size + PythonMod(-size, 128)
     assert plain_size(Min(128 * FloorDiv(padded, 128), size)) == size
+
+
+def test_a_size_that_divides_by_nothing_is_no_size() -> None:
+    shared = FloorDiv(dim_symbol("T"), dim_symbol("U"))
+    assert evaluate_dim(shared, {"T": 9, "U": 2}) == 4
+    with pytest.raises(DimensionError, match="divides by zero") as error:
+        evaluate_dim(shared, {"T": 9, "U": 0})
+    assert set(error.value.symbols) == {"T", "U"}
