@@ -178,9 +178,7 @@ def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
     try:
         result = dim.subs({dim_symbol(name): value for name, value in values.items()})
     except ZeroDivisionError:
-        raise DimensionError(
-            f"size {dim_text(dim)} divides by zero at {dict(values)}.", symbols=symbols_of(dim)
-        ) from None
+        raise DimensionError(f"size {dim} divides by zero at {dict(values)}.", symbols=symbols_of(dim)) from None
     if not result.is_Integer:
         raise DimensionError(
             f"size {dim_text(dim)} cannot be computed from {dict(values)}: a symbol has no value.",
