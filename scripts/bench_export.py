@@ -113,16 +113,8 @@ def _child(order: Mapping[str, Any]) -> None:
     import transformers  # noqa: F401
 
     from t2n_llm.export.pipeline import export_llm
-    from t2n_llm.graph import capture as graph
 
     clock = StageClock(order["started"])
-    translate = graph.translate_graph
-
-    def timed_translate(*arguments: Any, **options: Any) -> Any:
-        clock.stage("Translating the graph")
-        return translate(*arguments, **options)
-
-    graph.translate_graph = timed_translate
     if order["checkpoint"] is not None:
         export_llm(
             order["checkpoint"],

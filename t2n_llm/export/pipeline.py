@@ -45,6 +45,7 @@ from t2n_llm.export.next_step import suggested_diagnosis
 from t2n_llm.export.options import ExportOptions
 from t2n_llm.export.output import ExportFolder, ExportResult
 from t2n_llm.export.plan import ExportPlan, make_plan
+from t2n_llm.graph.capture_steps import captures_told
 from t2n_llm.graph.interface import interface
 from t2n_llm.graph.ranges import RangeRequest
 from t2n_llm.option import keywords_of, made, options_of
@@ -262,8 +263,8 @@ class _Export:
         checkpoint = source.checkpoint()
         if not dry:
             prepare(options.compression, self.folder.reporter)
-        self.folder.reporter.stage("Capturing the graph")
-        graphs = self.task.graphs(source, options.graph, None if dry else self._range_request(checkpoint))
+        with captures_told(self.folder.reporter):
+            graphs = self.task.graphs(source, options.graph, None if dry else self._range_request(checkpoint))
         unseen = options.graph.computes_in == "f16" and any(each.ranges is None for each in weighted(graphs))
         if unseen and not dry:
             self.folder.reporter.warn(

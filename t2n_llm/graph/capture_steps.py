@@ -1,0 +1,71 @@
+"""Progress of a capture: how many layers of a network torch.export has run, and when it translates what they did.
+
+In: who is told. Out: a `with` block in which the captures are counted. Layers are the items of a network's longest `ModuleList`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from t2n_llm.reporter import Reporter
+
+CAPTURING, TRANSLATING = "Capturing the graph", "Translating the graph"
+
+
+@contextmanager
+def captures_told(reporter: Reporter) -> Iterator[None]:
+    """Tell of the stages of all captures, and of their steps, for the length of the block."""
+    told = _Layers(reporter)
+    hooks = (register_module_forward_pre_hook(told.begins), register_module_forward_hook(told.ended))
+    reporter.stage(CAPTURING)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Layers:
+    """Counts the layers of the network that is captured."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._network: nn.Module | None = None
+        self._parts: frozenset[int] = frozenset()
+        self._left: set[int] = set()
+        self._count = 0
+        self._translates = False
+
+    def begins(self, module: nn.Module, args: Any) -> None:
+        """A module is called."""
+        if not torch.compiler.is_exporting():
+            return
+        if id(module) not in self._parts or module is self._network:
+            self._begin(module)
+        if id(module) in self._left:
+            self._left.remove(id(module))
+            self._reporter.steps(self._count - len(self._left), self._count)
+
+    def _begin(self, network: nn.Module) -> None:
+        lists = [each for each in network.modules() if isinstance(each, nn.ModuleList)]
+        layers = max(lists, key=len, default=nn.ModuleList())
+        self._network, self._parts = network, frozenset(map(id, network.modules()))
+        self._left, self._count = set(map(id, layers)), len(layers)
+        if self._translates:  # the next archive, or this one at other sizes
+            self._reporter.stage(CAPTURING)
+        self._translates = False
+
+    def ended(self, module: nn.Module, args: Any, result: Any) -> None:
+        """A module has returned."""
+        if module is self._network and torch.compiler.is_exporting():
+            self._translates = True
+            self._reporter.stage(TRANSLATING)
+
+
+__all__ = ["CAPTURING", "TRANSLATING", "captures_told"]
