@@ -26,6 +26,7 @@ from transformers.exporters import ExportMetadata, HfExporter
 
 from generic_export.compat import pytree
 from generic_export.export import export_model_to_nnef
+from generic_export.inference_target.tract.check import ToleranceLimits
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.read.entries import archive_entries
 from kvcache.moe_engine import explicit_experts
@@ -43,6 +44,8 @@ from t2n_llm.exporters.compression import quantized_linears
 from t2n_llm.exporters.config import EXPORT_FORMAT, TractConfig
 from t2n_llm.exporters.leaves import input_axes, output_names
 from t2n_llm.exporters.program import ARCHIVE_SUFFIX, TractProgram
+
+_TOLERANCE = ToleranceLimits(1e-4, 5e-4, of_largest=1e-4)
 
 
 class TractExporter(HfExporter):
@@ -81,7 +84,9 @@ class TractExporter(HfExporter):
             stack.enter_context(model_settings(model, flags))
             result = stack.enter_context(_flat_results(model, tuple(inputs)))
             target = TractNNEF(
-                dynamic_axes=input_axes(inputs, config), check_io=config.check, check_io_tolerance=config.tolerance
+                dynamic_axes=input_axes(inputs, config),
+                check_io=config.check,
+                check_io_tolerance=config.tolerance or _TOLERANCE,
             )
             export_model_to_nnef(
                 model,

@@ -19,11 +19,15 @@ ERROR_CLASSES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
 @dataclass(frozen=True)
 class ToleranceLimits:
-    """|a - b| <= absolute + relative * |b|, for all but a share of `outliers` of the elements."""
+    """|a - b| <= absolute + relative * |b| + of_largest * max |b|, for all but a share of `outliers` of the elements.
+
+    The `tract` command knows no `of_largest`: it judges without that.
+    """
 
     absolute: float = 0.0
     relative: float = 0.0
     outliers: float = 0.0
+    of_largest: float = 0.0
 
     def limits(self, dtype: np.dtype) -> ToleranceLimits:
         """Return these limits: those given by number hold for every element type."""
@@ -31,7 +35,8 @@ class ToleranceLimits:
 
     def __str__(self) -> str:
         outliers = f", {self.outliers:.2%} of outliers" if self.outliers else ""
-        return f"atol {self.absolute:g}, rtol {self.relative:g}{outliers}"
+        largest = f", {self.of_largest:g} of the largest" if self.of_largest else ""
+        return f"atol {self.absolute:g}, rtol {self.relative:g}{largest}{outliers}"
 
 
 class TractCheckTolerance(enum.StrEnum):
@@ -149,7 +154,8 @@ def compare(name: str, candidate: np.ndarray, reference: np.ndarray, limits: Tol
         error = np.where(same, 0.0, np.abs(left - right))
         error = np.where(np.isnan(error), np.inf, error)
         relative = np.where(same, 0.0, error / np.abs(right))
-        allowed = limits.absolute + limits.relative * np.where(np.isfinite(right), np.abs(right), 0.0)
+        finite = np.where(np.isfinite(right), np.abs(right), 0.0)
+        allowed = limits.absolute + limits.relative * finite + limits.of_largest * float(finite.max())
     outliers = float(np.mean(error > allowed))
     worst = np.unravel_index(int(np.argmax(error)), error.shape)
     return Comparison(

@@ -139,3 +139,11 @@ def test_every_differing_output_is_named(tmp_path: Path) -> None:
     archive = export_model_to_nnef(Two(1.0), torch.zeros(2), tmp_path / "m.nnef", TractNNEF(check_io=False))
     with pytest.raises(MismatchError, match=r"2 of 3 outputs.*'output_0'.*'output_2'"):
         assert_io(Two(0.0), torch.zeros(2), archive)
+
+
+def test_a_tolerance_of_the_largest_value() -> None:
+    reference = np.array([100.0, 0.0, np.inf], np.float32)
+    limits = ToleranceLimits(of_largest=1e-4)
+    assert compare("y", np.array([100.0, 0.009, np.inf], np.float32), reference, limits).passed
+    assert not compare("y", np.array([100.0, 0.011, np.inf], np.float32), reference, limits).passed
+    assert str(limits) == "atol 0, rtol 0, 0.0001 of the largest"
