@@ -24,7 +24,7 @@ class TractConfig(ExportConfigMixin):
         dtype: element type of stored weights: "f32", or "f16" (read by tract as such; activations stay f32). None keeps the
             model's own; bfloat16, which tract does not have, becomes f32.
         tolerance: how close tract's outputs must be to PyTorch's: "exact", "close", "approximate", "very" or "super". None takes
-            "approximate", and 1e-4 of the largest value of each output, by which sums in another order differ.
+            1e-4, absolute and relative, and 1e-4 of the largest value of each output, by which sums in another order differ.
         check: run each program in tract before the export returns, and compare with the model.
         compress: "q4_0" stores the weights of linear layers in blocks of 4 bits, and compares tract with the quantized model. For
             algorithms that calibrate, use `t2n-llm export --compress`.

@@ -45,7 +45,7 @@ from t2n_llm.exporters.config import EXPORT_FORMAT, TractConfig
 from t2n_llm.exporters.leaves import input_axes, output_names
 from t2n_llm.exporters.program import ARCHIVE_SUFFIX, TractProgram
 
-_TOLERANCE = ToleranceLimits(1e-4, 5e-4, of_largest=1e-4)
+_TOLERANCE = ToleranceLimits(1e-4, 1e-4, of_largest=1e-4)
 
 
 class TractExporter(HfExporter):
