@@ -6,7 +6,7 @@ In: who is told. Out: a `with` block in which the captures are counted. Layers a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -21,14 +21,12 @@ CAPTURING, TRANSLATING = "Capturing the graph", "Translating the graph"
 @contextmanager
 def captures_told(reporter: Reporter) -> Iterator[None]:
     """Tell of the stages of all captures, and of their steps, for the length of the block."""
-    told = _Layers(reporter)
-    hooks = (register_module_forward_pre_hook(told.begins), register_module_forward_hook(told.ended))
     reporter.stage(CAPTURING)
-    try:
+    told = _Layers(reporter)
+    with ExitStack() as stack:
+        stack.callback(register_module_forward_pre_hook(told.begins).remove)
+        stack.callback(register_module_forward_hook(told.ended).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class _Layers:

@@ -59,3 +59,16 @@ def test_a_capture_that_fails_is_followed_by_another() -> None:
             torch.export.export(Fails(2), ROWS)
         torch.export.export(nn.Linear(4, 4), ROWS)
     assert told.heard == [CAPTURING, "1/2", "2/2", TRANSLATING]
+
+
+def test_who_is_told_may_end_it() -> None:
+    class Ends(Told):
+        def stage(self, title: str) -> None:
+            super().stage(title)
+            raise KeyboardInterrupt
+
+    told = Ends()
+    with pytest.raises(KeyboardInterrupt), captures_told(told):
+        pass
+    torch.export.export(Stack(3), ROWS)
+    assert told.heard == [CAPTURING]
