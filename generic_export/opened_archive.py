@@ -77,7 +77,9 @@ class OpenedArchive:
         """
         parameters = list(dict.fromkeys(name.split(".")[0] for name in self.input_names))
         if len(args) > len(parameters):
-            raise OptionError(f"the archive takes {len(parameters)} arguments, got {len(args)}.")
+            raise OptionError(
+                f"the archive takes {len(parameters)} arguments, got {len(args)}.", f"It takes {', '.join(parameters)}."
+            )
         given = {**dict(zip(parameters, args, strict=False)), **kwargs}
         tensors = {name: leaf for name, leaf in named_leaves(given) if leaf is not None}
         unknown = [name for name in tensors if name not in self.input_names]

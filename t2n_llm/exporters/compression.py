@@ -1,7 +1,7 @@
-"""Weights of linear layers in blocks of 4 bits for the length of an export (`TractConfig.compress`).
+"""Quantize the linear layers of a model during an export (`TractConfig.compress`).
 
-In: a model. Out: a `with` block in which its linear layers hold `QTensor`s, which the archive stores as they are; the check inside
-of it compares tract with the quantized model.
+In: a model. Out: a `with` block in which its linear layers hold `QTensor`s. The archive stores their blocks, and the check compares
+tract with the quantized model.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ COMPRESSIONS = ("q4_0",)
 
 @contextmanager
 def quantized_linears(model: nn.Module, compress: str | None) -> Iterator[None]:
-    """Quantize the weights of linear layers to Q4_0, by the search that needs no data, and put the own ones back at the end.
+    """Quantize the weights of linear layers to Q4_0 with the data-free search, and restore the original weights afterwards.
 
-    Weights that are an embedding's too stay as they are, and so do rows that are no whole groups of 32.
+    Weights tied to an embedding are not quantized, nor are weights whose rows are not a multiple of 32.
 
     Args:
         model: its parameters are replaced inside of the block.

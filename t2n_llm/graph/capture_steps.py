@@ -1,6 +1,6 @@
-"""Progress of a capture: how many layers of a network torch.export has run, and when it translates what they did.
+"""Progress of a capture: the number of layers that torch.export has traced, and the start of the translation.
 
-In: who is told. Out: a `with` block in which the captures are counted. Layers are the items of a network's longest `ModuleList`.
+In: a reporter. Out: a `with` block that reports every capture inside it. Layers are the items of a network's longest `ModuleList`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CAPTURING, TRANSLATING = "Capturing the graph", "Translating the graph"
 
 @contextmanager
 def captures_told(reporter: Reporter) -> Iterator[None]:
-    """Tell of the stages of all captures, and of their steps, for the length of the block."""
+    """Report the stages of every capture in the block, and one step per layer."""
     reporter.stage(CAPTURING)
     told = _Layers(reporter)
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ ERROR_CLASSES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 class ToleranceLimits:
     """|a - b| <= absolute + relative * |b| + of_largest * max |b|, for all but a share of `outliers` of the elements.
 
-    The `tract` command knows no `of_largest`: it judges without that.
+    The `tract` command has no option for `of_largest` and ignores it.
     """
 
     absolute: float = 0.0

@@ -1,4 +1,4 @@
-"""Causes of refusals that are told by what PyTorch raised, or by the line that fixed a size, and what to write instead.
+"""Explain a refused capture: a table from the exception, or from the line that fixed a size, to a cause and advice.
 
 In: an exception of torch.export, or the text of a line. Out: the cause in words, and one sentence of advice.
 """
@@ -125,7 +125,7 @@ _DETECTOR_ADVICE = (
 
 
 def raised_cause(error: BaseException, module: nn.Module) -> tuple[str, str] | None:
-    """Return the cause of what torch.export raised, and the advice; None where no row of the table knows it."""
+    """Return the cause of an exception of torch.export, and the advice; None if no row of the table matches."""
     if type(module).__module__.startswith(_DETECTION):
         return (
             "a detector of torchvision takes lists of pictures and returns as many boxes as it finds",
@@ -135,7 +135,7 @@ def raised_cause(error: BaseException, module: nn.Module) -> tuple[str, str] | N
 
 
 def fixed_cause(text: str) -> tuple[str, str] | None:
-    """Return why a line fixed a size to a number, and the advice; None where no row of the table knows it."""
+    """Return why a line fixed a size, and the advice; None if no row of the table matches."""
     return _found(_FIXED, text)
 
 
