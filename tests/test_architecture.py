@@ -47,7 +47,7 @@ ORDER = {
         inference_target
         inference_target/tract
         debug/archive
-        capture compare/other_sizes documents exported_programs float_dtype half_weights tested_versions
+        capture compare/other_sizes documents module_forms half_weights tested_versions
         inference_target/tract/engine_target
         inference_target/tract/engines
         inference_target/tract/releases
@@ -60,7 +60,7 @@ ORDER = {
         torchscript/harden
         torchscript/module
         torchscript/interpreter
-        torchscript/tensors torchscript/scalars torchscript/scopes
+        torchscript/scalars
         torchscript/schema
         torch_graph read
         write
@@ -68,18 +68,18 @@ ORDER = {
         weights
         pages
         child_pipes
-        allocator devices figures file_locks files interrupts logs processes sizes
+        allocator devices figures files interrupts logs processes sizes
         compare
         compat earlier_paths errors
     """,
     "quant": """
         .
-        awq drift recipe tensor
+        awq recipe tensor
         gptq factors budget
         algorithms
-        imatrix lattice
+        imatrix
         prequantized
-        stream weighted_search descent
+        stream weighted_search
         column_kernel
         block_kernel
         lanes packing protocol symmetric
@@ -92,7 +92,7 @@ ORDER = {
         states experts/families
         attention recurrent states/windows
         attention/compressed experts
-        attention/blocks attention/funnel attention/global_tokens attention/hyper_connections rotary
+        attention/blocks attention/global_tokens rotary
         states/state_views states/tensors
         compat
     """,

@@ -21,7 +21,6 @@ from torch import nn
 
 from generic_export.capture import capture
 from generic_export.debug.attempt.attempt import Attempt, AttemptOptions
-from generic_export.debug.attempt.interruption import kept_interrupts
 from generic_export.debug.attempt.judging import Judge
 from generic_export.debug.attempt.kept_verdicts import KeptVerdicts, fingerprint
 from generic_export.debug.attempt.worker import Limits, Worker, wait_for_news
@@ -35,6 +34,7 @@ from generic_export.debug.report.repro import Context, write_reproductions
 from generic_export.documents import producer_version
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.interrupts import kept_interrupts
 from generic_export.torch_graph.capture.tracer import torch_version
 from generic_export.torch_graph.fusion import Fusion
 

@@ -1,7 +1,7 @@
 """Which part of a model does not export, or exports and is wrong: recorded, tried piece by piece, told with file and line."""
 
 from generic_export.debug.attempt.worker import Limits
-from generic_export.debug.diagnosis import Culprit, Diagnosis, DiagnosisError
+from generic_export.debug.diagnosis import Culprit, Diagnosis, DiagnosisError, diagnosis_text
 from generic_export.debug.record.axes import infer_axes
 from generic_export.debug.record.observe import observe, record
 from generic_export.debug.record.recording import Call, ObservationError, Recording
@@ -23,7 +23,6 @@ from generic_export.debug.records import (
     Stage,
     Verdict,
 )
-from generic_export.debug.report.terminal import diagnosis_text
 from generic_export.debug.search import Progress, diagnose
 from generic_export.diagnose.piece_by_piece import (
     CustomOpStrategy,

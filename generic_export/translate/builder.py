@@ -36,12 +36,10 @@ from generic_export.torch_graph.dims import (
 from generic_export.translate.choices import Numerics, Spelling
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex, carried_fact, holds_complex, on_pairs
 from generic_export.translate.fragments import load_fragment
-from generic_export.translate.joined_products import rejoined_operands
+from generic_export.translate.products import equal_free_axis, reading_stored_weights, rejoined_operands
 from generic_export.translate.real_sizes import is_real, real_value, unlike_masks
 from generic_export.translate.repeated_axes import RepeatedAxes
 from generic_export.translate.reshaping import changed_axes, provable_cuts
-from generic_export.translate.square_products import equal_free_axis
-from generic_export.translate.transposed_weights import reading_stored_weights
 from generic_export.translate.value import (
     Emission,
     QuantisedTensor,

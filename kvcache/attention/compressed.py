@@ -1,7 +1,7 @@
 """DeepSeek-V4: keys of a window beside entries that stand for several tokens each, made anew at every call.
 
 transformers keeps the entries, and what does not fill one yet: states that grow every few tokens. A graph has none such, so
-a layer keeps what all its entries are made of, a row for each token (`kvcache.states.compressed_layer`), and every call makes
+a layer keeps what all its entries are made of, a row for each token (`kvcache.states.explicit_cache`), and every call makes
 the entries.
 """
 

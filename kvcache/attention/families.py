@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 from unittest import mock
 
 import torch
 
 from generic_export.ops.attention import HIDDEN
+from generic_export.translate.builder import NnefBuilder, Value
+from generic_export.translate.registry import translates
 from kvcache.attention import compressed
 from kvcache.attention.blocks import minimax_m3_keys, minimax_m3_mask, qwen4_keys
-from kvcache.attention.funnel import position_embeds
 from kvcache.attention.global_tokens import (
     blockwise_attention,
     led_encoder,
@@ -23,8 +26,68 @@ from kvcache.attention.global_tokens import (
     repeated_molecules,
     windowed_attention,
 )
-from kvcache.attention.hyper_connections import mixing_weights
 from kvcache.compat import family_class, takes_cache
+
+
+# Funnel: relative positions of pooled texts, for lengths that are not known; transformers counts them in Python's
+# lists.
+# In: a length. Out: embeddings of the distances between queries and keys of each block.
+@dataclass(frozen=True)
+class _Places:
+    """Positions first, first + step, ...: what a block's rows stand for in the text."""
+
+    first: int
+    step: int
+    count: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.step * (self.count - 1)
+
+
+def position_embeds(self: Any, seq_len: int, dtype: torch.dtype, device: torch.device) -> Any:
+    """`FunnelAttentionStructure.get_position_embeds` (Dai et al. 2020, appendix A.2), of any length.
+
+    Returns:
+        For each block the embeddings [distances, D] between its rows, and between those and the rows that they pool (None for
+        the first block); of factorised attention what transformers returns.
+    """
+    width = self.config.d_model
+    frequencies = 1 / (10000 ** (torch.arange(0, width // 2, device=device).to(dtype) / (width // 2)))
+
+    def embedded(distances: torch.Tensor) -> torch.Tensor:
+        angles = distances.to(dtype)[:, None] * frequencies
+        return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
+
+    if self.config.attention_type == "factorized":
+        angles = torch.arange(seq_len, device=device).to(dtype)[:, None] * frequencies
+        sine, cosine = torch.sin(angles), torch.cos(angles)
+        pairs = ((sine, sine), (cosine, cosine), (cosine, sine), (-sine, cosine))  # phi, pi, psi, omega
+        return tuple(torch.cat(pair, dim=-1) for pair in pairs)
+    rows, found = _Places(0, 1, seq_len), []
+    for block in range(self.config.num_blocks):
+        pooling = None
+        if block:
+            pooled = _pooled(self.config, rows, block)
+            pooling = embedded(_distances(rows, pooled, 2 ** (block - 1), 2, device))
+            rows = pooled
+        found.append([embedded(_distances(rows, rows, 2**block, 1, device)), pooling])
+    return found
+
+
+def _pooled(config: Any, rows: _Places, block: int) -> _Places:
+    """Return every second position; the class token stays, as the one before the first that is pooled."""
+    if not config.separate_cls:
+        return _Places(0, 2**block, (rows.count + 1) // 2)
+    count = 1 + ((rows.count - 1) // 2 if config.truncate_seq else rows.count // 2)
+    return _Places(1 - 2**block, 2**block, count)
+
+
+def _distances(rows: _Places, pooled: _Places, stride: int, shift: int, device: torch.device) -> torch.Tensor:
+    """`FunnelAttentionStructure.relative_pos`: from the farthest before to the farthest after, int64."""
+    farthest = pooled.first - rows.first + shift * pooled.count * stride
+    return torch.arange(farthest, pooled.first - rows.last - 1, -stride, device=device)
+
 
 # (family, class, method) -> what stands in its place
 Forwards = Mapping[tuple[str, str, str], Callable[..., Any]]
@@ -161,3 +224,57 @@ _FORWARDS: Forwards = {
     ("minimax_m3_vl", "MiniMaxM3VLIndexer", "build_block_mask"): minimax_m3_mask,
     ("qwen4_exp", "Qwen4ExpTextQSAIndexer", "forward"): qwen4_keys,
 }
+
+
+# Hyper-connections (DeepSeek-V4): the normalization of their mixing matrices as one operator.
+# transformers writes 20 rounds out for each connection, 230 of the 650 operators of a layer, which PyTorch traces one
+# by one. The graph has them all the same.
+@torch.library.custom_op("t2n::sinkhorn", mutates_args=())
+def sinkhorn(matrix: torch.Tensor, rounds: int, eps: float) -> torch.Tensor:
+    """Divide rows, then columns, by their sums, several times (Sinkhorn and Knopp 1967).
+
+    Args:
+        matrix: float [..., N, N], positive.
+        rounds: how often.
+        eps: added to each sum.
+
+    Returns:
+        A matrix of the same shape whose rows and columns sum to about 1.
+    """
+    matrix = matrix.clone()  # also of no round: an operator returns a tensor of its own
+    for _ in range(rounds):
+        matrix = matrix / (matrix.sum(dim=-1, keepdim=True) + eps)
+        matrix = matrix / (matrix.sum(dim=-2, keepdim=True) + eps)
+    return matrix
+
+
+@sinkhorn.register_fake
+def _(matrix: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(matrix)
+
+
+@translates(torch.ops.t2n.sinkhorn.default)
+def translate_sinkhorn(b: NnefBuilder, matrix: Value, rounds: int, eps: float) -> Value:
+    """t2n::sinkhorn(Tensor matrix, int rounds, float eps) -> Tensor"""
+    for _ in range(rounds):
+        for axis in (matrix.rank - 1, matrix.rank - 2):
+            total = b.reduce("sum_reduce", matrix, [axis], keepdim=True)
+            matrix = b.binary("div", matrix, b.binary("add", total, b.scalar(float(eps), matrix.dtype)))
+    return matrix
+
+
+def mixing_weights(forward: Any) -> Any:
+    """Return `DeepseekV4HyperConnection.forward` with all rounds but the first half as one operator.
+
+    Args:
+        forward: transformers' own, which ends with those rounds: it returns what they make and does not use it.
+    """
+
+    @wraps(forward)
+    def replaced(self: Any, hidden_streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rounds = self.hc_sinkhorn_iters - 1
+        with mock.patch.object(self, "hc_sinkhorn_iters", 1):
+            post, comb, collapsed = forward(self, hidden_streams)
+        return post, torch.ops.t2n.sinkhorn(comb, rounds, self.hc_eps), collapsed
+
+    return replaced

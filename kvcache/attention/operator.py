@@ -25,9 +25,10 @@ from generic_export.ops.attention import (
     causal_mask,
     engine_attention,
     grouped_attention,
+    padded_attention,
     spelled_out_attention,
+    takes_padding,
 )
-from generic_export.ops.padded_attention import padded_attention, takes_padding
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
 from kvcache.attention.families import explicit_attention_families, registered

@@ -27,7 +27,6 @@ from transformers.cache_utils import (
 from generic_export.errors import CaptureError
 from kvcache.compat import DummyLayer
 from kvcache.recurrent.last_read import LastRead
-from kvcache.states.compressed_layer import CompressedLayer
 from kvcache.states.tensors import PAST_LENGTH, Slot, States
 from kvcache.states.windows import WindowLayer, past_length
 
@@ -231,6 +230,31 @@ def states_of(cache: Cache) -> States:
                 if isinstance(state, torch.Tensor):
                     found[Slot(kind, index, number)] = state
     return found
+
+
+class CompressedLayer(DynamicLayer):
+    """Keys that are values too [B, 1, T, D], and the rows that entries and an indexer's entries are made of, each [B, T, W]."""
+
+    keys: torch.Tensor
+    is_initialized: bool
+    compressor_input: torch.Tensor | None = None
+    indexer_input: torch.Tensor | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys; the values are the same."""
+        past = self.keys if self.is_initialized else None
+        self.keys = key_states if past is None else torch.cat([past, key_states], dim=-2)
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        return self.keys, self.keys
+
+    def append(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Append rows [B, S, W] to those of a name, and return all of them."""
+        past = getattr(self, name)
+        every = rows if past is None else torch.cat([past, rows], dim=1)
+        setattr(self, name, every)
+        return every
 
 
 __all__ = ["ExplicitCache", "explicit_layers", "growing_cache", "put_states", "states_of"]

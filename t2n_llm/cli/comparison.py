@@ -12,8 +12,8 @@ from generic_export.figures import size_text
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm.bench.benchmark import BenchPlan, Samples
 from t2n_llm.bench.comparison import DEPTHS, PREFILLS, ComparisonPlan, SpeedComparison, SpeedRun, compare
+from t2n_llm.bench.rivals import rival_named
 from t2n_llm.bench.rivals.archive import ArchiveContender
-from t2n_llm.bench.rivals.named import rival_named
 from t2n_llm.bench.rivals.protocol import Contender, SharedModel, processors
 from t2n_llm.cli.bench_plot import draw_bars, figure_class, save
 from t2n_llm.cli.tables import table_of

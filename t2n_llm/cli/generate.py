@@ -260,7 +260,7 @@ def _of_source(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> 
 
 
 def _of_frames(archive: Path, asked: _Asked) -> Iterable[str]:
-    from t2n_llm.runtime.from_frames import text_of_frames
+    from t2n_llm.runtime.from_source import text_of_frames
     from t2n_llm.runtime.generate import export_folder
 
     if asked.audio is None or asked.prompt is not None or asked.image is not None:

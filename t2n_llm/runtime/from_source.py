@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from generic_export.devices import check_device
-from generic_export.errors import OptionError
+from generic_export.errors import ArchiveError, OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm.check.answers import WheelAnswerer
 from t2n_llm.check.runner import WheelRunner
-from t2n_llm.export.folder import read_manifest
+from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.export.manifest_form import require_said
 from t2n_llm.runtime.beams import best_text
 from t2n_llm.runtime.sampling.choice import TokenChoice
@@ -318,4 +319,42 @@ def _noted(tokens: Iterator[int], said: list[int]) -> Iterator[int]:
         yield token
 
 
-__all__ = ["SourceModel", "Wishes"]
+def text_of_frames(folder: Path, recording: Path, *, device: str = "cpu") -> str:
+    """Return the text of a recording.
+
+    Args:
+        folder: made by `t2n-llm export --task ctc`.
+        recording: a WAV file.
+        device: what tract computes on: "cpu", "cuda" or "metal".
+
+    Raises:
+        OptionError: the recording cannot be read, an unknown device, or nothing says what sound the model hears.
+        MissingTokenizerError: the folder carries no tokenizer.
+        EngineError: the engine failed.
+    """
+    check_device(device)
+    manifest, tokenizer = read_manifest(folder), load_tokenizer(folder)
+    require_said(folder, manifest, ["graph.inputs"])
+    if not manifest["graph"]["inputs"]:
+        raise ArchiveError(f"{folder}: its export.json names no input.", "Export the model again.")
+    senses, engine = SensedInput.of(folder, manifest, manifest["graph"]["inputs"][0]), TractWheel(device=device)
+    waveform = read_waveform(recording, senses.sampling_rate)
+    with senses.opened() as sensing, engine.load(archive_in(folder, manifest)) as model:
+        (logits,) = WheelAnswerer(engine, model).answer([sensing.heard(waveform)])
+    return spoken(logits[0].argmax(-1).tolist(), tokenizer)
+
+
+def spoken(tokens: Sequence[int], tokenizer: Any) -> str:
+    """Return the text of the best token of each frame.
+
+    Args:
+        tokens: one a frame.
+        tokenizer: of the model; its padding token is the blank.
+    """
+    said = [token for token, _ in groupby(tokens) if token != tokenizer.pad_token_id]
+    # Letters that a blank stood between stay two: a tokenizer that joins repeats must not do so again.
+    apart = {"group_tokens": False} if hasattr(tokenizer, "word_delimiter_token") else {}
+    return str(tokenizer.decode(said, skip_special_tokens=True, **apart))
+
+
+__all__ = ["SourceModel", "Wishes", "spoken", "text_of_frames"]

@@ -46,8 +46,8 @@ from generic_export.inference_target.tract.releases.dialect import (
 )
 from generic_export.inference_target.tract.releases.wheels import wheel_packages
 from generic_export.inference_target.version import SemanticVersion
+from generic_export.nnef.attention_forms import with_plain_softmax
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.plain_softmax import with_plain_softmax
 from generic_export.nnef.registries import with_fragments
 from generic_export.torch_graph.request import DynamicAxes, declared_sizes, symbol_name
 from generic_export.torch_graph.sizes.declared_axes import AnyDynamicAxes, dynamic_axes_of

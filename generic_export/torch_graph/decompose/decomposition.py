@@ -6,9 +6,10 @@ are traced anew; retracing a whole model takes longer than capturing it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.export import ExportedProgram
@@ -16,11 +17,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, is_mapped_over, pytree, schema_of
+from generic_export.errors import UnsupportedOperatorError
 from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
-from generic_export.torch_graph.decompose.grouped_products import grouped_rewrites
 from generic_export.torch_graph.decompose.in_place import without_writes
+from generic_export.torch_graph.decompose.region_features import roi_align
 from generic_export.torch_graph.decompose.rewrites import REWRITES
-from generic_export.torch_graph.decompose.torchvision_operators import torchvision_rewrites
 
 Decomposition = Callable[..., Any]
 
@@ -179,3 +180,48 @@ def _inlined(body: GraphModule, inputs: list[Node], origin: Node) -> Any:
             copies[inner] = origin.graph.node_copy(inner, lambda argument: copies[argument])
             copies[inner].meta |= {key: origin.meta[key] for key in ORIGIN if key in origin.meta}
     return None
+
+
+# Products of groups of rows with a matrix of each group's own, as mixtures of experts compute them, with tensors of
+# PyTorch alone.
+# The groups' ends are values, so that no size is known: every row is multiplied with every matrix, and its own product
+# is kept.
+def grouped_rewrites() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Return the functions that stand for such operators, where a library has registered them."""
+    name = "grouped_mm_fallback"  # registered by transformers for what torch.nn.functional.grouped_mm does not take
+    library = torch.ops.transformers
+    return {getattr(library, name).default: grouped_products} if hasattr(library, name) else {}
+
+
+def grouped_products(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """Return `input[s] @ weight[g]` for each row s of group g, [S, N]; rows behind the last group are 0.
+
+    Args:
+        input: [S, K], the rows of each group together.
+        weight: [G, K, N].
+        offs: where each group ends, [G].
+    """
+    rows = torch.arange(input.shape[0], device=input.device)
+    begins = torch.cat([torch.zeros_like(offs[:1]), offs[:-1]])
+    own = (rows >= begins[:, None]) & (rows < offs[:, None])
+    products = torch.matmul(input.unsqueeze(0), weight)
+    return torch.where(own.unsqueeze(2), products, torch.zeros_like(products)).sum(0)
+
+
+def torchvision_rewrites() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Return the functions of tensors that stand for torchvision's operators; none where they are not there."""
+    if "torchvision" not in sys.modules:
+        return {}
+    operators = torch.ops.torchvision  # a build without its extension has none of them
+    return {getattr(operators, name).default: made for name, made in _MADE.items() if hasattr(operators, name)}
+
+
+def _nms(*args: Any) -> NoReturn:
+    raise UnsupportedOperatorError(
+        "torchvision.nms keeps as many boxes as the data say, and a graph has no such size.",
+        "generic_export.detection.bounded_nms (and bounded_batched_nms) keeps the same ones in a fixed number of places; "
+        "generic_export.detection.exportable_detector does so for a whole detector.",
+    )
+
+
+_MADE: Mapping[str, Callable[..., Any]] = {"roi_align": roi_align, "nms": _nms}

@@ -26,11 +26,11 @@ from generic_export.errors import (
 )
 from generic_export.weights.values import value_pieces
 from t2n_llm import export_llm
+from t2n_llm.bench.rivals import RIVALS, rival_named
 from t2n_llm.bench.rivals.archive import ArchiveContender
 from t2n_llm.bench.rivals.child import RunningChild
 from t2n_llm.bench.rivals.gguf_file import write_gguf
 from t2n_llm.bench.rivals.llama_cpp import MODULES_VARIABLE, LlamaCpp
-from t2n_llm.bench.rivals.named import RIVALS, rival_named
 from t2n_llm.bench.rivals.protocol import Contender, Running, SharedModel
 from t2n_llm.export.located import LocatedArchive, locate_archive
 from t2n_llm.source.hub import open_source

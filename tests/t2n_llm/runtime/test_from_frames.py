@@ -14,7 +14,7 @@ from transformers import Wav2Vec2Config, Wav2Vec2CTCTokenizer, Wav2Vec2FeatureEx
 
 from generic_export.errors import OptionError
 from t2n_llm import export_llm
-from t2n_llm.runtime.from_frames import spoken, text_of_frames
+from t2n_llm.runtime.from_source import spoken, text_of_frames
 from t2n_llm.tasks.media.sound import read_waveform
 
 _LETTERS = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABCDEFGHIJ"]

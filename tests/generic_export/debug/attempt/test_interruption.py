@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from generic_export.debug.attempt.interruption import kept_interrupts
+from generic_export.interrupts import kept_interrupts
 
 pytestmark = pytest.mark.usefixtures("heard_interrupts")
 

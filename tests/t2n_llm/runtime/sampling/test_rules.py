@@ -22,8 +22,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from t2n_llm.runtime.sampling.choice import MinP, Temperature, TopK, TopP
 from t2n_llm.runtime.sampling.rules import NoRepeatNGram, RepetitionPenalty, Said
-from t2n_llm.runtime.sampling.warpers import MinP, Temperature, TopK, TopP
 from t2n_llm.runtime.sampling.wishes import Sampling
 
 _VOCABULARY = 24
