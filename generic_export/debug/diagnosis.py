@@ -230,7 +230,7 @@ class Diagnosis:
 
 def _worst(verdict: Verdict) -> float:
     worst = verdict.worst
-    return 0.0 if worst is None else worst.badness
+    return 0.0 if worst is None else worst.share_of_allowed
 
 
 def _fault_of(verdict: Verdict) -> tuple[object, ...]:

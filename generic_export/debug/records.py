@@ -6,9 +6,10 @@ In: nothing; the rest of this folder fills them. Out: what `diagnosis.py` holds 
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+from generic_export.compare.comparison import Comparison
 
 
 class Outcome(enum.Enum):
@@ -152,53 +153,6 @@ class ErrorRecord:
 
 
 @dataclass(frozen=True)
-class Metrics:
-    """How far one output of one input set is from PyTorch's.
-
-    Attributes:
-        name: the output.
-        set_index: the input set.
-        passed: within `allowed`.
-        max_abs: largest absolute error.
-        relative: `max_abs` over the root mean square of the reference.
-        snr_db: 10 log10 of signal power over error power; infinite when equal.
-        cosine: cosine of the angle between the two.
-        allowed: the largest absolute error that passes.
-        own_error: largest absolute error of PyTorch itself in this element type, against float64; None when unknown.
-        top1_agreement, kl: for logits, share of rows with the same arg max, mean Kullback-Leibler divergence (nats).
-        reason: why it cannot pass whatever the values (shape, element type), or "".
-    """
-
-    name: str
-    set_index: int
-    passed: bool
-    max_abs: float
-    relative: float
-    snr_db: float
-    cosine: float
-    allowed: float
-    own_error: float | None = None
-    top1_agreement: float | None = None
-    kl: float | None = None
-    reason: str = ""
-
-    @property
-    def badness(self) -> float:
-        """The error for what is allowed: beyond 1 it does not pass."""
-        if self.reason or math.isnan(self.max_abs):
-            return math.inf
-        return self.max_abs / self.allowed if self.allowed > 0 else (math.inf if self.max_abs else 0.0)
-
-    def __str__(self) -> str:
-        if self.reason:
-            return f"{self.name} (set {self.set_index}): {self.reason}"
-        return (
-            f"{self.name} (set {self.set_index}): max abs {self.max_abs:.3g}, max abs / rms {self.relative:.3g}, "
-            f"SNR {self.snr_db:.1f} dB, allowed {self.allowed:.3g}"
-        )
-
-
-@dataclass(frozen=True)
 class Verdict:
     """What came of one piece.
 
@@ -234,7 +188,7 @@ class Verdict:
     module_path: str = ""
     source: str = ""
     unsupported: tuple[str, ...] = ()
-    metrics: tuple[Metrics, ...] = ()
+    metrics: tuple[Comparison, ...] = ()
     seconds: float = 0.0
     peak_rss: int = 0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -250,9 +204,9 @@ class Verdict:
         return self.outcome is Outcome.FAILED
 
     @property
-    def worst(self) -> Metrics | None:
+    def worst(self) -> Comparison | None:
         """The comparison furthest beyond (or nearest to) what is allowed."""
-        return max(self.metrics, key=lambda metrics: metrics.badness, default=None)
+        return max(self.metrics, key=lambda each: each.share_of_allowed, default=None)
 
 
 def reached(start: Iterable[str], beyond: Callable[[str], Iterable[str]]) -> Iterator[str]:
@@ -305,7 +259,6 @@ __all__ = [
     "ErrorRecord",
     "Leaf",
     "LeafKind",
-    "Metrics",
     "Outcome",
     "Piece",
     "Stage",

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from generic_export.capture import capture
+from generic_export.compare.comparison import MeasuredTolerance
 from generic_export.debug.attempt.attempt import Attempt, AttemptOptions
-from generic_export.debug.attempt.judging import Judge
 from generic_export.debug.attempt.kept_verdicts import KeptVerdicts, fingerprint
 from generic_export.debug.attempt.worker import Limits, Worker, wait_for_news
 from generic_export.debug.diagnosis import Diagnosis
@@ -149,7 +149,7 @@ def diagnose(
             folder=Path(scratch),
             fusions=tuple(fusions),
             torchscript=torchscript,
-            judge=Judge(atol, rtol),
+            tolerance=MeasuredTolerance(atol, rtol),
             engine_seconds=limits.seconds,
             materialise_bytes=limits.memory_bytes // 8,
         )
@@ -394,7 +394,7 @@ class _Search:
     def _fingerprint(self, case: Case, *, isolated: bool) -> str:
         options = self.plan.options
         names = [fusion.__qualname__ for fusion in options.fusions]
-        return fingerprint(case, options.target, options.judge, names, options.torchscript, isolated=isolated)
+        return fingerprint(case, options.target, options.tolerance, names, options.torchscript, isolated=isolated)
 
     def _start(self, case: Case, *, isolated: bool) -> Worker:
         folder = Path(tempfile.mkdtemp(dir=self.plan.options.folder))

@@ -1,5 +1,6 @@
 """Which part of a model does not export, or exports and is wrong: recorded, tried piece by piece, told with file and line."""
 
+from generic_export.compare.comparison import Comparison
 from generic_export.debug.attempt.worker import Limits
 from generic_export.debug.diagnosis import Culprit, Diagnosis, DiagnosisError, diagnosis_text
 from generic_export.debug.record.axes import infer_axes
@@ -17,7 +18,6 @@ from generic_export.debug.records import (
     ErrorRecord,
     Leaf,
     LeafKind,
-    Metrics,
     Outcome,
     Piece,
     Stage,
@@ -37,6 +37,7 @@ __all__ = [
     "Axis",
     "AxisReport",
     "Call",
+    "Comparison",
     "Culprit",
     "CustomOpStrategy",
     "Diagnosis",
@@ -45,7 +46,6 @@ __all__ = [
     "Leaf",
     "LeafKind",
     "Limits",
-    "Metrics",
     "ModelDiagnoseOutput",
     "ObservationError",
     "Outcome",

@@ -17,17 +17,15 @@ import numpy as np
 import torch
 
 from generic_export.capture import Prepared, as_stored, evaluation_mode, prepare
-from generic_export.compare.comparison import ToleranceLimits
+from generic_export.compare.comparison import Comparison, MeasuredTolerance, ToleranceLimits
 from generic_export.debug.archive.bisect import Provenance, first_divergence, first_failure
 from generic_export.debug.archive.redaction import redacted
-from generic_export.debug.attempt.comparing import compared
-from generic_export.debug.attempt.judging import Judge
 from generic_export.debug.attempt.locate import error_record, model_line, operator_in, source_in
-from generic_export.debug.attempt.piece_module import PIECE, PieceModule, calls_for, piece_module
+from generic_export.debug.attempt.piece_module import PIECE, PieceModule, calls_for, compared, piece_module
 from generic_export.debug.attempt.weights import fill_with_random, random_like
 from generic_export.debug.record.pieces import Case
 from generic_export.debug.record.recording import RecordedCall
-from generic_export.debug.records import Metrics, Outcome, Stage, Verdict
+from generic_export.debug.records import Outcome, Stage, Verdict
 from generic_export.documents import producer_properties, translate_graph, with_tensors
 from generic_export.errors import CaptureError, EngineError, EngineTimeoutError, MismatchError, T2NError
 from generic_export.inference_target.example import ExampleRun, as_array
@@ -71,7 +69,7 @@ class AttemptOptions:
         target: its dynamic axes are replaced by the inferred ones.
         fusions: recognisers beside the standard ones.
         torchscript: capture what torch.export refuses through its script or trace, as `export_model_to_nnef` does.
-        judge: how close is close.
+        tolerance: of the comparison.
         isolated: the piece's children are not run, see `piece_module.py`.
         dynamic: axes that vary between calls stay symbolic; False tries the piece as its first call has it.
         folder: where the archive is written.
@@ -84,7 +82,7 @@ class AttemptOptions:
     folder: Path
     fusions: tuple[Fusion, ...] = ()
     torchscript: bool = True
-    judge: Judge = field(default_factory=Judge)
+    tolerance: MeasuredTolerance = field(default_factory=MeasuredTolerance)
     isolated: bool = False
     dynamic: bool = True
     engine_seconds: float = 120.0
@@ -121,7 +119,7 @@ class Attempt:
         self._stage = Stage.CAPTURE
         self._marks: list[tuple[Stage, float]] = []
         self.notes: list[str] = list(case.piece.notes)
-        self.metrics: list[Metrics] = []
+        self.metrics: list[Comparison] = []
         self.suggestions: tuple[str, ...] = ()
         self.engine_nodes: int | None = None
 
@@ -325,12 +323,12 @@ class Attempt:
             path = self._full_path(found.module_path)
             raise _AttemptError(error, found.operator, path, found.source) from error
         self._enter(Stage.COMPARE)
-        wrong: list[tuple[float, ExampleRun, Metrics]] = []
+        wrong: list[tuple[float, ExampleRun, Comparison]] = []
         for (call, example), answer in zip(examples, answers, strict=True):
-            for metrics in compared(self.options.judge, module, call, example, answer):
-                self.metrics.append(metrics)
-                if not metrics.passed:
-                    wrong.append((metrics.badness, example, metrics))
+            for comparison in compared(self.options.tolerance, module, call, example, answer):
+                self.metrics.append(comparison)
+                if not comparison.passed:
+                    wrong.append((comparison.share_of_allowed, example, comparison))
         if wrong:
             _, example, worst = max(wrong, key=lambda item: item[0])
             self._blame(archive, provenance, example, worst)
@@ -357,14 +355,13 @@ class Attempt:
         packages = wheel_packages(self.options.target.release)
         return TractWheel(timeout_seconds=self.options.engine_seconds, packages=packages)
 
-    def _blame(self, archive: Path, provenance: Provenance, example: ExampleRun, worst: Metrics) -> None:
+    def _blame(self, archive: Path, provenance: Provenance, example: ExampleRun, worst: Comparison) -> None:
         error = MismatchError(
             f"{self.case.piece.class_name}: {worst}",
             "Compare the translation of the operator with what PyTorch computes.",
         )
         self.suggestions = self._switches(example) if self.options.suggest else ()
-        scale = worst.max_abs / worst.relative if worst.relative and np.isfinite(worst.relative) else 1.0
-        limit = worst.allowed / max(scale, 1.0) if worst.allowed else 0.0
+        limit = worst.allowed / max(worst.rms, 1.0)
         try:
             found = first_divergence(archive, provenance, example, self._ask, ToleranceLimits(limit, 0.0))
         except T2NError as search:

@@ -7,15 +7,22 @@ they are given goes out as outputs, so that the piece's own code is all there is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import nn
 
+from generic_export.capture import as_stored
+from generic_export.compare.comparison import Comparison, MeasuredTolerance
 from generic_export.debug.attempt.graph_inputs import Feed
+from generic_export.debug.attempt.weights import in_float64
 from generic_export.debug.record.axes import Form
 from generic_export.debug.record.leaves import (
     belongs,
@@ -29,10 +36,13 @@ from generic_export.debug.record.leaves import (
 from generic_export.debug.record.pieces import Case
 from generic_export.debug.record.recording import RecordedCall
 from generic_export.errors import CaptureError
+from generic_export.inference_target.example import ExampleRun, as_array
 from generic_export.torch_graph.asides import is_aside
 from generic_export.torch_graph.request import DynamicAxes
 from generic_export.torch_graph.state import state_kept
 from generic_export.torchscript.fallback import Around, script_of
+
+logger = logging.getLogger(__name__)
 
 PIECE = "piece"
 """The attribute that holds the piece; it is not part of names in the graph."""
@@ -214,4 +224,40 @@ def _replayed(
     return forward
 
 
-__all__ = ["PIECE", "PieceModule", "calls_for", "piece_module"]
+def compared(
+    tolerance: MeasuredTolerance,
+    module: PieceModule,
+    call: RecordedCall,
+    example: ExampleRun,
+    answers: Sequence[np.ndarray],
+) -> Iterator[Comparison]:
+    """Compare every output of a call with PyTorch's; where rounding may be the cause, PyTorch's float64 shows how much."""
+
+    @cache
+    def exact() -> list[np.ndarray] | None:
+        """Return the outputs computed in float64, when first asked; None where the piece insists on an element type."""
+        try:
+            with in_float64(module.piece):
+                return [as_array(as_stored(tensor)) for tensor in module.answers(call, torch.float64).values()]
+        except Exception as error:  # whatever the model's code raises
+            logger.info("%s cannot be computed in float64: %s", type(module).__name__, error)
+            return None
+
+    triples = zip(example.output_names, answers, example.outputs, strict=True)
+    for position, (name, answer, reference) in enumerate(triples):
+
+        def precise(position: int = position) -> np.ndarray | None:
+            known = exact()
+            return None if known is None else known[position]
+
+        found = tolerance.compare(name, answer, reference, _dtype_of(call, reference), precise)
+        yield replace(found, set_index=call.call.set_index)
+
+
+def _dtype_of(recorded: RecordedCall, reference: np.ndarray) -> str:
+    """Return the element type that PyTorch computes in: bf16 when the piece was recorded in it."""
+    recorded_in_bf16 = any(leaf.dtype == "bfloat16" for leaf in (*recorded.call.inputs, *recorded.call.outputs))
+    return "bfloat16" if recorded_in_bf16 and reference.dtype == np.float32 else str(reference.dtype)
+
+
+__all__ = ["PIECE", "PieceModule", "calls_for", "compared", "piece_module"]

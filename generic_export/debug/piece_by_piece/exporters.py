@@ -23,8 +23,8 @@ import torch
 from torch.export import Dim
 
 from generic_export.capture import evaluation_mode
+from generic_export.compare.comparison import MeasuredTolerance
 from generic_export.debug.attempt.attempt import Attempt, AttemptOptions
-from generic_export.debug.attempt.judging import Judge
 from generic_export.debug.attempt.piece_module import PieceModule, calls_for, piece_module
 from generic_export.debug.attempt.worker import Limits, Worker, wait_for_news
 from generic_export.debug.piece_by_piece.status import StatusExport, StatusExportCode
@@ -106,13 +106,13 @@ def export_nnef(case: Case, request: ExportRequest) -> StatusExport:
     """Write the node for tract and check it there; `exported` is the verdict."""
     keywords = dict(request.keywords)
     limits: Limits = keywords.pop("limits", Limits())
-    judge = Judge(request.atol, request.rtol)
+    tolerance = MeasuredTolerance(request.atol, request.rtol)
     with tempfile.TemporaryDirectory(prefix="piece-") as folder:
         options = AttemptOptions(
             target=keywords.pop("target", None) or TractNNEF(),
             folder=Path(folder),
             fusions=tuple(keywords.pop("fusions", ())),
-            judge=judge if request.discrepancies else Judge(float("inf"), 0.0),
+            tolerance=tolerance if request.discrepancies else MeasuredTolerance(float("inf"), 0.0),
             isolated=request.isolated,
             dynamic=bool(request.dynamic),
         )
@@ -279,7 +279,7 @@ def _checked(
     shapes: Any,
 ) -> StatusExport:
     """Run what was exported on every recorded call and compare; all calls are looked at, the worst is told."""
-    flags, judge = request.flags, Judge(request.atol, request.rtol)
+    flags, tolerance = request.flags, MeasuredTolerance(request.atol, request.rtol)
     reasons: list[tuple[float, str]] = []
     for recorded in node.calls if request.discrepancies else ():
         leaves = {name: tensor.clone() for name, tensor in node.module.leaves(recorded).items()}
@@ -292,9 +292,9 @@ def _checked(
             return _failed("EVAL", error, request)
         for (name, reference), answer in zip(expected.items(), answers, strict=True):
             dtype = str(reference.dtype).removeprefix("torch.")
-            metrics = judge.metrics(name, recorded.call.set_index, answer, as_array(reference), dtype, lambda: None)
-            if not metrics.passed:
-                reasons.append((metrics.max_abs, str(metrics)))
+            found = tolerance.compare(name, answer, as_array(reference), dtype, lambda: None)
+            if not found.passed:
+                reasons.append((found.max_abs_error, str(found)))
     if reasons:
         _, worst = max(reasons, key=lambda item: item[0])
         return StatusExport(StatusExportCode.FAIL_DISC | flags, "DISC", worst, exported, shapes)

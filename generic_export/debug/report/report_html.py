@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from generic_export.compare.comparison import Comparison
 from generic_export.debug.diagnosis import Diagnosis
-from generic_export.debug.records import Metrics, Outcome, Piece, Stage, Verdict
+from generic_export.debug.records import Outcome, Piece, Stage, Verdict
 from generic_export.figures import seconds_text
 from generic_export.files import write_whole
 from generic_export.pages import render
@@ -92,10 +93,10 @@ def _stage_times(verdict: Verdict) -> list[tuple[str, float, str]]:
     ]
 
 
-def _decibel(metrics: Metrics) -> str:
-    if metrics.reason or math.isnan(metrics.snr_db):
+def _decibel(found: Comparison) -> str:
+    if found.reason or math.isnan(found.snr_db):
         return "?"
-    return "exact" if math.isinf(metrics.snr_db) and metrics.snr_db > 0 else f"{metrics.snr_db:.0f} dB"
+    return "exact" if math.isinf(found.snr_db) and found.snr_db > 0 else f"{found.snr_db:.0f} dB"
 
 
 __all__ = ["diagnosis_html", "write_html"]

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from generic_export.debug.piece_by_piece import (
+from generic_export.diagnose import state_adapters
+from generic_export.diagnose.piece_by_piece import (
     CustomOpStrategy,
     ModelDiagnoseOutput,
     StatusExport,
@@ -19,7 +20,6 @@ from generic_export.debug.piece_by_piece import (
     trace_execution_piece_by_piece,
     trace_forward_execution,
 )
-from generic_export.diagnose import state_adapters
 from generic_export.errors import CaptureError, MissingExtraError, OptionError
 from tests.generic_export.debug import toys
 from tests.generic_export.debug.planted import DecidedByPython, UnsupportedOperator

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +10,10 @@ from generic_export.debug.diagnosis import Diagnosis, DiagnosisError
 from generic_export.debug.records import (
     Axis,
     AxisReport,
+    Comparison,
     ErrorRecord,
     Leaf,
     LeafKind,
-    Metrics,
     Outcome,
     Piece,
     Stage,
@@ -51,8 +49,8 @@ def diagnosis(*verdicts: Verdict, isolated: tuple[Verdict, ...] = ()) -> Diagnos
     )
 
 
-def ok(key: str, *metrics: Metrics) -> Verdict:
-    return Verdict(key, key, Outcome.OK, Stage.COMPARE, metrics=metrics, stage_seconds={"run": 0.5})
+def ok(key: str, *comparisons: Comparison) -> Verdict:
+    return Verdict(key, key, Outcome.OK, Stage.COMPARE, metrics=comparisons, stage_seconds={"run": 0.5})
 
 
 def test_the_smallest_failing_piece_is_the_culprit() -> None:
@@ -90,8 +88,8 @@ def test_raise_if_failed_says_which() -> None:
 
 
 def test_ranking_has_the_largest_error_for_what_is_allowed_first() -> None:
-    def metrics(error: float, allowed: float) -> Metrics:
-        return Metrics("y", 0, error <= allowed, error, error, 10.0, 1.0, allowed)
+    def metrics(error: float, allowed: float) -> Comparison:
+        return Comparison("y", error <= allowed, error, error, (0,), 0.0, allowed=allowed)
 
     found = diagnosis(ok("root"), ok("left", metrics(1.0, 10.0)), ok("right", metrics(0.1, 0.05)), ok("leaf")).ranking()
     assert [item[0].key for item in found] == ["right", "left"]
@@ -105,9 +103,9 @@ def test_ranking_has_the_largest_error_for_what_is_allowed_first() -> None:
     st.none() | st.floats(0, 1),
 )
 def test_json_round_trip(outcome: Outcome, stage: Stage | None, number: float, text: str, kl: float | None) -> None:
-    metrics = Metrics("y", 1, False, number, 0.5, math.inf, 1.0, 1e-5, kl=kl, reason=text)
+    found = Comparison("y", False, number, 0.5, (1, 2), 0.5, text, allowed=1e-5, kl_divergence=kl, set_index=1)
     verdict = Verdict(
-        "root", text, outcome, stage, True, ErrorRecord("E", text, text), metrics=(metrics,), suggestions=(text,)
+        "root", text, outcome, stage, True, ErrorRecord("E", text, text), metrics=(found,), suggestions=(text,)
     )
     before = diagnosis(verdict, ok("left"), ok("right"), ok("leaf"), isolated=(verdict,))
     assert Diagnosis.from_json(before.to_json()) == before

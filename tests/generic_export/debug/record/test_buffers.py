@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from generic_export.debug import record
+from generic_export.diagnose import record
 from generic_export.diagnose.piece_by_piece import trace_execution_piece_by_piece
 
 

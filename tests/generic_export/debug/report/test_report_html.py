@@ -18,10 +18,10 @@ from generic_export.debug.diagnosis import Diagnosis
 from generic_export.debug.records import (
     Axis,
     AxisReport,
+    Comparison,
     ErrorRecord,
     Leaf,
     LeafKind,
-    Metrics,
     Outcome,
     Piece,
     Stage,
@@ -64,6 +64,12 @@ def _piece(key: str, class_name: str, paths: tuple[str, ...], depth: int, childr
     )
 
 
+def compared(set_index: int, passed: bool, error: float, share: float, snr: float, allowed: float) -> Comparison:
+    return Comparison(
+        "output", passed, error, 0.0, (0,), 0.0, allowed=allowed, rms=error / share, snr_db=snr, set_index=set_index
+    )
+
+
 def sample() -> Diagnosis:
     """A Llama of which one norm is wrong and the attention has an operator without translation."""
     layers = tuple(f"model.layers.{index}" for index in range(32))
@@ -77,8 +83,8 @@ def sample() -> Diagnosis:
         replace(_piece("head", "Linear", ("lm_head",), 1), parents=("root",)),
     )
     wrong = (
-        Metrics("output", 0, False, 3.1e-2, 4.4e-2, 27.1, 0.998, 1e-5),
-        Metrics("output", 1, False, 2.9e-2, 4.1e-2, 27.9, 0.998, 1e-5),
+        compared(0, False, 3.1e-2, 4.4e-2, 27.1, 1e-5),
+        compared(1, False, 2.9e-2, 4.1e-2, 27.9, 1e-5),
     )
     times = {"capture": 0.41, "translate": 0.05, "write": 0.02, "load": 0.09, "run": 0.03, "compare": 0.01}
     error = ErrorRecord(
@@ -128,8 +134,8 @@ def sample() -> Diagnosis:
             stage_seconds=times,
             engine_nodes=9,
             metrics=(
-                Metrics("output", 0, True, 1e-7, 2e-7, 128.4, 1.0, 1e-5),
-                Metrics("output", 1, True, 0.0, 0.0, float("inf"), 1.0, 1e-5),
+                compared(0, True, 1e-7, 2e-7, 128.4, 1e-5),
+                compared(1, True, 0.0, 1.0, float("inf"), 1e-5),
             ),
         ),
         Verdict("head", "lm_head", Outcome.NOT_TRIED),
