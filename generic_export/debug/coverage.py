@@ -29,8 +29,9 @@ from generic_export.torch_graph.decompose.decomposition import decomposed
 from generic_export.torch_graph.decompose.patches import capture_patches
 from generic_export.torch_graph.decompose.rewrites import REWRITES
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
-from generic_export.torch_graph.naming import module_frame, user_source
+from generic_export.torch_graph.naming import module_frame
 from generic_export.torch_graph.nested import FlatCall
+from generic_export.torch_graph.source_lines import source_in_trace
 from generic_export.translate.registry import is_translated
 from generic_export.translate.translate import refusals
 
@@ -249,7 +250,7 @@ def program_uses(program: ExportedProgram, strip_prefix: str = "") -> Iterator[O
     """
     for node in _calls(program):
         path, kind = module_frame(node, strip_prefix)
-        source = user_source(node.meta.get("stack_trace") or "")
+        source = source_in_trace(node.meta.get("stack_trace") or "")
         overload = node.target if isinstance(node.target, OpOverload) else None
         yield OperatorUse(str(node.target), overload, path, kind, source)
 

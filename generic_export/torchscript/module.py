@@ -15,8 +15,8 @@ import torch.fx.traceback as fx_traceback
 from torch import nn
 
 from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue, buffers_of, children_of, parameters_of
-from generic_export.torch_graph.naming import SOURCE_KEY, NotesSources
 from generic_export.torch_graph.nested import forward_signature
+from generic_export.torch_graph.source_lines import SOURCE_KEY, NotesSources
 from generic_export.torchscript.interpreter import Interpreter, ModuleRef
 from generic_export.torchscript.schema import source_of, steps_of
 

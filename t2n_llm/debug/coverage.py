@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +39,7 @@ from generic_export.inference_target import TractNNEF
 from generic_export.logs import logging_at
 from generic_export.torch_graph.capture.tracer import torch_version
 from generic_export.torch_graph.request import DynamicAxes
+from generic_export.torch_graph.source_lines import PACKAGE, running_source
 from kvcache import explicit_attention, explicit_experts, explicit_operators
 from kvcache.compat import cache_keyword, cache_of
 from kvcache.operators import OperatorNames
@@ -59,7 +59,6 @@ DECODER = "cached decoder"
 MODULES = "module by module"
 
 _STEPS = 5
-_TORCH = os.path.dirname(torch.__file__)
 _OWN = os.path.dirname(os.path.dirname(__file__))
 # Bookkeeping of eager mode: no value depends on it.
 _BOOKKEEPING = frozenset({"aten.detach.default", "aten.lift_fresh.default", "aten.alias.default"})
@@ -381,19 +380,8 @@ class _OperatorWatch(TorchDispatchMode):
         if inside and str(func) not in _BOOKKEEPING:
             module = self._recording.model.get_submodule(max(inside, key=len).partition(".")[2])
             path = self._recording.paths[module][0]
-            self.uses.append(OperatorUse(str(func), func, path, type(module).__name__, _model_line()))
+            self.uses.append(OperatorUse(str(func), func, path, type(module).__name__, running_source((PACKAGE, _OWN))))
         return func(*args, **(kwargs or {}))
-
-
-def _model_line() -> str:
-    """Return `file.py:line` of the innermost frame that is neither PyTorch's nor ours."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _OWN, "<")):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
 
 
 __all__ = ["DECODER", "MODULES", "CoverageReport", "OperatorUse", "UncapturedModule", "cover_model", "record_forward"]

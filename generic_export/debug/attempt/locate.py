@@ -5,20 +5,16 @@ In: an exception of any room. Out: `file.py:line`, or the operator of a captured
 
 from __future__ import annotations
 
-import os
 import re
 import traceback
-
-import torch
 
 from generic_export.debug.archive.redaction import redacted
 from generic_export.debug.records import ErrorRecord
 from generic_export.errors import T2NError
 from generic_export.torch_graph.ir import TorchModuleIRGraph, TorchOp
+from generic_export.torch_graph.source_lines import PACKAGE, raised_source
 
 _PLACE = re.compile(r"[\w.-]+\.py:\d+")
-_TORCH_ROOT = os.path.dirname(torch.__file__)
-_OWN_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 # Where a capture passes through this package on its way to the model: no line of the model.
@@ -38,22 +34,11 @@ def source_in(error: BaseException) -> str:
             return named
     seen: BaseException | None = error
     while seen is not None:
-        found = _innermost_frame(seen)
+        found = raised_source(seen, (PACKAGE,))
         if found:
             return found
         seen = seen.__cause__ or seen.__context__
     return ""
-
-
-def _innermost_frame(error: BaseException) -> str:
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((_TORCH_ROOT, _OWN_ROOT, "<")) and not _is_standard(frame.filename):
-            return f"{os.path.basename(frame.filename)}:{frame.lineno}"
-    return ""
-
-
-def _is_standard(path: str) -> bool:
-    return path.startswith(os.path.dirname(os.__file__)) and "site-packages" not in path
 
 
 def operator_in(error: T2NError, graph: TorchModuleIRGraph) -> TorchOp | None:

@@ -5,8 +5,6 @@ In: an exception of torch.export, or the text of a line. Out: the cause in words
 
 from __future__ import annotations
 
-import inspect
-import linecache
 import os
 import re
 import traceback
@@ -18,7 +16,7 @@ from torch import nn
 from generic_export.compat import is_over_values
 from generic_export.errors import CaptureAttempt, CaptureError, NotCapturableError, SpecializedAxisError
 from generic_export.torch_graph.ir import SizeCondition
-from generic_export.torch_graph.naming import user_source
+from generic_export.torch_graph.source_lines import raised_source, source_in_trace, source_text
 
 _NAME = re.compile(r"[A-Za-z_]\w*(?![\w(])")
 """A symbol in a condition, and no function."""
@@ -178,32 +176,6 @@ def _found(rows: tuple[Cause, ...], text: str) -> tuple[str, str] | None:
     return None
 
 
-def source_text(module: nn.Module, source: str, error: BaseException | None = None) -> str:
-    """Return the text of a line of a model's code.
-
-    Args:
-        module: whose classes, and whose parts', are looked through.
-        source: `file.py:12`, without a folder.
-        error: whose traceback is looked through as well.
-    """
-    name, _, number = source.rpartition(":")
-    if not number.isdigit():
-        return ""
-    frames = traceback.walk_tb(error.__traceback__) if error is not None else ()
-    paths = [frame.f_code.co_filename for frame, _ in frames]
-    for kind in {type(each) for each in module.modules()}:
-        paths += [path for base in kind.__mro__ if (path := _file_of(base))]
-    path = next((path for path in paths if os.path.basename(path) == name), "")
-    return linecache.getline(path, int(number)).strip() if path else ""
-
-
-def _file_of(kind: type) -> str:
-    try:
-        return inspect.getsourcefile(kind) or ""
-    except TypeError:  # a class that is built in
-        return ""
-
-
 # What a capture that cannot be is refused with: the cause, the line of the model's code, and what to write instead.
 # In: what PyTorch raised, or a condition on sizes. Out: an error of this package.
 def refused(module: nn.Module, condition: SizeCondition, line: str) -> SpecializedAxisError:
@@ -223,9 +195,9 @@ def capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) -
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     noted = getattr(error, "t2n_source", "")
-    source = noted or user_source(text) or ("" if is_over_values(error) else next(iter(freezes), ""))
+    source = noted or source_in_trace(text) or ("" if is_over_values(error) else next(iter(freezes), ""))
     told, advice = _cause(module, error, reason)
-    place = source or _raised_at(error)
+    place = source or raised_source(error)
     met = CaptureAttempt("torch.export", told, place, source_text(module, place, error))
     refusal = NotCapturableError(f"{type(module).__name__}{f' at {place}' if place else ''}: {told}.", advice)
     refusal.attempts = (met,)
@@ -260,11 +232,6 @@ def _reads_packed(error: Exception) -> bool:
     return any(path.endswith(packing) or (path.endswith(layer) and isinstance(error, TypeError)) for path in paths)
 
 
-def _raised_at(error: Exception) -> str:
-    """Return `file:line` of the model's code that an error came from ("" if it came from none)."""
-    return user_source("".join(traceback.format_tb(error.__traceback__)))
-
-
 __all__ = [
     "ANY_LINE",
     "WITHOUT_VALUES",
@@ -274,5 +241,4 @@ __all__ = [
     "frozen_axis",
     "raised_cause",
     "refused",
-    "source_text",
 ]

@@ -32,11 +32,11 @@ from generic_export.compat import (
 from generic_export.logs import logging_at
 from generic_export.torch_graph.capture.known_buffers import forward_decided_by, small_buffers
 from generic_export.torch_graph.decompose import pieces
-from generic_export.torch_graph.naming import NotesSources
 from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.request import AutoSize, AxisSymbol, DynamicAxes, DynamicSize, symbol_name
-from generic_export.torch_graph.sizes.branch import Branch, source_in_model
+from generic_export.torch_graph.sizes.branch import Branch
 from generic_export.torch_graph.sizes.multiples import Folds, counted_dim
+from generic_export.torch_graph.source_lines import PACKAGE, NotesSources, running_source
 
 DynamicShapes = tuple[dict[int, Any], ...]
 """The dynamic axes of each input tensor, as torch.export takes them."""
@@ -180,21 +180,11 @@ def sizes_decided(*, within_tables: bool, told: bool) -> Iterator[list[Branch]]:
             raise TableEndsError
 
     ends = slice_ends_decided(
-        lambda condition: decided.append(Branch(condition, _line_of_model(), is_certain=True)), within
+        lambda condition: decided.append(Branch(condition, running_source((PACKAGE,)), is_certain=True)), within
     )
     oblivious = captured_for_any_size(_asked_by_kernels, _asked_for_a_layout, [pieces.__file__])
     with oblivious, ends, cut_sizes_seen(note_cut):
         yield decided
-
-
-def _line_of_model() -> str:
-    """Return the innermost file and line of a model's own code."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if source := source_in_model(frame.f_code.co_filename, frame.f_lineno):
-            return source
-        frame = frame.f_back
-    return ""
 
 
 def _asked_by_kernels() -> bool:

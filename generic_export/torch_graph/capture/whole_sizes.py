@@ -11,7 +11,6 @@ import builtins
 import math
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +23,8 @@ from torch.fx.experimental.sym_node import SymNode
 
 from generic_export.compat import depends_on_data, fixed_sizes_seen
 from generic_export.errors import CaptureError, SpecializedAxisError
-from generic_export.torch_graph.naming import current_source, user_source
 from generic_export.torch_graph.sizes.in_tensors import SizeNumber
+from generic_export.torch_graph.source_lines import running_source
 
 Namespace = dict[str, Any]
 """The globals of a module."""
@@ -154,7 +153,7 @@ def recorded_freezes(freezes: Freezes) -> Iterator[None]:
     guard_int = SymNode.guard_int
 
     def note_line() -> None:
-        source = current_source() or user_source("".join(traceback.format_stack()))
+        source = running_source()
         if source:
             freezes.lines.append(source)
 

@@ -33,11 +33,11 @@ from generic_export.compat import (
 from generic_export.errors import CaptureError
 from generic_export.torch_graph.decompose.pieces import Pieces, without_pieces
 from generic_export.torch_graph.loops import loop
-from generic_export.torch_graph.naming import short_stacks
 from generic_export.torch_graph.sizes.answers import proved_sizes
 from generic_export.torch_graph.sizes.in_tensors import as_size_or_tensor, padded, sizes_or_none, stepped, with_sizes
 from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 from generic_export.torch_graph.sizes.ratios import whole_quotients
+from generic_export.torch_graph.source_lines import short_stacks
 
 Tensor = torch.Tensor
 
