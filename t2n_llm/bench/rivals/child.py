@@ -5,17 +5,13 @@ In: the command that starts a driver, and what to load. Out: `RunningChild`, who
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from generic_export.child_pipes import ChildPipes, OverdueError
+from generic_export.child_pipes import ChildEndedError, JsonProgram, OverdueError
 from generic_export.errors import EngineCrashError, EngineError, EngineLoadError, EngineRunError, EngineTimeoutError
 from generic_export.inference_target.tract.engines.wheel_worker import peak_rss_bytes
-from generic_export.processes import Child, Reason
 from t2n_llm.bench.rivals.protocol import Turns
 
 
@@ -44,17 +40,7 @@ class RunningChild:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._name, self._timeout_seconds = name, timeout_seconds
-        printed = tempfile.TemporaryFile(prefix="t2n-rival-")  # noqa: SIM115 - lives as long as the child
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=printed,
-            env={**os.environ, **(environment or {})},
-            bufsize=0,
-        )
-        self._child = Child(process, printed, process.stdin, process.stdout)
-        self._pipes = ChildPipes(self._child, process.stdin, process.stdout)
+        self._program = JsonProgram(command, {**os.environ, **(environment or {})})
         loaded = self._request({"do": "load", **load}, EngineLoadError)
         self.load_seconds, self.version = float(loaded["seconds"]), str(loaded["version"])
 
@@ -70,42 +56,30 @@ class RunningChild:
 
     def peak_rss_bytes(self) -> int:
         """Largest resident size of the child so far, in bytes."""
-        return peak_rss_bytes(self._child.pid)
+        return peak_rss_bytes(self._program.pid)
 
     def close(self) -> None:
         """End the child. Closing twice is harmless."""
-        self._child.close()
+        self._program.close()
 
     def _request(self, asked: Mapping[str, Any], refusal: type[EngineError] = EngineRunError) -> Any:
         try:
-            with self._pipes.within(self._timeout_seconds):
-                self._pipes.write(memoryview(json.dumps(asked).encode() + b"\n"))
-                line = self._pipes.read_line()
-            reply = json.loads(line)
-        except EOFError:
-            self._fail_dead(asked["do"])
+            reply = self._program.exchange(asked, self._timeout_seconds)
+        except ChildEndedError as error:
+            lines = [line.strip() for line in error.ending.output.splitlines() if line.strip()]
+            why = lines[-1] if lines else "no message"
+            raise EngineCrashError(f"{self._name}: died during the {asked['do']} ({error}): {why}.") from None
         except OverdueError:
-            self.close()
             raise EngineTimeoutError(
                 f"{self._name}: no answer after {self._timeout_seconds:g} s; it was stopped.",
                 "Raise --timeout, or ask for fewer tokens.",
             ) from None
         except ValueError:
-            self.close()
             raise EngineRunError(f"{self._name}: its driver answered something that is no JSON.") from None
-        except BaseException:  # Ctrl-C: the conversation is cut in the middle
-            self.close()
-            raise
         if "error" in reply:
             self.close()
             raise refusal(f"{self._name}: {reply['error']}")
         return reply["ok"]
-
-    def _fail_dead(self, request: str) -> NoReturn:
-        ending = self._child.ending(Reason.ENDED)
-        lines = [line.strip() for line in ending.output.splitlines() if line.strip()]
-        why = lines[-1] if lines else "no message"
-        raise EngineCrashError(f"{self._name}: died during the {request} ({ending.cause}): {why}.") from None
 
 
 __all__ = ["RunningChild"]

@@ -5,16 +5,13 @@ In: a template, messages and variables. Out: the prompt, or an `OptionError` wit
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from generic_export.child_pipes import ChildPipes, OverdueError
+from generic_export.child_pipes import ChildEndedError, JsonProgram, OverdueError
 from generic_export.errors import OptionError
-from generic_export.processes import Child
 from t2n_llm.runtime.chat import template_worker
 
 RENDER_SECONDS = 5.0
@@ -38,7 +35,7 @@ class TemplateProcess:
 
     def __init__(self, seconds: float = RENDER_SECONDS) -> None:
         self._seconds = seconds
-        self._running: tuple[Child, ChildPipes] | None = None
+        self._running: JsonProgram | None = None
 
     def render(
         self,
@@ -67,7 +64,7 @@ class TemplateProcess:
             "named": list(named),
             "seconds": self._seconds,
         }
-        reply = self._exchange(json.dumps(request, default=str).encode() + b"\n")
+        reply = self._exchange(request)
         if "text" in reply:
             return str(reply["text"])
         place = "" if reply["line"] is None else f" in line {reply['line']}"
@@ -80,37 +77,26 @@ class TemplateProcess:
     def close(self) -> None:
         """End the process; a later template starts another one."""
         if self._running is not None:
-            self._running[0].close()
+            self._running.close()
         self._running = None
 
-    def _exchange(self, request: bytes) -> dict[str, Any]:
-        child, pipes = self._running = self._running or _started()
+    def _exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._running = self._running or JsonProgram(
+            [sys.executable, "-u", template_worker.__file__],
+            {**os.environ, "PYTHONSAFEPATH": "1"},  # the worker's own folder must not shadow modules
+            keep_output=False,
+        )
         ended = {"kind": template_worker.STOPPED, "line": None}
         try:
-            with pipes.within(self._seconds + _START_SECONDS):
-                pipes.write(memoryview(request))
-                reply: dict[str, Any] = json.loads(pipes.read_line())
+            reply: dict[str, Any] = self._running.exchange(request, self._seconds + _START_SECONDS)
         except OverdueError:
             return ended | {"error": f"it ran for more than {self._seconds:g} s"}
-        except EOFError:
-            return ended | {"error": f"its process ended ({child.ending().cause})"}
+        except ChildEndedError as error:
+            return ended | {"error": f"its process ended ({error})"}
         except BaseException:  # an interrupt in the middle of the exchange
             self.close()
             raise
         return reply
-
-
-def _started() -> tuple[Child, ChildPipes]:
-    process = subprocess.Popen(
-        [sys.executable, "-u", template_worker.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONSAFEPATH": "1"},  # the worker's own folder must not shadow modules
-        bufsize=0,
-    )
-    child = Child(process, None, process.stdin, process.stdout)
-    return child, ChildPipes(child, process.stdin, process.stdout)
 
 
 __all__ = ["RENDER_SECONDS", "TemplateProcess"]
