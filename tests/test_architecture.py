@@ -38,7 +38,6 @@ ORDER = {
         debug/record
         debug/diagnosis
         debug/records
-        debug/plain_data
         detection
         remodel
         export
@@ -68,7 +67,7 @@ ORDER = {
         weights
         pages
         child_pipes
-        allocator devices figures files interrupts logs processes sizes
+        allocator devices files interrupts logs processes sizes
         compare
         compat earlier_paths errors
     """,

@@ -19,9 +19,8 @@ from torch import nn
 from generic_export.compat import TracerWarning
 from generic_export.errors import CaptureAttempt, CaptureError, SpecializedAxisError, described
 from generic_export.torch_graph.capture.example_numbers import example_numbers
-from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, signature_of
+from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, resize_example, signature_of
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
-from generic_export.torch_graph.sizes.other_sizes import repeated
 from generic_export.torch_graph.state import buffers_kept, state_kept
 from generic_export.torchscript.module import interpreted
 
@@ -234,7 +233,7 @@ def _frozen_by_trace(model: nn.Module, dynamic_axes: DynamicAxes, reason: str) -
 
 def _at_sizes(tensor: torch.Tensor, axes: Mapping[int, AxisSymbol], resized: _Resized) -> torch.Tensor:
     sizes = enumerate(tensor.shape)
-    return repeated(
+    return resize_example(
         tensor, [size_near(axes[axis], max(resized(max(size, 1)), 1)) if axis in axes else size for axis, size in sizes]
     )
 

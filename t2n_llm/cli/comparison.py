@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import OptionError
-from generic_export.figures import size_text
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.sizes import size_text
 from t2n_llm.bench.benchmark import BenchPlan, Samples
 from t2n_llm.bench.comparison import DEPTHS, PREFILLS, ComparisonPlan, SpeedComparison, SpeedRun, compare
 from t2n_llm.bench.rivals import rival_named

@@ -34,8 +34,7 @@ from generic_export.debug.archive.bisect import (
     first_divergence,
     first_failure,
 )
-from generic_export.debug.archive.redaction import redacted, without_identity
-from generic_export.debug.archive.reseeding import SeededTensor, reseed
+from generic_export.debug.archive.privacy import SeededTensor, redacted, reseed, without_identity
 from generic_export.debug.archive.through_onnx import (
     SecondOpinion,
     opinion_through_onnx,

@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from generic_export.debug.plain_data import built, plain
 from generic_export.debug.record.pieces import Case, class_sources
-from generic_export.debug.records import Outcome, Verdict
+from generic_export.debug.records import Outcome, Verdict, built, plain
 from generic_export.documents import producer_version
 from generic_export.errors import ArchiveError
 from generic_export.inference_target.tract.target import TractNNEF

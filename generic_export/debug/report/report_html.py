@@ -11,9 +11,9 @@ from pathlib import Path
 from generic_export.compare.comparison import Comparison
 from generic_export.debug.diagnosis import Diagnosis
 from generic_export.debug.records import Outcome, Piece, Stage, Verdict
-from generic_export.figures import seconds_text
 from generic_export.files import write_whole
 from generic_export.pages import render
+from generic_export.sizes import seconds_text
 
 # outcome -> (its look, sign for those who do not see colours)
 _LOOKS = {

@@ -24,14 +24,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from generic_export.debug.archive.redaction import redacted
-from generic_export.debug.archive.reseeding import SeededTensor
+from generic_export.debug.archive.privacy import SeededTensor, redacted
 from generic_export.debug.attempt.attempt import AttemptOptions
 from generic_export.debug.diagnosis import Culprit, Diagnosis
-from generic_export.debug.plain_data import plain
 from generic_export.debug.record.leaves import adapters_in
 from generic_export.debug.record.pieces import Case
 from generic_export.debug.record.recording import RecordedCall
+from generic_export.debug.records import plain
 from generic_export.errors import ArchiveError
 
 logger = logging.getLogger(__name__)

@@ -40,14 +40,13 @@ from generic_export.torch_graph.dims import Dim as TracedDim
 from generic_export.torch_graph.dims import dim_symbol
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.methods import as_forward
-from generic_export.torch_graph.nested import FlatCall, flat_forward
+from generic_export.torch_graph.nested import FlatCall, flat_forward, resize_example
 from generic_export.torch_graph.request import CaptureRequest, DynamicAxes, auto_symbols, declared_sizes
-from generic_export.torch_graph.sizes.branch import Branch
 from generic_export.torch_graph.sizes.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.sizes.fixed_axes import join_changes, settled, with_sizes
 from generic_export.torch_graph.sizes.guards import least_size, without_weaker
 from generic_export.torch_graph.sizes.multiples import Folds, assumed
-from generic_export.torch_graph.sizes.other_sizes import repeated
+from generic_export.torch_graph.sizes.proofs import Branch
 from generic_export.torch_graph.state import buffers_kept
 
 
@@ -269,7 +268,7 @@ class TorchModuleTracer(CaptureRequest):
 
     def _raises(self, call: FlatCall, shapes: Sequence[Sequence[int]]) -> bool:
         """Say whether the module raises an error for inputs of these shapes."""
-        args, kwargs = call.arguments(list(map(repeated, call.tensors, shapes)))
+        args, kwargs = call.arguments(list(map(resize_example, call.tensors, shapes)))
         with buffers_kept(self.module), torch.no_grad():
             try:
                 self.module(*args, **kwargs)
