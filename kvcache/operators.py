@@ -39,7 +39,7 @@ class OperatorNames:
 
 @contextmanager
 def explicit_operators() -> Iterator[OperatorNames]:
-    """Register attention and experts with transformers for the length of the block, and yield their names."""
+    """Register explicit attention and experts with transformers inside a `with` block, and yield their names."""
     with explicit_attention() as choice, explicit_experts() as experts:
         yield OperatorNames(ATTENTION_NAME, experts, choice)
 

@@ -199,7 +199,14 @@ def table(
             reference = reference or _reference(measure, windows, keep)
             with nullcontext(_given(reference)) if name == "f32" else measure(name) as predict:
                 found = compare_windows(windows, _given(reference), predict)
-            row = Row(name, found.mean_kl, None, found.same_top1, found.perplexity, time.monotonic() - started)
+            row = Row(
+                name,
+                found.mean_kl_divergence,
+                None,
+                found.same_top1_share,
+                found.perplexity,
+                time.monotonic() - started,
+            )
         baseline = row.kl if name == BASELINE else baseline
         yield replace(row, kl_ratio=row.kl / baseline if baseline else None)
 

@@ -27,9 +27,15 @@ OWN_ERROR_FACTOR = 4.0
 
 @dataclass(frozen=True)
 class ToleranceLimits:
-    """|a - b| <= absolute + relative * |b| + of_largest * max |b|, for all but a share of `outliers` of the elements.
+    """Tolerance of a comparison: `|a - b| <= absolute + relative * |b| + of_largest * max|b|`.
 
-    The `tract` command has no option for `of_largest` and ignores it.
+    tract's command line has no option for `of_largest` and ignores it.
+
+    Args:
+        absolute: absolute tolerance.
+        relative: tolerance relative to the reference value.
+        outliers: share of elements, from 0 to 1, that may exceed the limit.
+        of_largest: tolerance relative to the largest reference value.
     """
 
     absolute: float = 0.0
@@ -38,7 +44,11 @@ class ToleranceLimits:
     of_largest: float = 0.0
 
     def limits(self, dtype: np.dtype) -> ToleranceLimits:
-        """Return these limits: those given by number hold for every element type."""
+        """Return these limits, which do not depend on the dtype.
+
+        Args:
+            dtype: dtype of the compared values; ignored.
+        """
         return self
 
     def __str__(self) -> str:
@@ -48,7 +58,10 @@ class ToleranceLimits:
 
 
 class TractCheckTolerance(enum.StrEnum):
-    """tract's levels, by the names of its command line (tract-data src/tensor.rs, Approximation); each equals its name."""
+    """Tolerance levels with the names of tract's command line. A member equals its name.
+
+    Source: tract-data, `src/tensor.rs`, `Approximation`.
+    """
 
     EXACT = "exact"
     CLOSE = "close"
@@ -58,7 +71,11 @@ class TractCheckTolerance(enum.StrEnum):
     ULTRA = "ultra"
 
     def limits(self, dtype: np.dtype) -> ToleranceLimits:
-        """Return the limits of this level for an element type (f16 has its own at two levels)."""
+        """Return the limits of this level. Two levels have different limits for f16.
+
+        Args:
+            dtype: dtype of the compared values.
+        """
         half = dtype == np.float16
         table = {
             TractCheckTolerance.EXACT: ToleranceLimits(0.0, 0.0),

@@ -133,7 +133,7 @@ def with_remainders(graph: NnefGraph, labels: Mapping[str, str]) -> NnefGraph:
     for variable in graph.variables:
         variables.append(variable)
         if variable.label in labels:
-            variables.append(replace(variable, label=labels[variable.label], remainder_of=variable.label))
+            variables.append(replace(variable, label=labels[variable.label], residual_of=variable.label))
     return replace(graph, operations=tuple(operations), variables=tuple(variables))
 
 

@@ -118,7 +118,7 @@ def _camel(dotted: str) -> str:
 
 
 class VariableNamingScheme(enum.StrEnum):
-    """How the values of a graph are called; a member equals its text."""
+    """How the values of a graph are named. A member equals its text."""
 
     RAW = "raw"
     NATURAL_VERBOSE = "natural_verbose"

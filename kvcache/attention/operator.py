@@ -209,10 +209,10 @@ _SUMS = frozenset((torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.
 
 @contextmanager
 def explicit_attention(*, masked: bool = False) -> Iterator[AttentionChoice]:
-    """Register our attention with transformers for the length of the block, and yield what chooses it for a model.
+    """Register the explicit attention with transformers inside a `with` block, and yield what selects it for a model.
 
     Args:
-        masked: see `AttentionChoice`; for a model that another block chose it for.
+        masked: see `AttentionChoice`; for a model that another block prepared.
     """
     choice = AttentionChoice(masked)
     attentions, masks = attention_tables()

@@ -21,7 +21,7 @@ EXPERTS_NAME = "t2n_explicit"
 
 @contextmanager
 def explicit_experts() -> Iterator[str]:
-    """Register our experts with transformers, and with the families below, for the length of the block; yields their name."""
+    """Register the explicit experts with transformers and with the families below inside a `with` block; yields their name."""
     with registered(experts_table(), EXPERTS_NAME, experts_forward), replaced_forwards(_FORWARDS):
         yield EXPERTS_NAME
 

@@ -51,7 +51,17 @@ def translate_rotary_embedding(b: NnefBuilder, input: Value, cos: Value, sin: Va
 
 
 def fuse_rotary_embedding(view: GraphView, root: TorchOp) -> TorchOp | None:
-    """x * cos + cat(-x[D/2:], x[:D/2]) * sin -> rotary_embedding(x, cos, sin)"""
+    """Replace `x * cos + cat(-x[D/2:], x[:D/2]) * sin` by one `rotary_embedding(x, cos, sin)`.
+
+    Formula: RoFormer (arXiv:2104.09864), in the half-split form of transformers' `apply_rotary_pos_emb`.
+
+    Args:
+        view: the graph.
+        root: the addition.
+
+    Returns:
+        The fused operator, or None if the pattern does not match.
+    """
     if root.target is not aten.add.Tensor or root.kwargs:
         return None
     direct, rotated = (view.made_by(argument, aten.mul.Tensor) for argument in root.args)

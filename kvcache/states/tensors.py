@@ -35,12 +35,12 @@ _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", t
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a model keeps one state.
+    """Identifies one state of a model.
 
     Attributes:
         kind: `cache_key`, `cache_value`, `conv_state`, `recurrent_state`, ...
         layer: index of the layer.
-        index: of the state among those of the same kind in the layer.
+        index: index among the states of the same kind in the layer.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Slot:
 
     @property
     def grows(self) -> bool:
-        """Whether it has an entry for each position."""
+        """Whether the state has one entry per position."""
         return self.kind in _GROWING_KINDS
 
 
@@ -73,17 +73,18 @@ States = dict[Slot, torch.Tensor]
 
 @dataclass(frozen=True)
 class StateTensor:
-    """One state of the graph: what goes in, and what comes out to be fed to the next call.
+    """One state of a graph: an input, and an output that is the input of the next call.
 
     Attributes:
-        input_name, output_name: `in_cache_key_3` and `out_cache_key_3`.
+        input_name: name of the input, such as `in_cache_key_3`.
+        output_name: name of the output, such as `out_cache_key_3`.
         kind: see `Slot`.
         layer: index of the layer.
-        shape: sizes; `"B"` stands for the batch, `"P"` for the past positions, and `"W8"` for those that a window of 8 keeps.
-        axis: the axis that grows with the positions, if only up to a window; None when the size is fixed.
+        shape: sizes; `"B"` is the batch, `"P"` the number of past positions, and `"W8"` those within a window of 8.
+        axis: the axis that grows with the positions, possibly up to a window; None for a fixed size.
         dtype: `f32`, `f16` or `i64`.
         index: see `Slot`.
-        window: positions that the layer sees, when it keeps no more than the last window - 1; None when it keeps all.
+        window: number of positions that the layer sees, if the state keeps at most `window - 1`; None if it keeps all.
     """
 
     input_name: str
@@ -98,45 +99,65 @@ class StateTensor:
 
     @property
     def slot(self) -> Slot:
-        """Where the model keeps it."""
+        """Identifies the state in the model."""
         return Slot(self.kind, self.layer, self.index)
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Element type for PyTorch."""
+        """The dtype in PyTorch."""
         return next(dtype for dtype, name in _DTYPES.items() if name == self.dtype)
 
     @property
     def grows(self) -> bool:
-        """Whether the state is longer after each call."""
+        """Whether the state has one entry per position."""
         return self.axis is not None and self.window is None
 
     def kept(self, length: int) -> int:
-        """Return how many of the past positions it holds; none when its size is fixed."""
+        """Return the number of past positions in the state; 0 for a fixed size.
+
+        Args:
+            length: number of past positions.
+        """
         if self.axis is None:
             return 0
         return length if self.window is None else min(length, self.window - 1)
 
     def sizes(self, batch: int, length: int) -> tuple[int, ...]:
-        """Return the shape for a number of sequences and of past positions."""
+        """Return the shape after a number of positions.
+
+        Args:
+            batch: number of sequences.
+            length: number of past positions.
+        """
         return tuple(
             dim if isinstance(dim, int) else batch if dim == BATCH else self.kept(length) for dim in self.shape
         )
 
     def at_start(self, batch: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return what the first call takes; f16 as f32, since npz files hold no f16."""
+        """Return the state of the first call, in f32 for f16 because npz files hold no f16.
+
+        Args:
+            batch: number of sequences.
+        """
         return np.zeros(self.sizes(batch, 0), {"i64": np.int64, "bool": np.bool_}.get(self.dtype, np.float32))
 
     def dynamic_axes(self, *, batched: bool) -> dict[int, str]:
-        """Return the symbolic axes; the batch is one of them when `batched`."""
+        """Return the symbolic axes as `{axis: symbol}`.
+
+        Args:
+            batched: include the batch.
+        """
         return {axis: dim for axis, dim in enumerate(self.shape) if isinstance(dim, str) and (batched or dim != BATCH)}
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> StateTensor:
-        """Read what `export.json` has of a state, also in the form that knew keys and values only.
+        """Parse a state of `export.json`, including the form of early releases, which had keys and values only.
+
+        Args:
+            record: JSON of the state.
 
         Raises:
-            ArchiveError: fields are missing.
+            ArchiveError: a field is missing.
         """
         try:
             if "head_dim" in record:

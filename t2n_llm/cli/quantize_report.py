@@ -83,5 +83,5 @@ def quantize_report(
     sink.quality(report, max_kl)
     if plot is not None:
         sink.drew(plot)
-    if max_kl is not None and not report.quality.mean_kl <= max_kl:
+    if max_kl is not None and not report.quality.mean_kl_divergence <= max_kl:
         raise typer.Exit(EXIT_DISAGREES)

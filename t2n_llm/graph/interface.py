@@ -23,7 +23,7 @@ def interface(graph: NnefGraph, states: Sequence[StateTensor], dtype: str) -> di
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
         "symbols": list(graph.symbols),
-        "sizes": list(enforced_relations(graph.assertions)),
+        "size_constraints": list(enforced_relations(graph.assertions)),
         "states": [asdict(state) for state in states],
         "dtype": dtype,
     }
@@ -60,4 +60,4 @@ def recorded_states(manifest: Mapping[str, Any]) -> tuple[StateTensor, ...]:
         ArchiveError: a record is not complete.
     """
     graph = manifest["graph"]
-    return tuple(StateTensor.from_record(record) for record in graph.get("states", graph.get("caches", ())))
+    return tuple(StateTensor.from_record(record) for record in graph.get("states", ()))

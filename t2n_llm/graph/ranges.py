@@ -48,15 +48,15 @@ class Ranges:
             "tokens": self.tokens,
             "limit": F16_LIMIT,
             "headroom": HEADROOM,
-            "largest": dict(self.largest),
+            "max_abs": dict(self.largest),
             "rescaled": [
                 {
                     "module": group.where,
-                    "largest": group.largest,
+                    "max_abs": group.largest,
                     "tensors": len(group.tensors),
                     "factor": 2.0**group.exponent,
                     "in_f32": group.in_f32,
-                    "obstacle": group.obstacle,
+                    "reason": group.obstacle,
                 }
                 for group in self.groups
             ],

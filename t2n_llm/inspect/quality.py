@@ -28,17 +28,17 @@ class Quality:
 
     Attributes:
         positions: scored tokens.
-        mean_kl, tail_kl, max_kl: KL(reference || model) of the next-token distributions, nats; `tail_kl` is the 99th
-            percentile.
-        same_top1: share of positions where both prefer the same token.
+        mean_kl_divergence, p99_kl_divergence, max_kl_divergence: KL(reference || model) of the next-token distributions,
+            in nats: mean, 99th percentile and worst token.
+        same_top1_share: share of positions where both prefer the same token.
         perplexity, reference_perplexity: of the text's own tokens.
     """
 
     positions: int
-    mean_kl: float
-    tail_kl: float
-    max_kl: float
-    same_top1: float
+    mean_kl_divergence: float
+    p99_kl_divergence: float
+    max_kl_divergence: float
+    same_top1_share: float
     perplexity: float
     reference_perplexity: float
 
@@ -126,10 +126,10 @@ class _Tally:
         count = len(divergence)
         return Quality(
             positions=count,
-            mean_kl=float(divergence.mean()),
-            tail_kl=float(divergence.quantile(_TAIL)),
-            max_kl=float(divergence.max()),
-            same_top1=self._same / count,
+            mean_kl_divergence=float(divergence.mean()),
+            p99_kl_divergence=float(divergence.quantile(_TAIL)),
+            max_kl_divergence=float(divergence.max()),
+            same_top1_share=self._same / count,
             perplexity=float(np.exp(self._surprise / count)),
             reference_perplexity=float(np.exp(self._reference_surprise / count)),
         )

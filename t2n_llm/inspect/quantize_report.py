@@ -288,7 +288,7 @@ class _Exported:
     def sums(self) -> dict[str, str]:
         """Return the label of each remainder, and of the tensor that it is added to, both ways."""
         tensors = (self.manifest.get("compression") or {}).get("tensors", ())
-        pairs = {record["label"]: record["remainder_of"] for record in tensors if record.get("remainder_of")}
+        pairs = {record["label"]: record["residual_of"] for record in tensors if record.get("residual_of")}
         return pairs | {label: rest for rest, label in pairs.items()}
 
     def blocks(self) -> dict[str, BlockScheme]:

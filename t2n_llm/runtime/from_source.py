@@ -41,7 +41,7 @@ from t2n_llm.tasks.seq2seq.sources import LENGTH
 from t2n_llm.tasks.seq2seq.token_rules import TokenRules, languages_of
 
 _IDS = "input_ids"
-_PARTS = (f"parts.{ENCODER}", f"parts.{DECODER}")
+_PARTS = (f"archives.{ENCODER}", f"archives.{DECODER}")
 _WINDOW_SECONDS = 30  # where no front end says: Whisper's
 _LEAST_SECONDS = 0.1  # of a window's end: what is shorter is not heard again
 
@@ -114,15 +114,17 @@ class SourceModel:
         """
         check_device(device)
         manifest = read_manifest(folder)
-        require_said(folder, manifest, ["encoder_decoder.source", "encoder_decoder.decoder_start_token_id", *_PARTS])
+        require_said(
+            folder, manifest, ["encoder_decoder.encoder_inputs", "encoder_decoder.decoder_start_token_id", *_PARTS]
+        )
         connection = manifest["encoder_decoder"]
         settings = generation_settings(folder)
-        sources = {name: each["shape"] for name, each in connection["source"].items()}
+        sources = {name: each["shape"] for name, each in connection["encoder_inputs"].items()}
         sensed = next((name for name in sources if name != _IDS), _IDS)
         return SourceModel(
             folder=folder,
             task=recorded_task(manifest),
-            archives={role: folder / part["archive"] for role, part in manifest["parts"].items()},
+            archives={role: folder / part["archive"] for role, part in manifest["archives"].items()},
             tokenizer=load_tokenizer(folder),
             settings=settings,
             rules=TokenRules.of(settings, connection["decoder_start_token_id"]),

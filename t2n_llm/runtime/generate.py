@@ -35,16 +35,17 @@ MOST_NEW_TOKENS = 128
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An export folder of a language model, ready to be opened in the engine.
+    """An export folder of a language model that generates text in the engine.
 
     Attributes:
-        folder, archive: where it is.
-        tokenizer: of the folder.
-        settings: what the folder says of generation, by transformers' names.
-        max_positions: its longest context; None for any.
-        prefill: how many tokens of a prompt are fed at once.
-        device: what tract computes on.
-        is_decode_program: the archive is one of `transformers.exporters`, see `DecodeProgram`.
+        folder: the export folder.
+        archive: path of the archive.
+        tokenizer: the folder's tokenizer.
+        settings: generation settings of the folder, with transformers' names.
+        max_positions: longest context; None if unlimited.
+        prefill: prompt tokens per call, by the number of past tokens.
+        device: "cpu", "cuda" or "metal".
+        is_decode_program: the archive comes from `transformers.exporters`; see `DecodeProgram`.
     """
 
     folder: Path
@@ -58,17 +59,17 @@ class ExportedModel:
 
     @staticmethod
     def open(path: Path, *, device: str = "cpu", prefill_chunk: int | None = None) -> ExportedModel:
-        """Open an export folder, or the folder around an archive.
+        """Open an export folder.
 
         Args:
-            path: the folder, or the archive in it.
-            device: what tract computes on: "cpu", "cuda" or "metal".
-            prefill_chunk: tokens of a prompt fed at once; None for what the export says.
+            path: the folder, or an archive in it.
+            device: "cpu", "cuda" or "metal".
+            prefill_chunk: prompt tokens per call; None for the numbers recorded in the export.
 
         Raises:
-            OptionError: an unknown device, or a chunk without a token.
-            ArchiveError: it is no export folder, or its archive is missing.
-            MissingTokenizerError: it carries no tokenizer.
+            OptionError: the device is unknown, or `prefill_chunk` is below 1.
+            ArchiveError: the path is not an export folder, or its archive is missing.
+            MissingTokenizerError: the folder has no tokenizer.
         """
         check_device(device)
         if prefill_chunk is not None and prefill_chunk < 1:
@@ -89,19 +90,19 @@ class ExportedModel:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the tokenizer says how turns of a chat are written."""
+        """Whether the tokenizer has a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def encode(self, prompt: str, *, chat: bool, variables: Mapping[str, Any] | None = None) -> list[int]:
-        """Return the ids of a prompt, put into the chat template when `chat` is set and the model has one.
+        """Return the token ids of a prompt.
 
         Args:
             prompt: the text.
-            chat: whether to use the chat template.
-            variables: of the chat template, which then has to be there.
+            chat: apply the chat template, if the model has one.
+            variables: variables of the chat template, which must exist then.
 
         Raises:
-            OptionError: the chat template fails, takes too much, or leaves out the prompt.
+            OptionError: the chat template failed, exceeded its limits, or dropped the prompt.
         """
         if chat and (self.has_chat_template or variables):
             template = ChatTemplate.of(self.tokenizer, self.folder, variables)
@@ -111,16 +112,16 @@ class ExportedModel:
     def generate(
         self, prompt: str, *, max_new_tokens: int | None = None, sampling: Sampling | None = None, chat: bool = True
     ) -> Iterator[str]:
-        """Yield pieces of text as they are decided.
+        """Yield text piece by piece while it is generated.
 
         Args:
-            prompt: what to answer, or to continue.
-            max_new_tokens: most tokens; None for what the model's settings say, or `MOST_NEW_TOKENS`.
-            sampling: how a token is chosen; None for what the model's settings say.
-            chat: whether the prompt is put into the chat template.
+            prompt: text to answer or to continue.
+            max_new_tokens: largest number of tokens; None for the model's settings, or `MOST_NEW_TOKENS`.
+            sampling: sampling options; None for the model's settings.
+            chat: apply the chat template.
 
         Raises:
-            OptionError: the prompt is empty or leaves no position free.
+            OptionError: the prompt is empty, or leaves no free position.
             EngineError: the engine failed.
         """
         ids = self.encode(prompt, chat=chat)
@@ -131,10 +132,10 @@ class ExportedModel:
 
     @contextmanager
     def opened(self) -> Iterator[HeldTokens]:
-        """Yield a session of the engine; it ends with the block.
+        """Yield a session of the engine, which is closed at the end of the `with` block.
 
         Raises:
-            EngineError: the engine refuses the archive.
+            EngineError: the engine refused the archive.
         """
         kind = DecodeProgram if self.is_decode_program else WheelRunner
         with kind(self.archive, TractWheel(device=self.device)) as runner:
@@ -150,18 +151,18 @@ class ExportedModel:
         random: np.random.Generator | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> StreamedAnswer:
-        """Return the text that comes after tokens; see `StreamedAnswer`.
+        """Return the text that follows the given tokens; see `StreamedAnswer`.
 
         Args:
-            held: of `opened`.
-            ids: what is read after the tokens that are held.
-            choice: how a token is chosen.
-            max_new_tokens: as of `generate`.
-            random: where draws come from; None for a fresh one of the choice's seed.
-            stopped: asked now and then whether to end.
+            held: a session from `opened`.
+            ids: tokens to read after those in the session's cache.
+            choice: sampling options.
+            max_new_tokens: see `generate`.
+            random: random generator; None for a new one from the seed in `choice`.
+            stopped: called regularly; return True to stop.
 
         Raises:
-            OptionError: there is no token, or no position is left.
+            OptionError: there are no tokens, or no free position is left.
         """
         return StreamedAnswer(
             held,
@@ -175,14 +176,18 @@ class ExportedModel:
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
-        """Makes tokens text, without special tokens."""
+        """Function that decodes token ids to text without special tokens."""
         return partial(self.tokenizer.decode, skip_special_tokens=True)
 
     def limit(self, tokens: int, max_new_tokens: int | None) -> Limit:
-        """Return how many tokens may come after so many.
+        """Return how many tokens may be generated.
+
+        Args:
+            tokens: number of tokens before them.
+            max_new_tokens: see `generate`.
 
         Raises:
-            OptionError: there is none before, or no position is left.
+            OptionError: there are no tokens, or no free position is left.
         """
         if not tokens:
             raise OptionError("the prompt has no token.", "Give some text.")

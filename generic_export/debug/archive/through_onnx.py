@@ -66,21 +66,21 @@ def debug_dumper_pytorch_to_onnx_to_nnef(
     tract_cli: TractCli | None = None,
     raise_export_error: bool = True,
 ) -> bool:
-    """Write a module as ONNX and let tract turn that into NNEF: a second export, to compare the first one with.
+    """Export a module to ONNX and convert that to NNEF with tract, for comparison with the direct export.
 
     Args:
         model: the module, in eval mode.
-        test_input: its arguments (a lone tensor for a tuple of one); sizes are theirs.
-        target_folder: where `model.onnx` and `model_from_onnx.nnef.tgz` go.
+        test_input: its arguments (a tensor stands for a tuple of one); their sizes become fixed.
+        target_folder: folder for `model.onnx` and `model_from_onnx.nnef.tgz`.
         tract_cli: the command that converts; None for the wheel.
-        raise_export_error: raise when PyTorch cannot write the ONNX file; otherwise that is an answer too.
+        raise_export_error: raise if PyTorch cannot export to ONNX; False returns False.
 
     Returns:
-        Whether both files were written; what stood in the way is logged.
+        Whether both files were written. Failures are logged.
 
     Raises:
         MissingExtraError: `onnx` or `onnxscript` is not installed.
-        CaptureError: PyTorch cannot write the module as ONNX.
+        CaptureError: PyTorch cannot export the module to ONNX.
     """
     folder = Path(target_folder)
     args = (test_input,) if isinstance(test_input, torch.Tensor) else tuple(test_input)

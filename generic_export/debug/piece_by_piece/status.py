@@ -16,7 +16,7 @@ from generic_export.errors import OptionError
 
 
 class CustomOpStrategy(enum.IntEnum):
-    """When a module is replaced by one opaque operator."""
+    """When `try_export` replaces a module by one opaque operator."""
 
     NONE = 0  # never: a module is exported whole
     ONLY_IF_FAILING = 1  # the children of a module that fails, which is then tried again
@@ -25,10 +25,13 @@ class CustomOpStrategy(enum.IntEnum):
 
     @classmethod
     def of(cls, value: object) -> CustomOpStrategy:
-        """Return the strategy for what callers give: a strategy, its number or name, True (ONLY_IF_FAILING) or False (NONE).
+        """Convert a strategy given as a member, its number or its name; True means `ONLY_IF_FAILING` and False means `NONE`.
+
+        Args:
+            value: the strategy in one of these forms.
 
         Raises:
-            OptionError: it is none of these.
+            OptionError: the value has none of these forms.
         """
         if isinstance(value, bool):
             return cls.ONLY_IF_FAILING if value else cls.NONE
@@ -105,7 +108,7 @@ def _keys(node: Named) -> tuple[type | str, ...]:
 
 
 class StatusExportCode(enum.IntFlag):
-    """How an export went; any flags combine."""
+    """Result flags of an export. They can be combined."""
 
     NONE = 0
     OK = 1
@@ -123,7 +126,11 @@ class StatusExportCode(enum.IntFlag):
     FAIL_NOINPUT = FAIL | NOINPUT
 
     def remove(self, a: StatusExportCode) -> StatusExportCode:
-        """Return these flags without some others."""
+        """Return these flags without `a`.
+
+        Args:
+            a: flags to remove.
+        """
         return StatusExportCode(self & ~a)
 
     def __str__(self) -> str:
@@ -138,15 +145,15 @@ _SHORT = 30
 
 @dataclass(frozen=True)
 class StatusExport:
-    """How the export of a node went.
+    """Result of exporting one module.
 
     Attributes:
-        status: the flags.
-        step: where it failed: `EXPORT`, `EVAL` or `DISC`; "" when it did not.
-        reason: why.
-        exported: what the exporter made, where it makes an object.
-        dynamic_shapes: the dynamic axes it was asked for.
-        error: what was raised, where that happened in this process.
+        status: result flags.
+        step: the step that failed: `EXPORT`, `EVAL` or `DISC`; "" if none did.
+        reason: reason of the failure.
+        exported: object that the exporter returned, if any.
+        dynamic_shapes: dynamic axes that were requested.
+        error: the exception, if it was raised in this process.
     """
 
     status: StatusExportCode
@@ -157,17 +164,17 @@ class StatusExport:
     error: BaseException | None = field(default=None, compare=False, repr=False)
 
     def is_ok(self) -> bool:
-        """Say whether it passed, with opaque operators or without."""
+        """Return whether the export passed, with or without opaque operators."""
         return StatusExportCode.OK in self.status
 
     @property
     def short_reason(self) -> str:
-        """The first characters of the reason, on one line."""
+        """Start of the reason, on one line."""
         text = " ".join(self.reason.split())
         return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."
 
     def pretty_text(self) -> str:
-        """Return status, step and reason."""
+        """Return status, step and reason as text."""
         return "\n".join(filter(None, [f"{self.status} {self.step}".strip(), self.reason]))
 
 

@@ -31,14 +31,16 @@ def trace_forward_execution(
     trace_functions: bool = False,
     black_list_functions: Collection[str] | None = None,
 ) -> Iterator[ModelDiagnoseOutput]:
-    """Watch a model for the length of a block; yields its tree, whose modules have their calls once the block is left.
+    """Record the calls of all submodules while a `with` block runs a model; yields the tree of modules.
+
+    The calls are complete when the block ends.
 
     Args:
         model: any module; the block runs it.
-        verbose: 1 says what is watched and how often it was called; 2 also what with.
+        verbose: 1 prints what is recorded and the number of calls; 2 also prints the arguments.
         traced_method: see `TracedMethod`.
-        trace_functions: also watch functions that a forward calls by a bare name out of its own file.
-        black_list_functions: names of functions to leave alone.
+        trace_functions: also record functions of the same file that a forward calls by name.
+        black_list_functions: names of functions to skip.
 
     Raises:
         OptionError: a class has no such method.
@@ -63,15 +65,22 @@ def trace_execution_piece_by_piece(
     trace_functions: bool = False,
     black_list_functions: Collection[str] | None = None,
 ) -> ModelDiagnoseOutput:
-    """Run a model on input sets and return what every module received and returned.
+    """Run a model on several inputs and record what every submodule receives and returns.
 
     Args:
-        model: any module; it is run in eval mode.
-        inputs: per set a dict of keywords, a tuple of positionals, or a pair of both; sizes should differ.
-        verbose, traced_method, trace_functions, black_list_functions: see `trace_forward_execution`.
+        model: any module; it runs in eval mode.
+        inputs: for each call a dict of keyword arguments, a tuple of positional arguments, or a pair of both. Sizes should
+            differ between calls.
+        verbose: see `trace_forward_execution`.
+        traced_method: see `trace_forward_execution`.
+        trace_functions: see `trace_forward_execution`.
+        black_list_functions: see `trace_forward_execution`.
+
+    Returns:
+        The tree of modules.
 
     Raises:
-        OptionError: there is no input set, or it is none of these forms.
+        OptionError: `inputs` is empty or has another form.
     """
     if not inputs:
         raise OptionError("no input sets were given.", "Give two or more of different sizes.")

@@ -40,24 +40,24 @@ Maker = Callable[..., torch.Tensor]
 
 
 class ModelDiagnoseOutput(ModuleNode):
-    """A module in the tree of a traced model; iterating gives it and everything below it, parents first.
+    """A module in the tree of a traced model. Iterating yields it and all modules below it, parents first.
 
     Args:
-        parent: None for the root.
-        name: within the parent: `layers.0`, `self_attn`.
+        parent: node of the enclosing module; None for the root.
+        name: name within the parent, such as `layers.0` or `self_attn`.
         model: the module.
-        level: depth in the tree.
-        method_name: the method that was traced.
+        level: depth in the tree, 0 for the root.
+        method_name: name of the traced method.
 
     Attributes:
-        children: the modules directly inside.
+        children: nodes of the direct submodules.
         inputs: `(args, kwargs)` of each call.
-        outputs: what each call returned, as a tuple.
-        forward_custom_op_schema: of the operator that it was last replaced by, or None.
-        exporter: the last exporter that was tried; what it made is an attribute of that name.
-        exporter_status: the last status, or None.
-        statuses: the last status of each exporter.
-        last_error: why the last export failed, or None.
+        outputs: the results of each call, as a tuple.
+        forward_custom_op_schema: schema of the operator that last replaced the module, or None.
+        exporter: name of the last exporter. Its result is the attribute of that name.
+        exporter_status: status of the last export, or None.
+        statuses: last status of each exporter, by name.
+        last_error: the error of the last export, or None.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class ModelDiagnoseOutput(ModuleNode):
 
     @property
     def device(self) -> torch.device:
-        """Where its first parameter or buffer is, or else its first input."""
+        """Device of the module's first parameter or buffer, or of its first input if it has none."""
         own = next(iter((*self.model.parameters(), *self.model.buffers())), None)
         given = own if own is not None else next(iter(_tensors(self.inputs)), None)
         return torch.device("cpu") if given is None else given.device
 
     @property
     def forward_need_serialization(self) -> bool:
-        """Whether some argument of some call is no plain tensor."""
+        """Whether any argument of any call is not a plain tensor."""
         return any(
             not isinstance(value, torch.Tensor) for args, kwargs in self.inputs for value in (*args, *kwargs.values())
         )
@@ -110,10 +110,13 @@ class ModelDiagnoseOutput(ModuleNode):
     # --- a tree made by hand ---------------------------------------------------------------------------
 
     def add_child(self, diag: ModelDiagnoseOutput) -> None:
-        """Add a module inside this one.
+        """Add the node of a submodule.
+
+        Args:
+            diag: node to add.
 
         Raises:
-            OptionError: it is no such tree, or stands in another one.
+            OptionError: `diag` is not a `ModelDiagnoseOutput`, or already has another parent.
         """
         if not isinstance(diag, ModelDiagnoseOutput):
             raise OptionError(f"add_child was given a {type(diag).__name__}.", "Give a ModelDiagnoseOutput.")
@@ -123,7 +126,12 @@ class ModelDiagnoseOutput(ModuleNode):
         self.children.append(diag)
 
     def add_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Add a call, of which a copy is kept; the module is run on it when its results are first needed."""
+        """Record a call with a copy of its arguments. The module runs on them when the results are first needed.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+        """
         layout = call_layout(self.forward, args, kwargs)
         copies = {name: tensor.detach().clone() for name, tensor in layout.tensors.items()}
         self.inputs.append(layout.rebuilt(copies.__getitem__))
@@ -157,18 +165,19 @@ class ModelDiagnoseOutput(ModuleNode):
     # --- shapes ---------------------------------------------------------------------------------------
 
     def guess_dynamic_shape_object(self, *objs: Any, msg: Callable[[], str] | None = None) -> Any:
-        """Return the dynamic axes of one value, seen once per call, in the nest of the value.
+        """Return the dynamic axes of one argument, compared over all calls.
 
         Args:
-            objs: the value in each call: tensors, constants, or nests of them.
-            msg: what to say of the place in an error.
+            objs: the argument in each call: tensors, constants, or nested containers of them.
+            msg: returns a description of the argument for error messages.
 
         Returns:
-            None for what is no tensor; `{axis: Dim.DYNAMIC}` for each axis that varies, or is 0 in every call.
+            The structure of the argument. Tensors become `{axis: Dim.DYNAMIC}` with the axes that differ between calls or have
+            size 0 in every call. Other values become None.
 
         Raises:
-            OptionError: there is no value.
-            CaptureError: the value has another type, rank, length or keys in some call.
+            OptionError: `objs` is empty.
+            CaptureError: calls disagree in type, rank, length or keys.
         """
         if not objs:
             raise OptionError("guess_dynamic_shape_object was given nothing.", "Give one value per call.")
@@ -178,22 +187,26 @@ class ModelDiagnoseOutput(ModuleNode):
         """Return the dynamic axes of the positional and of the keyword arguments.
 
         Raises:
-            CaptureError: there is no call, or the calls have other arguments.
+            CaptureError: there is no call, or the calls have different arguments.
         """
         return moving_arguments(self.inputs, self.guess_dynamic_shape_object, self.full_name)
 
     def build_shape_mapping_indices(
         self, shape_functions: ShapeFunctions | None = None, verbose: int = 0
     ) -> list[tuple[int | tuple[int, ...], torch.dtype, Maker | None]]:
-        """Say for each output tensor which inputs its shape follows from.
+        """Determine for each output tensor which inputs its shape depends on.
+
+        Args:
+            shape_functions: `{class or operator name: function}`, for shapes that cannot be inferred; see `ShapeFunction`.
+            verbose: 1 prints the inferred mapping.
 
         Returns:
-            Per output: the number of an input of the same shape and element type, or the numbers of those that its sizes
-            come from (of all, where a function was given); its element type; and None, or a function that makes a tensor of
-            that shape from the inputs.
+            For each output: the index of an input with the same shape and dtype, or the indices of the inputs that its sizes
+            come from (all of them if a shape function is used); its dtype; and a function that makes a tensor of that shape from
+            the inputs, or None.
 
         Raises:
-            CaptureError: a size follows from no input, and no shape function is given.
+            CaptureError: a size depends on no input, and no shape function is given.
         """
         narration, opaque = Narration.of(verbose), self._opaque_module(shape_functions)
         found: list[tuple[int | tuple[int, ...], torch.dtype, Maker | None]] = []
@@ -218,19 +231,18 @@ class ModelDiagnoseOutput(ModuleNode):
         verbose: int = 0,
         shape_functions: ShapeFunctions | None = None,
     ) -> Maker:
-        """Return a function that makes a tensor shaped like an output from input tensors.
+        """Return a function that makes a tensor with the shape of an output from the input tensors.
 
         Args:
-            output_index: which output.
-            flattened_inputs: of each call positionals and keywords, or the tensors alone.
-            flattened_outputs: the tensors of each call.
-            verbose: 1 says what was learnt.
+            output_index: index of the output.
+            flattened_inputs: of each call the positional and keyword arguments, or only the tensors.
+            flattened_outputs: output tensors of each call.
+            verbose: 1 prints what was inferred.
             shape_functions: `{class or operator name: function}`; see `ShapeFunction`.
 
         Raises:
-            CaptureError: a size follows from no input (where a function is given: once that gives None), or calls have other
-                tensors.
-            OptionError: inputs and outputs are not of the same calls, or there is no such output.
+            CaptureError: a size depends on no input and no shape function returns it, or the calls have different tensors.
+            OptionError: the numbers of inputs and outputs differ, or there is no output with this index.
         """
         if not flattened_inputs or len(flattened_inputs) != len(flattened_outputs):
             raise OptionError(f"{len(flattened_inputs)} calls of inputs, {len(flattened_outputs)} of outputs.")
@@ -257,11 +269,15 @@ class ModelDiagnoseOutput(ModuleNode):
         return OpaqueModule(self.custom_op_name, self._calls, given, self.method_name)
 
     def put_custom_op_inplace(self, shape_functions: ShapeFunctions | None = None, verbose: int = 0) -> None:
-        """Replace the module by the operator `diag_lib::<custom_op_name>`, which runs it, until it is removed.
+        """Replace the module by the operator `diag_lib::<custom_op_name>`, which runs it. Undo with `remove_custom_op_inplace`.
+
+        Args:
+            shape_functions: `{class or operator name: function}`; see `ShapeFunction`.
+            verbose: 1 prints the name of the operator.
 
         Raises:
-            CaptureError: the module was not called, or the shape of an output follows from no input.
-            OptionError: it is replaced already.
+            CaptureError: the module was not called, or the shape of an output cannot be inferred.
+            OptionError: the module is already replaced.
         """
         if self._opaque is not None:
             raise OptionError(f"{self.full_name} is a custom operator already.")
@@ -271,7 +287,11 @@ class ModelDiagnoseOutput(ModuleNode):
         Narration.of(verbose).say(1, f"[put_custom_op_inplace] {self.full_name} is {opaque.schema}", self)
 
     def remove_custom_op_inplace(self, verbose: int = 0) -> None:
-        """Put the module back; does nothing when it is there."""
+        """Put the original module back. Does nothing if it was not replaced.
+
+        Args:
+            verbose: 1 prints the name of the module.
+        """
         if self._opaque is not None:
             self._opaque.remove()
             self._opaque = None
@@ -296,22 +316,24 @@ class ModelDiagnoseOutput(ModuleNode):
         rtol: float = 1e-1,
         shape_functions: ShapeFunctions | None = None,
     ) -> StatusExport:
-        """Export the module, and what is below it as the strategy asks.
+        """Export the module and, depending on the strategy, its submodules.
 
         Args:
             exporter: `fx`, `nnef`, `onnx_dynamo`, `torch_script`, or `to_onnx`, which is `onnx_dynamo`.
-            exporter_kwargs: options of the exporter, laid over those that are set here.
-            verbose: 1 says what is tried and what comes of it, 2 also why it failed.
-            quiet: an error is a status; False raises it.
-            discrepancies: also run what was exported, on every recorded call, and compare.
-            use_dynamic_shapes: keep moving axes symbolic; None: when there are two calls or more; False: export the first call.
-            replace_by_custom_op: see `CustomOpStrategy`, and `Strategies` for a dict.
-            atol, rtol: limits of a comparison.
-            shape_functions: for modules whose shapes cannot be learnt.
+            exporter_kwargs: further options of the exporter; they override the defaults set here.
+            verbose: 1 prints each attempt and its result, 2 also the reasons of failures.
+            quiet: report an error as a status; False raises it.
+            discrepancies: also run the exported program on every recorded call and compare the outputs.
+            use_dynamic_shapes: keep axes that vary symbolic. None: if there are at least two calls. False: export the first call.
+            replace_by_custom_op: a `CustomOpStrategy`, or a dict of them; see `Strategies`.
+            atol: absolute tolerance of the comparison.
+            rtol: relative tolerance of the comparison.
+            shape_functions: for modules whose output shapes cannot be inferred; see `ShapeFunction`.
 
         Raises:
-            OptionError, MissingExtraError: the exporter or the strategy does not exist, or a package is missing.
-            CaptureError: `quiet` is False and the export failed.
+            OptionError: the exporter or the strategy does not exist.
+            MissingExtraError: a package that the exporter needs is not installed.
+            CaptureError: the export failed and `quiet` is False.
         """
         keywords = dict(exporter_kwargs or {})
         exporter_named(exporter, keywords)
@@ -404,7 +426,12 @@ class ModelDiagnoseOutput(ModuleNode):
     # --- reports --------------------------------------------------------------------------------------
 
     def get_export_report(self, exported_program: bool = False, fx: bool = False) -> str:
-        """Return a line per module: name, class and status, with graphs when asked for."""
+        """Return one line per module with its name, class and status.
+
+        Args:
+            exported_program: add the captured `ExportedProgram`.
+            fx: add the `torch.fx` graph.
+        """
         return export_report(self, exported_program=exported_program, fx=fx)
 
     def pretty_text(
@@ -415,7 +442,15 @@ class ModelDiagnoseOutput(ModuleNode):
         with_device: bool = True,
         with_inputs: bool = True,
     ) -> str:
-        """Return the tree with what each module was called with."""
+        """Return the tree of modules as text, with the arguments of each call.
+
+        Args:
+            with_dynamic_shape: show the dynamic axes.
+            with_shape: show shapes and dtypes.
+            with_min_max: show the smallest and largest value of each tensor.
+            with_device: show devices.
+            with_inputs: show the arguments.
+        """
         looks = Looks(shape=with_shape, min_max=with_min_max, device=with_device)
         return recorded_text(self, looks, dynamic=with_dynamic_shape, inputs=with_inputs)
 

@@ -31,7 +31,7 @@ def test_two_products_are_added_before_they_are_rounded(tmp_path: Path, dtype: s
     assert storage_uses(plain)["w"].addable
     graph = in_two(plain)
     assert graph.outputs == ("y",)
-    assert [(each.label, each.shape, each.remainder_of) for each in graph.variables] == [
+    assert [(each.label, each.shape, each.residual_of) for each in graph.variables] == [
         ("w", (8, 64), ""),
         ("rest", (8, 64), "w"),
     ]

@@ -75,7 +75,7 @@ def test_the_four_checks_far_beyond_the_window(family: str, tmp_path: Path) -> N
     assert result.validation is not None
     for check in result.validation.checks:
         assert check.passed and check.max_abs_error <= 1e-4, check.name
-        assert check.same_top1 == len(check.steps), check.name
+        assert check.same_top1_count == len(check.steps), check.name
     assert [len(check.steps) for check in result.validation.checks][2:] == [3 * WINDOW, 3 * WINDOW]
     states = recorded_states(result.manifest)
     assert f"W{WINDOW}" in result.manifest["graph"]["symbols"]

@@ -49,9 +49,9 @@ def test_our_blocks_of_ggmls_algorithm_are_ggmls(export: Path, short_model: Path
     """`min_max` is ggml's reference: the archive in the engine, the rounding, and the file say the same."""
     report = quantize_report(export, str(short_model), against=["llama.cpp", f"llama.cpp:{gguf}"], **SHORT)
     rounded, read = report.rivals
-    assert report.quality.mean_kl > 1e-3
-    assert rounded.quality.mean_kl == pytest.approx(report.quality.mean_kl, rel=0.03)
-    assert read.quality.mean_kl == pytest.approx(rounded.quality.mean_kl, rel=1e-3)
+    assert report.quality.mean_kl_divergence > 1e-3
+    assert rounded.quality.mean_kl_divergence == pytest.approx(report.quality.mean_kl_divergence, rel=0.03)
+    assert read.quality.mean_kl_divergence == pytest.approx(rounded.quality.mean_kl_divergence, rel=1e-3)
     assert (rounded.name, read.name) == ("q4_0 of ggml", "model-Q4_0.gguf")
     assert read.bytes == rounded.bytes < gguf.stat().st_size
     assert read.bits_per_weight == pytest.approx(report.bits_per_weight, rel=0.01)
@@ -69,14 +69,14 @@ def test_weights_that_lie_input_first_are_rounded_along_their_inputs(tmp_path: P
         gguf_quality(None, source, {name: BlockScheme("q4_0", axes)}, windows, torch_predict(model.eval()))
         for axes in ((1, 0), None)
     )
-    assert along_inputs.quality.mean_kl != along_outputs.quality.mean_kl
+    assert along_inputs.quality.mean_kl_divergence != along_outputs.quality.mean_kl_divergence
     assert along_inputs.bytes == along_outputs.bytes
     rounded = load_f32(folder)
     weight = dict(rounded.named_parameters())[name].data
     blocks = quantize(np.ascontiguousarray(weight.T.numpy()), GGMLQuantizationType.Q4_0)
     weight.copy_(torch.from_numpy(dequantize(blocks, GGMLQuantizationType.Q4_0)).T)
     expected = compare_windows(windows, torch_predict(model), torch_predict(rounded.eval()))
-    assert along_inputs.quality.mean_kl == pytest.approx(expected.mean_kl, rel=1e-6)
+    assert along_inputs.quality.mean_kl_divergence == pytest.approx(expected.mean_kl_divergence, rel=1e-6)
 
 
 def test_a_file_of_another_model(export: Path, short_model: Path, tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ def test_divergence_agreement_and_perplexity() -> None:
     actual = rows([0.25, 0.5, 0.25], [0.1, 0.8, 0.1])
     quality = compare_windows([[0, 1, 1]], lambda _: expected + 3.0, lambda _: actual - 1.0)
     assert quality.positions == 2
-    assert quality.mean_kl == pytest.approx((0.5 - 0.25) * np.log(2) / 2, rel=1e-5)
-    assert quality.max_kl == pytest.approx(2 * quality.mean_kl, rel=1e-5)
-    assert quality.mean_kl < quality.tail_kl <= quality.max_kl
-    assert quality.same_top1 == 0.5
+    assert quality.mean_kl_divergence == pytest.approx((0.5 - 0.25) * np.log(2) / 2, rel=1e-5)
+    assert quality.max_kl_divergence == pytest.approx(2 * quality.mean_kl_divergence, rel=1e-5)
+    assert quality.mean_kl_divergence < quality.p99_kl_divergence <= quality.max_kl_divergence
+    assert quality.same_top1_share == 0.5
     assert quality.perplexity == pytest.approx((0.5 * 0.8) ** -0.5, rel=1e-5)
     assert quality.reference_perplexity == pytest.approx((0.25 * 0.8) ** -0.5, rel=1e-5)
 
@@ -36,7 +36,7 @@ def test_long_windows_are_compared_in_pieces() -> None:
     window = torch.randint(50, (100,), generator=generator).tolist()
     quality = compare_windows([window], lambda _: left, lambda _: right)
     log_p, log_q = left.double().log_softmax(-1), right.double().log_softmax(-1)
-    assert quality.mean_kl == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()), rel=1e-5)
+    assert quality.mean_kl_divergence == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()), rel=1e-5)
     surprise = torch.nn.functional.cross_entropy(right, torch.tensor(window[1:]))
     assert quality.perplexity == pytest.approx(float(surprise.exp()), rel=1e-5)
 

@@ -71,7 +71,7 @@ def export_family(family: str, folder: Path, *, dtype: str = "f32", compress: st
     if dtype == "f32":
         for check in report.checks:
             assert check.max_abs_error <= MAX_ABS_ERROR, check.name
-            assert check.same_top1 == len(check.steps), check.name
+            assert check.same_top1_count == len(check.steps), check.name
     assert max(step.scale for check in report.checks for step in check.steps) > 1.5  # worth comparing
     if result.manifest["model"].get("sliding_window") == WINDOW:
         assert PROMPT + DECODE_STEPS >= 3 * WINDOW
