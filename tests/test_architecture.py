@@ -67,7 +67,7 @@ ORDER = {
         weights
         pages
         child_pipes
-        allocator devices files interrupts logs processes sizes
+        allocator devices journal files interrupts logs processes sizes
         compare
         compat earlier_paths errors
     """,
