@@ -38,7 +38,7 @@ _OTHER_SIZES: tuple[_Resized, ...] = (
 
 
 @dataclass(frozen=True)
-class Stand:
+class CaptureFallback:
     """What is captured instead of a module, and how.
 
     Attributes:
@@ -68,14 +68,14 @@ class Around(nn.Module):
         raise NotImplementedError
 
 
-def stands(
+def capture_fallbacks(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dynamic_axes: DynamicAxes,
     input_names: Sequence[str] | None = None,
     note: Callable[[CaptureAttempt], None] = lambda attempt: None,
-) -> Iterator[Stand]:
+) -> Iterator[CaptureFallback]:
     """Yield what may be captured instead of a module, best first: its script, which keeps every decision, then its trace.
 
     Args:
@@ -100,7 +100,7 @@ def stands(
             return
     scripted = model.scripted() if isinstance(model, Around) else _script_called_so(model, args, kwargs, note)
     if scripted is not None:
-        yield Stand(SCRIPT, scripted, call.tensors, call.names, names)
+        yield CaptureFallback(SCRIPT, scripted, call.tensors, call.names, names)
     traced, lines = _traced(model, call, note)
     if traced is None:
         return
@@ -115,9 +115,9 @@ def stands(
         numbers = example_numbers(model, call, inputs, dynamic_axes)
         if numbers is not None:
             how = "torch.export with numbers that it reads from tensors taken from the example"
-            yield Stand(how, model, tuple(args), call.names, names, numbers.caution, kwargs, numbers.given)
+            yield CaptureFallback(how, model, tuple(args), call.names, names, numbers.caution, kwargs, numbers.given)
         raise frozen
-    yield Stand(TRACE, interpreted(traced), call.tensors, call.names, names, _caution(lines))
+    yield CaptureFallback(TRACE, interpreted(traced), call.tensors, call.names, names, _caution(lines))
 
 
 def _script_called_so(
@@ -254,4 +254,4 @@ def _alike(expected: torch.Tensor, answered: torch.Tensor) -> bool:
     return torch.allclose(expected, answered, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-__all__ = ["ITSELF", "Around", "Stand", "script_of", "stands"]
+__all__ = ["ITSELF", "Around", "CaptureFallback", "capture_fallbacks", "script_of"]

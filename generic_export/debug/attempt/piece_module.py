@@ -37,9 +37,9 @@ from generic_export.debug.record.pieces import Case
 from generic_export.debug.record.recording import RecordedCall
 from generic_export.errors import CaptureError
 from generic_export.inference_target.example import ExampleRun, as_array
-from generic_export.torch_graph.asides import is_aside
 from generic_export.torch_graph.request import DynamicAxes
 from generic_export.torch_graph.state import state_kept
+from generic_export.torch_graph.untraced_calls import is_untraced
 from generic_export.torchscript.fallback import Around, script_of
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def _replayed(
     turns = iter(calls)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if is_aside():  # it was not recorded either
+        if is_untraced():  # it was not recorded either
             return original(*args, **kwargs)
         number, inner = next(turns)
         named = named_arguments(type(inner.module).forward, (None, *args), kwargs)[1:]

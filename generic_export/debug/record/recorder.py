@@ -34,7 +34,7 @@ from generic_export.debug.record.recording import Call, ObservationError, Record
 from generic_export.debug.record.state import holds_tensors
 from generic_export.debug.record.store import Held, version_of
 from generic_export.debug.records import Leaf, LeafKind
-from generic_export.torch_graph.asides import is_aside
+from generic_export.torch_graph.untraced_calls import is_untraced
 
 
 @dataclass
@@ -280,7 +280,7 @@ class Recorder:
 
 def _passes_unseen() -> bool:
     """Say whether calls are no part of the model's run: its shapes are being captured, or a module is only looked at."""
-    return torch.compiler.is_compiling() or is_aside()
+    return torch.compiler.is_compiling() or is_untraced()
 
 
 def _is_changed(frame: _Frame, name: str, tensor: torch.Tensor) -> bool:
