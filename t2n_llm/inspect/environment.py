@@ -24,7 +24,7 @@ from generic_export.inference_target.tract.releases.install import default_cache
 from generic_export.inference_target.tract.releases.wheels import wheels_dir
 from generic_export.sizes import size_text
 from generic_export.tested_versions import TORCH, TRACT, TRANSFORMERS, doubts
-from t2n_llm.bench.rivals.protocol import processors
+from t2n_llm.bench.compared_engines.protocol import processors
 
 PACKAGES = (
     *("t2n-llm", "torch", "transformers", "huggingface-hub", "safetensors", "tokenizers", "accelerate", "numpy"),
