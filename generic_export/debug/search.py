@@ -30,7 +30,7 @@ from generic_export.debug.record.observe import InputSet, completed, record
 from generic_export.debug.record.pieces import Case, cases_of, class_lines
 from generic_export.debug.record.recording import Recording
 from generic_export.debug.records import AxisReport, ErrorRecord, Outcome, Piece, Stage, Verdict, reached
-from generic_export.debug.report.repro import Context, write_reproductions
+from generic_export.debug.reproduction.piece import Context, write_reproductions
 from generic_export.documents import producer_version
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.target import TractNNEF
