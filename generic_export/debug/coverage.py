@@ -22,10 +22,9 @@ from generic_export.capture import ModuleCall, capture_with_fallback, evaluation
 from generic_export.compat import COMPOSITE, HigherOrderOperator, OpOverload
 from generic_export.errors import T2NError
 from generic_export.inference_target.base import InferenceTarget
-from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.capture.conversion import Conversion
 from generic_export.torch_graph.capture.tracer import TorchModuleTracer
-from generic_export.torch_graph.decompose.decomposition import decomposed
+from generic_export.torch_graph.decompose.decomposition import SCALAR_TYPES, decomposed, is_annotation
 from generic_export.torch_graph.decompose.patches import capture_patches
 from generic_export.torch_graph.decompose.rewrites import REWRITES
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions

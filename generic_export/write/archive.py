@@ -21,11 +21,11 @@ from generic_export.errors import ArchiveError, DiskFullError
 from generic_export.files import is_disk_full, sync_folder
 from generic_export.interrupts import raise_if_interrupted
 from generic_export.write.direct_file import Buffer, Staging
-from generic_export.write.entry_names import add_name
 from generic_export.write.journal import EntryRecord, Journal, claim_journals, occupied_bytes
 from generic_export.write.output_path import (
     GRAPH_FILE,
     ArchiveFormat,
+    add_name,
     archive_format_of,
     check_free_space,
     check_target,

@@ -17,8 +17,8 @@ from torch.fx import GraphModule, Node
 
 from generic_export.compat import HigherOrderOperator, OpOverload, pytree, schema_of
 from generic_export.errors import CaptureError, NotCapturableError, OptionError
-from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.capture.causes import WITHOUT_VALUES, frozen_axis
+from generic_export.torch_graph.decompose.decomposition import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.dims import Dim, dim_symbol, floor_div, plain_size, simplify_dim, whole_size
 from generic_export.torch_graph.ir import (
     Argument,
