@@ -31,13 +31,7 @@ from generic_export.write.output_path import (
     check_target,
     put_in_place,
 )
-from generic_export.write.sinks import (
-    ArchiveSink,
-    DirectorySink,
-    EntryPlace,
-    TarSink,
-    TgzSink,
-)
+from generic_export.write.sinks import ArchiveSink, DirectorySink, EntryPlace, TarSink, TgzSink
 from generic_export.write.worker_threads import WorkerThreads
 
 __all__ = [

@@ -26,17 +26,8 @@ from torch import nn
 
 from generic_export.capture import Prepared
 from generic_export.compare.comparison import Comparison
-from generic_export.debug.archive.bisect import (
-    Divergence,
-    Failure,
-    Provenance,
-    first_divergence,
-    first_failure,
-)
-from generic_export.debug.archive.through_onnx import (
-    SecondOpinion,
-    opinion_through_onnx,
-)
+from generic_export.debug.archive.bisect import Divergence, Failure, Provenance, first_divergence, first_failure
+from generic_export.debug.archive.through_onnx import SecondOpinion, opinion_through_onnx
 from generic_export.debug.privacy import SeededTensor, redacted, reseed, without_identity
 from generic_export.debug.reproduction import archive_script
 from generic_export.errors import (
