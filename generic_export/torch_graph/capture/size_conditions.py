@@ -23,11 +23,10 @@ from generic_export.torch_graph.capture.causes import refused
 from generic_export.torch_graph.capture.conversion import symbol_names
 from generic_export.torch_graph.capture.exported_program import CapturedProgram, DynamicShapes, capture_once
 from generic_export.torch_graph.ir import SizeCondition
-from generic_export.torch_graph.nested import FlatCall
+from generic_export.torch_graph.nested import FlatCall, resize_example
 from generic_export.torch_graph.request import CaptureRequest, auto_symbols
-from generic_export.torch_graph.sizes.branch import Branch, Sizes
 from generic_export.torch_graph.sizes.guards import SQUEEZES, assumptions, holds_for_many, is_largest_size
-from generic_export.torch_graph.sizes.other_sizes import repeated
+from generic_export.torch_graph.sizes.proofs import Branch, Sizes
 from generic_export.torch_graph.state import buffers_kept
 
 _MOST_VALUES_ELSEWHERE = 1 << 24  # of inputs that are made to see whether another way is the same
@@ -83,7 +82,7 @@ def right_elsewhere(
     elsewhere_shapes = own.shapes_of_another_way([tensor.shape for tensor in call.tensors])
     if sum(map(math.prod, elsewhere_shapes)) > _MOST_VALUES_ELSEWHERE:  # a condition on memory: it stays one
         return found, branches
-    tensors = tuple(map(repeated, call.tensors, elsewhere_shapes))
+    tensors = tuple(map(resize_example, call.tensors, elsewhere_shapes))
     try:
         elsewhere = capture_once(request.module, replace(call, tensors=tensors), shapes)
         other = OneWay.of(elsewhere.program, symbol_names(named, elsewhere.program))
@@ -112,7 +111,7 @@ def _is_auto(request: CaptureRequest, way: OneWay, branch: Branch) -> bool:
 def _agrees_at_one(request: CaptureRequest, way: OneWay, branch: Branch, call: FlatCall) -> bool:
     """Say whether a program says what its module says at the one size at which a condition fails, by running both."""
     shapes = way.shapes_with_one(branch, [tensor.shape for tensor in call.tensors])
-    return shapes is not None and _agrees(request, way.program, tuple(map(repeated, call.tensors, shapes)))
+    return shapes is not None and _agrees(request, way.program, tuple(map(resize_example, call.tensors, shapes)))
 
 
 def _agrees(request: CaptureRequest, program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> bool:

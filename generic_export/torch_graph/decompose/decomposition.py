@@ -19,7 +19,6 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true as is_su
 
 from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, is_mapped_over, pytree, schema_of
 from generic_export.errors import UnsupportedOperatorError
-from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.decompose.in_place import without_writes
 from generic_export.torch_graph.decompose.region_features import roi_align
 from generic_export.torch_graph.decompose.rewrites import REWRITES
@@ -31,6 +30,18 @@ ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 """What an inserted node takes over from the one it replaces: where the user wrote it."""
 
 aten = torch.ops.aten
+
+# Calls that only check or annotate: they make no value that the graph needs.
+_NAMES = frozenset(
+    {
+        "_assert_tensor_metadata",
+        "_assert_scalar",
+        "_assert_async",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+    }
+)
+SCALAR_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
@@ -261,3 +272,9 @@ def _are_equal(stride: Any, step: Any) -> bool:
     if not isinstance(same, torch.SymBool):
         return bool(same)
     return is_sure(same) or (bool(same.node.hint) and bool(same))
+
+
+# Nodes of a captured program that are no operators of the graph: checks, annotations, arithmetic on sizes.
+def is_annotation(overload: OpOverload) -> bool:
+    """Say whether an operator only checks or annotates."""
+    return schema_of(overload).name.split("::")[-1] in _NAMES

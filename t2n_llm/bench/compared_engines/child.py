@@ -12,7 +12,7 @@ from typing import Any
 from generic_export.child_pipes import ChildEndedError, JsonProgram, OverdueError
 from generic_export.errors import EngineCrashError, EngineError, EngineLoadError, EngineRunError, EngineTimeoutError
 from generic_export.inference_target.tract.engines.wheel_worker import peak_rss_bytes
-from t2n_llm.bench.rivals.protocol import Turns
+from t2n_llm.bench.compared_engines.protocol import Turns
 
 
 class RunningChild:

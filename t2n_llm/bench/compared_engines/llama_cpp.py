@@ -11,9 +11,9 @@ import subprocess
 from pathlib import Path
 
 from generic_export.errors import MissingExtraError, OptionError
-from t2n_llm.bench.rivals.child import RunningChild
-from t2n_llm.bench.rivals.gguf_file import check_gguf, write_gguf
-from t2n_llm.bench.rivals.protocol import BATCHES, SharedModel
+from t2n_llm.bench.compared_engines.child import RunningChild
+from t2n_llm.bench.compared_engines.gguf_file import check_gguf, write_gguf
+from t2n_llm.bench.compared_engines.protocol import BATCHES, SharedModel
 
 MODULES_VARIABLE = "T2N_NODE_MODULES"  # folder that holds node-llama-cpp
 _DRIVER = Path(__file__).with_name("llama_cpp_driver.mjs")

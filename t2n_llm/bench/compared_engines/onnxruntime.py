@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from generic_export.errors import EngineLoadError, EngineTimeoutError, MissingExtraError, OptionError
-from t2n_llm.bench.rivals.child import RunningChild
-from t2n_llm.bench.rivals.protocol import BATCHES, SharedModel, local_folder
-from t2n_llm.bench.rivals.torch_eager import start_python
+from t2n_llm.bench.compared_engines.child import RunningChild
+from t2n_llm.bench.compared_engines.protocol import BATCHES, SharedModel, local_folder
+from t2n_llm.bench.compared_engines.torch_eager import start_python
 
 _INSTALL = "Install it: pip install onnxruntime-genai"
 _BUILD_ALSO = "pip install onnx onnx_ir"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from generic_export.devices import CPU
 from generic_export.errors import OptionError
-from t2n_llm.bench.rivals.child import RunningChild
-from t2n_llm.bench.rivals.protocol import BATCHES, SharedModel, local_folder
+from t2n_llm.bench.compared_engines.child import RunningChild
+from t2n_llm.bench.compared_engines.protocol import BATCHES, SharedModel, local_folder
 
 DRIVER = Path(__file__).with_name("python_driver.py")
 # float32 is what PyTorch is fast with on most CPUs; the others where there is AMX or ARM's bf16, and on GPUs.

@@ -28,14 +28,14 @@ _TICK_SECONDS = 0.1
 _ONE_HEAP = {Malloc.ARENA_MAX: 1, Malloc.MMAP_THRESHOLD: 32 << 20, Malloc.TRIM_THRESHOLD: 256 << 20}
 
 T = TypeVar("T")
-Task = Callable[["Crew"], None]
+Task = Callable[["WorkerThreads"], None]
 
 
 class StoppedError(Exception):
-    """Raised inside a task when the crew was told to stop."""
+    """Raised inside a task when the threads were told to stop."""
 
 
-class Crew:
+class WorkerThreads:
     """Runs tasks in threads; each thread may keep something of its own between its tasks."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Crew:
 
 @contextmanager
 def _one_thread_in_torch() -> Iterator[None]:
-    """Keep torch from splitting each operation over all processors: the crew's threads do that already."""
+    """Keep torch from splitting each operation over all processors: these threads do that already."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

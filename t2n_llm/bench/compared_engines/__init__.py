@@ -10,28 +10,28 @@ from collections.abc import Callable, Mapping
 
 from generic_export.devices import CPU
 from generic_export.errors import OptionError
-from t2n_llm.bench.rivals.llama_cpp import LlamaCpp
-from t2n_llm.bench.rivals.onnxruntime import OnnxRuntime
-from t2n_llm.bench.rivals.protocol import Contender, SharedModel
-from t2n_llm.bench.rivals.torch_eager import TorchEager
+from t2n_llm.bench.compared_engines.llama_cpp import LlamaCpp
+from t2n_llm.bench.compared_engines.onnxruntime import OnnxRuntime
+from t2n_llm.bench.compared_engines.protocol import Contender, SharedModel
+from t2n_llm.bench.compared_engines.torch_eager import TorchEager
 
 # The rivals by the names that `--against` has for them. In: `llama.cpp:FILE.gguf`. Out: a contender.
-RIVALS: Mapping[str, Callable[[SharedModel, str], Contender]] = {
+COMPARED_ENGINES: Mapping[str, Callable[[SharedModel, str], Contender]] = {
     "llama.cpp": LlamaCpp,
     "onnxruntime": OnnxRuntime,
     "torch": TorchEager,
 }
 
 
-def rival_named(text: str, subject: SharedModel) -> Contender:
+def compared_engine(text: str, subject: SharedModel) -> Contender:
     """Return a rival for a name, with what stands after its colon: a file, a folder or a dtype.
 
     Raises:
         OptionError: there is no such rival, or it has no such variant.
     """
     name, _, variant = text.partition(":")
-    if name not in RIVALS:
-        raise OptionError(f"--against {text}: no such rival.", f"Use one of {', '.join(RIVALS)}.")
+    if name not in COMPARED_ENGINES:
+        raise OptionError(f"--against {text}: no such rival.", f"Use one of {', '.join(COMPARED_ENGINES)}.")
     if subject.device != CPU and name != "torch":
         raise OptionError(f"--against {text}: it is measured on the CPU only.", "Use --against torch, or --device cpu.")
-    return RIVALS[name](subject, variant)
+    return COMPARED_ENGINES[name](subject, variant)

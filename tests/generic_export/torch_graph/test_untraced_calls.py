@@ -7,7 +7,7 @@ from torch import nn
 
 from generic_export import TractNNEF
 from generic_export.diagnose import diagnose, diagnosis_text, observe
-from generic_export.torch_graph.asides import aside, is_aside
+from generic_export.torch_graph.untraced_calls import is_untraced, untraced_calls
 
 
 class Curious(nn.Module):
@@ -18,7 +18,7 @@ class Curious(nn.Module):
         self.part = nn.Tanh()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with aside():
+        with untraced_calls():
             bounded = self.part(torch.full((2,), 100.0)).shape == (2,)
         return self.part(x) if bounded else x
 
@@ -32,7 +32,7 @@ def test_a_look_at_a_module_is_not_recorded() -> None:
         leaf.sizes for recorded in recording.calls if recorded.call.path == "part" for leaf in recorded.call.inputs
     ]
     assert sizes == [(3,), (5,)]
-    assert not is_aside()
+    assert not is_untraced()
 
 
 def test_a_look_at_a_module_sees_the_module_where_its_children_are_replayed() -> None:

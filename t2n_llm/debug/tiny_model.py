@@ -1,6 +1,6 @@
 """The tiny twin of a model: the same classes with random weights, a layer of each kind, small dimensions.
 
-In: a transformers config. Out: a `TinyTwin`, whose model runs in milliseconds and takes the same paths through the code.
+In: a transformers config. Out: a `TinyModel`, whose model runs in milliseconds and takes the same paths through the code.
 Read by `t2n-llm diagnose --tiny` and, where a model cannot be captured whole, by `t2n-llm coverage`.
 """
 
@@ -44,7 +44,7 @@ _TOKEN_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 @dataclass(frozen=True)
-class TinyTwin:
+class TinyModel:
     """A small model that stands for a large one.
 
     Attributes:
@@ -98,7 +98,7 @@ class TinyTwin:
         return model.eval()
 
 
-def tiny_twin(config: Any, *, trust_remote_code: bool = False) -> TinyTwin:
+def tiny_model(config: Any, *, trust_remote_code: bool = False) -> TinyModel:
     """Return the smallest twin of a model that still runs in PyTorch.
 
     Args:
@@ -115,7 +115,7 @@ def tiny_twin(config: Any, *, trust_remote_code: bool = False) -> TinyTwin:
             small = _initialised_wide(shrink(cut.config))
             empty = meta_model(small, trust_remote_code=trust_remote_code)
             parameters = sum(parameter.numel() for parameter in empty.parameters())
-            twin = TinyTwin(LayerCut(small, cut.picks, cut.counts), shrink is _narrow, parameters)
+            twin = TinyModel(LayerCut(small, cut.picks, cut.counts), shrink is _narrow, parameters)
             if parameters > _MOST_PARAMETERS:
                 reason = reason or f"it would have {parameters / 1e6:.0f} M parameters"
                 continue
@@ -130,7 +130,7 @@ def tiny_twin(config: Any, *, trust_remote_code: bool = False) -> TinyTwin:
     )
 
 
-def _try(twin: TinyTwin, trust_remote_code: bool) -> None:
+def _try(twin: TinyModel, trust_remote_code: bool) -> None:
     model = twin.model(trust_remote_code=trust_remote_code)
     with torch.no_grad():
         model(input_ids=torch.arange(_TRIAL_STEPS)[None] + 3, use_cache=False)
@@ -288,4 +288,4 @@ def _scaled_lists(value: Any, scale: float) -> Any:
     return value
 
 
-__all__ = ["TinyTwin", "tiny_twin"]
+__all__ = ["TinyModel", "tiny_model"]

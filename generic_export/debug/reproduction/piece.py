@@ -24,14 +24,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from generic_export.debug.archive.redaction import redacted
-from generic_export.debug.archive.reseeding import SeededTensor
 from generic_export.debug.attempt.attempt import AttemptOptions
 from generic_export.debug.diagnosis import Culprit, Diagnosis
-from generic_export.debug.plain_data import plain
+from generic_export.debug.privacy import SeededTensor, redacted
 from generic_export.debug.record.leaves import adapters_in
 from generic_export.debug.record.pieces import Case
 from generic_export.debug.record.recording import RecordedCall
+from generic_export.debug.records import plain
 from generic_export.errors import ArchiveError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ Context = Callable[[nn.Module], AbstractContextManager[Any]]
 """What a module needs around it to run as it is exported; it can be pickled."""
 
 _MAX_INPUT_BYTES = 4 << 20
-_SCRIPT = Path(__file__).with_name("reproduction.py")  # copied, never imported here: it imports this package
+_SCRIPT = Path(__file__).with_name("piece_script.py")  # copied, never imported here: it imports this package
 _NAMES_OF_CHECKPOINTS = ("_name_or_path", "name_or_path")
 _HOOKS = (
     "_forward_hooks",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from generic_export.errors import ArchiveError
-from generic_export.write.crew import Crew
+from generic_export.write.worker_threads import WorkerThreads
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -27,7 +27,7 @@ def _run_while_tracing(ending: int, tasks: int) -> list[int]:
 
     threading.settrace(trace)
     try:
-        Crew().run([lambda _crew, number=number: done.append(number) for number in range(tasks)])  # type: ignore[misc]
+        WorkerThreads().run([lambda _crew, number=number: done.append(number) for number in range(tasks)])  # type: ignore[misc]
     finally:
         threading.settrace(None)  # type: ignore[arg-type]
     return done

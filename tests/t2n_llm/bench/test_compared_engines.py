@@ -26,17 +26,17 @@ from generic_export.errors import (
 )
 from generic_export.weights.values import value_pieces
 from t2n_llm import export_llm
-from t2n_llm.bench.rivals import RIVALS, rival_named
-from t2n_llm.bench.rivals.archive import ArchiveContender
-from t2n_llm.bench.rivals.child import RunningChild
-from t2n_llm.bench.rivals.gguf_file import write_gguf
-from t2n_llm.bench.rivals.llama_cpp import MODULES_VARIABLE, LlamaCpp
-from t2n_llm.bench.rivals.protocol import Contender, Running, SharedModel
+from t2n_llm.bench.compared_engines import COMPARED_ENGINES, compared_engine
+from t2n_llm.bench.compared_engines.archive import ArchiveContender
+from t2n_llm.bench.compared_engines.child import RunningChild
+from t2n_llm.bench.compared_engines.gguf_file import write_gguf
+from t2n_llm.bench.compared_engines.llama_cpp import MODULES_VARIABLE, LlamaCpp
+from t2n_llm.bench.compared_engines.protocol import Contender, Running, SharedModel
 from t2n_llm.export.located import LocatedArchive, locate_archive
 from t2n_llm.source.hub import open_source
 from t2n_llm.source.reference import SourceRef
 from tests.families import COMMON, LLAMA3_ROPE, config, save_tiny_model
-from tests.t2n_llm.bench.rival_programs import llama_cpp_lacks
+from tests.t2n_llm.bench.engine_programs import llama_cpp_lacks
 from tests.trained_model import REAL_MODEL
 
 NEEDS_LLAMA_CPP = pytest.mark.skipif(bool(llama_cpp_lacks()), reason=llama_cpp_lacks())
@@ -127,7 +127,7 @@ def test_llama_cpp_says_what_pytorch_says(checkpoint: Path, tmp_path: Path) -> N
 def test_torch_says_what_pytorch_says(tmp_path: Path) -> None:
     """Of one family: its driver leaves all of them to transformers."""
     checkpoint = save_tiny_model("qwen3", tmp_path / "qwen3", torch.float16, configs=FAMILIES)
-    with closing(started(rival_named("torch", shared(checkpoint)), tmp_path)) as running:
+    with closing(started(compared_engine("torch", shared(checkpoint)), tmp_path)) as running:
         assert isinstance(running, RunningChild)
         agrees(running.top_logits(TURNS, 8), pytorch_logits(checkpoint), 1e-4)
         assert running.version.startswith("torch ")
@@ -137,7 +137,7 @@ def test_torch_says_what_pytorch_says(tmp_path: Path) -> None:
 @NEEDS_ONNXRUNTIME
 def test_onnxruntime_says_what_pytorch_says(tmp_path: Path) -> None:
     # Not a random model: the builder wants a tokenizer.
-    with closing(started(rival_named("onnxruntime", shared(REAL_MODEL)), tmp_path)) as running:
+    with closing(started(compared_engine("onnxruntime", shared(REAL_MODEL)), tmp_path)) as running:
         assert isinstance(running, RunningChild)
         agrees(running.top_logits(TURNS, 8), pytorch_logits(REAL_MODEL), 1e-3)
         assert len(running.time_turns(TURNS, fresh=True)) == len(TURNS)
@@ -202,7 +202,7 @@ def test_a_state_goes_on_until_a_fresh_one_is_asked_for(
 ) -> None:
     model = shared(tiny_llama, tiny_export)
     tract = ArchiveContender(model.archive, "tract", 120.0)
-    with closing(started(tract if name == "tract" else rival_named(name, model), tmp_path)) as running:
+    with closing(started(tract if name == "tract" else compared_engine(name, model), tmp_path)) as running:
         goes_on_until_fresh(running)
 
 
@@ -240,15 +240,15 @@ def test_what_is_not_installed_is_named(tiny_llama: Path, tmp_path: Path, monkey
         LlamaCpp(model).check()
     if find_spec("onnxruntime_genai") is None:
         with pytest.raises(MissingExtraError, match="onnxruntime-genai"):
-            rival_named("onnxruntime", model).check()
+            compared_engine("onnxruntime", model).check()
 
 
 def test_names_and_variants_that_do_not_exist_are_refused(tiny_llama: Path) -> None:
     model = shared(tiny_llama)
-    with pytest.raises(OptionError, match=", ".join(RIVALS).replace(".", r"\.")):
-        rival_named("vllm", model)
+    with pytest.raises(OptionError, match=", ".join(COMPARED_ENGINES).replace(".", r"\.")):
+        compared_engine("vllm", model)
     with pytest.raises(OptionError, match="bfloat16"):
-        rival_named("torch:int3", model)
+        compared_engine("torch:int3", model)
 
 
 def test_a_local_checkpoint_that_is_not_here_must_be_named(tiny_export: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_local_checkpoint_that_is_not_here_must_be_named(tiny_export: Path) ->
 def test_a_checkpoint_that_only_we_can_read_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     write_gguf(open_source(str(tiny_llama), require_tokenizer=False), {}, tmp_path / "model.gguf")
     with pytest.raises(SourceError, match="--reference"):
-        rival_named("torch", shared(tmp_path / "model.gguf")).check()
+        compared_engine("torch", shared(tmp_path / "model.gguf")).check()
 
 
 def driver(code: str, seconds: float = 30.0, **load: object) -> RunningChild:

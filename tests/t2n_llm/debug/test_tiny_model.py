@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from generic_export.errors import CaptureError
-from t2n_llm.debug.tiny_twin import tiny_twin
+from t2n_llm.debug.tiny_model import tiny_model
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.layer_cut import cut_layers, decoder_layers, layer_kinds, per_layer_lists
 from tests.families import FAMILIES
@@ -91,7 +91,7 @@ def _long_rope() -> Any:
 )
 def test_the_twin_is_small_and_runs_as_the_original_would(make: Callable[[], Any]) -> None:
     config = make()
-    twin = tiny_twin(config)
+    twin = tiny_model(config)
     assert twin.narrow and twin.parameters < 2_000_000
     model, again = twin.model(), twin.model()
     assert type(model) is type(meta_model(config))
@@ -111,7 +111,7 @@ def _shares_keys(config: Any) -> bool:
 
 
 def test_the_caller_s_random_numbers_are_left_alone() -> None:
-    twin = tiny_twin(config_of("llama"))
+    twin = tiny_model(config_of("llama"))
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -121,4 +121,4 @@ def test_the_caller_s_random_numbers_are_left_alone() -> None:
 
 def test_a_config_that_no_model_can_be_built_of_is_told() -> None:
     with pytest.raises(CaptureError, match="cannot build the model"):
-        tiny_twin(config_of("llama", hidden_act="no_such_activation"))
+        tiny_model(config_of("llama", hidden_act="no_such_activation"))

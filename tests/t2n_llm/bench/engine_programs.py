@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from generic_export.errors import MissingExtraError
-from t2n_llm.bench.rivals.llama_cpp import node_package, node_program
+from t2n_llm.bench.compared_engines.llama_cpp import node_package, node_program
 
 
 @functools.cache

@@ -6,26 +6,24 @@ In: a folder. Out: `verdicts.jsonl` in it, a line per verdict, written as each i
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from generic_export.debug.plain_data import built, plain
 from generic_export.debug.record.pieces import Case, class_sources
-from generic_export.debug.records import Outcome, Verdict
+from generic_export.debug.records import Outcome, Verdict, built, plain
 from generic_export.documents import producer_version
 from generic_export.errors import ArchiveError
 from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.journal import append_item, read_items
 from generic_export.torch_graph.capture.tracer import torch_version
 
 FILE = "verdicts.jsonl"
 
 
-class KeptVerdicts:
+class VerdictCache:
     """The verdicts of earlier runs, and of this one.
 
     Args:
@@ -43,10 +41,10 @@ class KeptVerdicts:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if resume and self._path.exists():
-                self._known = dict(_read(self._path))
+            if resume:
+                self._read(self._path)
             else:
-                self._path.write_text("", encoding="utf-8")
+                self._path.write_bytes(b"")
         except OSError as error:
             raise ArchiveError(f"{folder} cannot be written: {error.strerror or error}.") from error
 
@@ -59,20 +57,20 @@ class KeptVerdicts:
         """Keep a verdict."""
         self._known[fingerprint] = verdict
         if self._path is not None:
-            line = json.dumps({"fingerprint": fingerprint, "verdict": plain(verdict)})
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            with self._path.open("ab") as file:
+                append_item(file.fileno(), {"fingerprint": fingerprint, "verdict": plain(verdict)})
 
-
-def _read(path: Path) -> Sequence[tuple[str, Verdict]]:
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    def _read(self, path: Path) -> None:
+        """Take over what an earlier run wrote, up to the first line that is none of this version's."""
+        length = 0
         try:
-            entry = json.loads(line)
-            found.append((str(entry["fingerprint"]), built(Verdict, entry["verdict"])))
+            for entry, end in zip(*read_items(path), strict=True):
+                self._known[str(entry["fingerprint"])] = built(Verdict, entry["verdict"])
+                length = end
         except (ValueError, TypeError, KeyError, AttributeError):
-            continue
-    return found
+            pass
+        with path.open("ab") as file:
+            file.truncate(length)
 
 
 def fingerprint(case: Case, target: TractNNEF, *further: object, isolated: bool) -> str:
@@ -104,4 +102,4 @@ def _weights_mark(module: nn.Module) -> str:
     return digest.hexdigest()[:12]
 
 
-__all__ = ["FILE", "KeptVerdicts", "fingerprint"]
+__all__ = ["FILE", "VerdictCache", "fingerprint"]

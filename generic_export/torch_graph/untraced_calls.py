@@ -1,6 +1,7 @@
 """Calls that only look at a module, such as trying an activation to learn which one it is: no part of the model's run.
 
-In: code that makes such calls inside `with aside()`. Out: what records or replays a model asks `is_aside()` and lets them pass.
+In: code that makes such calls inside `with untraced_calls()`. Out: `is_untraced()`, by which what records or replays a model passes
+them over.
 """
 
 from __future__ import annotations
@@ -9,22 +10,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_ASIDE: ContextVar[bool] = ContextVar("aside", default=False)
+_UNTRACED: ContextVar[bool] = ContextVar("untraced_calls", default=False)
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def untraced_calls() -> Iterator[None]:
     """Let the calls of modules in the block pass as if nobody watched."""
-    token = _ASIDE.set(True)
+    token = _UNTRACED.set(True)
     try:
         yield
     finally:
-        _ASIDE.reset(token)
+        _UNTRACED.reset(token)
 
 
-def is_aside() -> bool:
+def is_untraced() -> bool:
     """Say whether this code runs inside such a block."""
-    return _ASIDE.get()
+    return _UNTRACED.get()
 
 
-__all__ = ["aside", "is_aside"]
+__all__ = ["is_untraced", "untraced_calls"]

@@ -10,7 +10,7 @@ import numpy as np
 from generic_export.devices import CPU
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from t2n_llm.bench.benchmark import ArchiveDescription, check_interface, describe_archive, fresh_session
-from t2n_llm.bench.rivals.protocol import Turns
+from t2n_llm.bench.compared_engines.protocol import Turns
 from t2n_llm.export.located import LocatedArchive
 
 

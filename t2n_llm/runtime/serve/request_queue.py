@@ -35,7 +35,7 @@ class ServerLimits:
     waiting: int = 32
 
 
-class Desk:
+class RequestQueue:
     """The model, and the queue before it."""
 
     def __init__(
@@ -120,4 +120,4 @@ class Desk:
         return len(ids), ids[len(held) :] if continues else ids
 
 
-__all__ = ["Desk", "ServerLimits"]
+__all__ = ["RequestQueue", "ServerLimits"]
