@@ -56,7 +56,7 @@ def quantize_report(
     with open_sink(as_json, quiet) as sink:
         quiet_libraries(sink)
         from t2n_llm.cli.report_plot import plot_report, require_plotting
-        from t2n_llm.measure import quantize_report as measuring
+        from t2n_llm.inspect import quantize_report as measuring
 
         if plot is not None:
             require_plotting(plot)
@@ -83,5 +83,5 @@ def quantize_report(
     sink.quality(report, max_kl)
     if plot is not None:
         sink.drew(plot)
-    if max_kl is not None and not report.quality.mean_kl <= max_kl:
+    if max_kl is not None and not report.quality.mean_kl_divergence <= max_kl:
         raise typer.Exit(EXIT_DISAGREES)

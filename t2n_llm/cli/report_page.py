@@ -7,7 +7,7 @@ import math
 from generic_export.pages import render
 from generic_export.pages.chart import Chart, Line, line_chart
 from t2n_llm.cli.report_tables import beside_gguf, by_kind, by_tensor, largest_errors
-from t2n_llm.measure.quantize_report import QuantizeReport
+from t2n_llm.inspect.quantize_report import QuantizeReport
 
 _DECADE = 10.0  # errors are drawn by decades only where there are some
 
@@ -24,9 +24,9 @@ def report_html(report: QuantizeReport) -> str:
         figures=[
             ("bits per weight", f"{report.bits_per_weight:.2f}"),
             ("MB of weights", f"{report.bytes / 1e6:.1f}"),
-            ("mean KL divergence", f"{quality.mean_kl:.3g}"),
-            ("99 % KL divergence", f"{quality.tail_kl:.3g}"),
-            ("same most likely token", f"{100 * quality.same_top1:.1f} %"),
+            ("mean KL divergence", f"{quality.mean_kl_divergence:.3g}"),
+            ("99 % KL divergence", f"{quality.p99_kl_divergence:.3g}"),
+            ("same most likely token", f"{100 * quality.same_top1_share:.1f} %"),
             (f"perplexity (reference {quality.reference_perplexity:.2f})", f"{quality.perplexity:.2f}"),
         ],
         chart=_chart(report),

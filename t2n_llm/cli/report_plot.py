@@ -13,7 +13,7 @@ from typing import Any
 from generic_export.errors import ArchiveError, OptionError
 from generic_export.files import write_whole
 from t2n_llm.cli.report_page import report_html
-from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality
+from t2n_llm.inspect.quantize_report import QuantizeReport, TensorQuality
 
 _INCHES = (9.0, 5.0)
 _DOTS = 150
@@ -89,7 +89,7 @@ def _label(axes: Any, report: QuantizeReport, drawn: Sequence[TensorQuality]) ->
     quality = report.quality
     axes.set_title(
         f"{report.folder}: {report.recipe}, {report.bits_per_weight:.2f} bits per weight\n"
-        f"mean KL {quality.mean_kl:.3g}, same token {100 * quality.same_top1:.1f} %, perplexity "
+        f"mean KL {quality.mean_kl_divergence:.3g}, same token {100 * quality.same_top1_share:.1f} %, perplexity "
         f"{quality.perplexity:.2f} (reference {quality.reference_perplexity:.2f})",
         fontsize=10,
     )

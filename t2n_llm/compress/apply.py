@@ -49,8 +49,8 @@ class TensorRecord:
         part: what the tensor is of its parameter, or None when it is all of it.
         replaced: calibration gave it other values than the checkpoint's.
         factor: what the parameter's values are multiplied with in the archive.
-        kept: why it is not quantised although its kind could be, or "".
-        remainder_of: label of the tensor to which this one is added, or "".
+        kept_reason: why it is not quantised although its kind could be, or "".
+        residual_of: label of the tensor to which this one is added, or "".
         relative_error: squared error over energy, once streamed; None when nothing was measured.
         output_error: the same of the layer's outputs on the calibration text; None without calibration.
     """
@@ -65,15 +65,15 @@ class TensorRecord:
     part: TensorPart | None = None
     replaced: bool = False
     factor: float = 1.0
-    kept: str = ""
-    remainder_of: str = ""
+    kept_reason: str = ""
+    residual_of: str = ""
     relative_error: float | None = None
     output_error: float | None = None
 
     @property
     def values(self) -> int:
         """How many values of the model it holds: none of its own, where it is added to another tensor."""
-        return 0 if self.remainder_of else math.prod(self.shape)
+        return 0 if self.residual_of else math.prod(self.shape)
 
     @property
     def bits_per_weight(self) -> float:
@@ -102,13 +102,13 @@ class Compression:
 
     def measured_records(self) -> tuple[TensorRecord, ...]:
         """Return the records with the errors that streaming measured."""
-        rests = {record.remainder_of: record.label for record in self.records if record.remainder_of}
+        rests = {record.residual_of: record.label for record in self.records if record.residual_of}
         return tuple(replace(record, relative_error=self._error(record, rests)) for record in self.records)
 
     def _error(self, record: TensorRecord, rests: Mapping[str, str]) -> float | None:
         """Return the relative error of a weight; of one that is the sum of two, that of the sum, which the first record has."""
         own = self.errors.errors.get(record.label)
-        if own is None or record.remainder_of:
+        if own is None or record.residual_of:
             return record.relative_error
         left = self.errors.errors.get(rests.get(record.label, ""))
         return own.relative_error if left is None else replace(own, squared_error=left.squared_error).relative_error
@@ -155,11 +155,11 @@ def compress(
     report = QuantizationReport()
     replaced, given = dict(overrides or {}), dict(statistics or {})
     final: dict[str, TensorSource] = {}
-    twice = {variable.remainder_of for variable in plan.graph.variables}
+    twice = {variable.residual_of for variable in plan.graph.variables}
     for variable in plan.graph.variables:
         label, plain = variable.label, sources[plan.shared.get(variable.label, variable.label)]
-        if variable.remainder_of or label in twice:
-            changed = replaced.get(variable.remainder_of or label)
+        if variable.residual_of or label in twice:
+            changed = replaced.get(variable.residual_of or label)
             whole = plain if changed is None else multiplied(changed, variable.factor)
             final[label] = _half_of_sum(variable, plan, whole, report)
         elif label in replaced and label not in given:
@@ -181,9 +181,9 @@ def _half_of_sum(
     variable: NnefVariable, plan: CompressionPlan, plain: TensorSource, report: QuantizationReport
 ) -> TensorSource:
     """Return the blocks of a tensor that is stored as the sum of two, or those of what these leave."""
-    search, label = BUILT_IN[DEFAULT_ALGORITHM], variable.remainder_of or variable.label
+    search, label = BUILT_IN[DEFAULT_ALGORITHM], variable.residual_of or variable.label
     blocks = QuantizedTensor(RenamedTensor(oriented(uncast(plain), plan.axes[label]), label), search, report)
-    if not variable.remainder_of:
+    if not variable.residual_of:
         return blocks
     return QuantizedTensor(RenamedTensor(Remainder(blocks), variable.label), search, report)
 
@@ -234,7 +234,7 @@ def _record(
 ) -> TensorRecord:
     label = variable.label
     quantized = label in plan.formats
-    base = variable.remainder_of or label
+    base = variable.residual_of or label
     algorithm = plan.algorithms.get(label, "")
     if algorithm in CALIBRATED and base not in replaced and not weighed:
         algorithm = DEFAULT_ALGORITHM
@@ -251,6 +251,6 @@ def _record(
         part=variable.part,
         replaced=base in replaced,
         factor=variable.factor,
-        kept="" if quantized else plan.kept.get(label, ""),
-        remainder_of=variable.remainder_of,
+        kept_reason="" if quantized else plan.kept.get(label, ""),
+        residual_of=variable.residual_of,
     )

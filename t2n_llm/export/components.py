@@ -34,8 +34,8 @@ def transformers_entries(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _components(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    graph, parts = manifest["graph"], manifest.get("parts") or {}
-    if "tensors" in graph:
+    graph, parts = manifest["graph"], manifest.get("archives") or {}
+    if "interface" in graph:
         return {"model": _component(manifest, manifest["archive"], graph["inputs"], graph["outputs"])}
     if recorded_task(manifest) == TEXT_GENERATION and all(_STATE.fullmatch(state["kind"]) for state in graph["states"]):
         return {"model": _component(manifest, manifest["archive"], LANGUAGE_MODEL_INPUTS, ("logits",))}
@@ -48,7 +48,7 @@ def _components(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def _component(
     manifest: Mapping[str, Any], archive: str, inputs: Sequence[str], outputs: Sequence[str]
 ) -> dict[str, Any]:
-    tensors = manifest["graph"].get("tensors", {})
+    tensors = manifest["graph"].get("interface", {})
     architecture = str(manifest["source"].get("architecture", ""))
     leaf = torch.empty(0)
     _, in_spec = pytree.tree_flatten(((), dict.fromkeys(inputs, leaf)))

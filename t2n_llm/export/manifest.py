@@ -9,7 +9,7 @@ from typing import Any
 
 from generic_export.documents import producer_version
 from generic_export.write.document import WrittenArchive
-from t2n_llm.export.folder import MANIFEST_FORMAT
+from t2n_llm.export.manifest_upgrade import MANIFEST_FORMAT
 from t2n_llm.export.options import ExportOptions
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.source.source_card import source_card

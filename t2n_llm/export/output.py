@@ -63,13 +63,13 @@ _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What an export made.
+    """Result of an export.
 
     Attributes:
-        output_dir: the folder.
-        archives: the NNEF archives in it, by role.
+        output_dir: the export folder.
+        archives: paths of the NNEF archives, by role.
         manifest: content of `export.json`.
-        validation: the comparison with PyTorch, or None when it was skipped.
+        validation: comparison with PyTorch, or None without a check.
     """
 
     output_dir: Path
@@ -79,7 +79,7 @@ class ExportResult:
 
     @property
     def archive(self) -> Path:
-        """The archive, or of several the one that a runtime decodes with."""
+        """Path of the archive; of several, the one that generates or answers."""
         return self.output_dir / str(self.manifest["archive"])
 
 
@@ -270,9 +270,9 @@ class ExportFolder:
         manifest = {
             **described,
             "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
-            "f16_flushed": {name: asdict(flushed) for name, flushed in self.casts.flushed.items()},
+            "f16_underflows": {name: asdict(flushed) for name, flushed in self.casts.flushed.items()},
             "nonfinite": {name: asdict(found) for name, found in self.casts.nonfinite.items()},
-            "companions": list(self.companions()),
+            "copied_files": list(self.companions()),
             "source_files": recorded_files(files),
             "unused_tensors": list(unused),
             "validation": validation.asdict() if validation is not None else None,

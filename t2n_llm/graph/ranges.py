@@ -15,9 +15,8 @@ import torch
 from generic_export.errors import NumericRangeError
 from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.precision.fitting import fitted
 from generic_export.torch_graph.precision.magnitudes import measured
-from generic_export.torch_graph.precision.rescaling import without_overflow_guards
+from generic_export.torch_graph.precision.rescaling import fitted, without_overflow_guards
 from generic_export.torch_graph.precision.scale_groups import F16_LIMIT, HEADROOM, ScaleGroup, float_results
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.values import read_tensor
@@ -49,15 +48,15 @@ class Ranges:
             "tokens": self.tokens,
             "limit": F16_LIMIT,
             "headroom": HEADROOM,
-            "largest": dict(self.largest),
+            "max_abs": dict(self.largest),
             "rescaled": [
                 {
                     "module": group.where,
-                    "largest": group.largest,
+                    "max_abs": group.largest,
                     "tensors": len(group.tensors),
                     "factor": 2.0**group.exponent,
                     "in_f32": group.in_f32,
-                    "obstacle": group.obstacle,
+                    "reason": group.obstacle,
                 }
                 for group in self.groups
             ],

@@ -157,7 +157,7 @@ class HeadTask(Task):
         stored = [variable for part in graphs for variable in part.graph.variables]
         return {
             "graph": interface(graphs[-1].graph, (), options.dtype)
-            | {"tensors": described_tensors(skeleton.reading, skeleton.outputs, options.computes_in)},
+            | {"interface": described_tensors(skeleton.reading, skeleton.outputs, options.computes_in)},
             "model": described_model(self.head, skeleton, stored),
         }
 
