@@ -118,10 +118,11 @@ def _codes(build: Callable[[], nn.Module], books: int, *lengths: int) -> ModuleC
     return ModuleCase(build, {"codes": Given(("B", books, "S"), below(_CODES))}, example, other, more=tuple(more))
 
 
-def _images(build: Callable[[], nn.Module], *sides: tuple[int, int]) -> ModuleCase:
-    """Return a case that reads pictures [B, 3, H, W] of these heights and widths."""
+def _images(build: Callable[[], nn.Module], *sides: tuple[int, int], multiple: int) -> ModuleCase:
+    """Return a case that reads pictures [B, 3, H, W] of these heights and widths, which are multiples of a number."""
     example, other, *more = ({"B": 2 + number % 2, "H": high, "W": wide} for number, (high, wide) in enumerate(sides))
-    return ModuleCase(build, {"pixel_values": Given(("B", 3, "H", "W"))}, example, other, more=tuple(more))
+    given = {"pixel_values": Given(("B", 3, "H", "W"))}
+    return ModuleCase(build, given, example, other, {"H": multiple, "W": multiple}, tuple(more))
 
 
 # --- text ---------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ _TEXT: Mapping[str, ModuleCase] = {
         _model("CanineModel", "CanineConfig", **_WIDTH, local_transformer_stride=8, num_hash_buckets=50), 24, 17, 40
     ),
     "DeBERTa": _texts(
-        _model("DebertaModel", "DebertaConfig", **_DEBERTA, pos_att_type=["p2c", "c2p"], max_relative_positions=8),
+        _model("DebertaModel", "DebertaConfig", **_DEBERTA, pos_att_type=["p2c", "c2p"]),
         11, 5, 23, 40,
     ),
     "DeBERTa-v2": _texts(_model("DebertaV2Model", "DebertaV2Config", **_DEBERTA_V2), 11, 5, 23, 40),
@@ -178,10 +179,9 @@ _TEXT: Mapping[str, ModuleCase] = {
         _model("LongT5EncoderModel", "LongT5Config", **_LONG_T5, encoder_attention_type="transient-global"),
         12, 7, 23, 40,
     ),
-    "Nystromformer": _texts(
-        _model("NystromformerModel", "NystromformerConfig", **_WIDTH, num_landmarks=4, segment_means_seq_len=16), 16, 8
+    "Pegasus-X's encoder": _texts(
+        _model("PegasusXModel", "PegasusXConfig", _encoded, **_PEGASUS_X), 12, 8, 24, 40, multiple=4
     ),
-    "Pegasus-X's encoder": _texts(_model("PegasusXModel", "PegasusXConfig", _encoded, **_PEGASUS_X), 12, 7, 23, 40),
     "VITS text encoder": _texts(
         _model("VitsModel", "VitsConfig", _encoded_speech_text, **_VITS), 11, 5, 23, 40
     ),
@@ -218,8 +218,8 @@ _PICTURES: Mapping[str, ModuleCase] = {
         {"H": 8, "W": 8},
         ({"H": 16, "W": 64},),
     ),
-    "Swin": _images(_model("SwinModel", "SwinConfig", **_SWIN), (64, 64), (96, 80), (40, 72)),
-    "Swin v2": _images(_model("Swinv2Model", "Swinv2Config", **_SWIN), (64, 64), (96, 80), (40, 72)),
+    "Swin": _images(_model("SwinModel", "SwinConfig", **_SWIN), (64, 64), (96, 64), (128, 96), multiple=32),
+    "Swin v2": _images(_model("Swinv2Model", "Swinv2Config", **_SWIN), (64, 64), (96, 64), (128, 96), multiple=32),
 }  # fmt: skip
 
 # --- sound --------------------------------------------------------------------------------------------
@@ -275,8 +275,7 @@ _CODECS: Mapping[str, ModuleCase] = {
     ),
     "EnCodec encode": _sounds(_model("EncodecModel", "EncodecConfig", _encoded_sound, **_ENCODEC), 64, 71, 200, channels=1),
     "EnCodec decode": _codes(
-        _model("EncodecModel", "EncodecConfig", lambda m, c: m.decode(c[None], [None]).audio_values, **_ENCODEC),
-        4, 9, 5, 30,
+        _model("EncodecModel", "EncodecConfig", lambda m, c: m.decode(c[None], [None]).audio_values, **_ENCODEC), 4, 9, 8, 30,
     ),
     "Mimi": _sounds(_model("MimiModel", "MimiConfig", lambda m, x: m(x).audio_values, **_MIMI), 64, 71, 200, channels=1),
     "Mimi encode": _sounds(_model("MimiModel", "MimiConfig", _encoded_sound, **_MIMI), 64, 71, 200, channels=1),
