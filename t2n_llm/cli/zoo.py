@@ -49,7 +49,7 @@ _SuiteOption = Annotated[
     typer.Option(
         "--suite",
         metavar="NAMES",
-        help="Modules of timm, torchvision, torchaudio (t2n-llm[zoo]), nemo (t2n-llm[nemo]); encoders.",
+        help="timm, torchvision, torchaudio (t2n-llm[zoo]), nemo, diffusers, transformers, encoders.",
     ),
 ]
 

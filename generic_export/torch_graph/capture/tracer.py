@@ -33,9 +33,10 @@ from generic_export.torch_graph.capture.leaf_modules import kept_whole
 from generic_export.torch_graph.capture.quantised_modules import takes_quantised
 from generic_export.torch_graph.capture.size_conditions import assumed_branches, example_sizes, right_elsewhere
 from generic_export.torch_graph.capture.whole_sizes import Specializations, record_specializations, with_whole_sizes
-from generic_export.torch_graph.decompose.decomposition import decomposed, functional, with_known_strides
+from generic_export.torch_graph.decompose.decomposition import decomposed, functional
 from generic_export.torch_graph.decompose.masked_writes import without_masked_writes
 from generic_export.torch_graph.decompose.patches import capture_patches
+from generic_export.torch_graph.decompose.strided import with_known_strides
 from generic_export.torch_graph.dims import Dim as TracedDim
 from generic_export.torch_graph.dims import dim_symbol
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
