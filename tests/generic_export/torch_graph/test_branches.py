@@ -189,12 +189,12 @@ def test_large_sizes_are_tried_beside_many_others() -> None:
 
 def test_a_condition_on_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The upsampling of diffusers: what is done with gigabytes is a condition, and no gigabytes are made to see what it is."""
-    from generic_export.torch_graph.capture import tracer
+    from generic_export.torch_graph.capture import size_conditions
 
     made: list[int] = []
-    original = tracer.repeated
+    original = size_conditions.resize_example
 
-    def repeated(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         made.append(math.prod(shape))
         assert made[-1] <= 1 << 24
         return original(tensor, shape)
@@ -204,7 +204,7 @@ def test_a_condition_on_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> 
         x = x.contiguous() if x.numel() * 2 > 2**31 else x
         return F.interpolate(x, scale_factor=2.0)
 
-    monkeypatch.setattr(tracer, "repeated", repeated)
+    monkeypatch.setattr(size_conditions, "resize_example", resized)
     pictures = {"input_0": {0: "B", 2: "H", 3: "W"}}
     check(large_ones_apart, (torch.randn(2, 4, 5, 6),), (torch.randn(1, 4, 6, 5),), dynamic_axes=pictures)
     assert all(size <= 1 << 24 for size in made)
