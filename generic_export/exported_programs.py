@@ -48,7 +48,7 @@ def call_of(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str
     """
     if not args and not kwargs:
         if program.example_inputs is None:
-            raise OptionError("the program has no example inputs.", "Give args, or kwargs.")
+            raise OptionError("the program has no example inputs.", "Pass args, or kwargs.")
         args, kwargs = program.example_inputs
     module = program.module(check_guards=False)
     call = FlatCall.of(module, args, kwargs)

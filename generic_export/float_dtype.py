@@ -36,7 +36,7 @@ def computing_in(
         yield args, dict(kwargs)
         return
     if dtype not in _TYPES:
-        raise OptionError(f"dtype is {dtype}.", "Give torch.float32 or torch.float16: tract computes in these.")
+        raise OptionError(f"dtype is {dtype}.", "Use torch.float32 or torch.float16; tract computes in these.")
     call = FlatCall.of(model, args, kwargs)
     cast_args, cast_kwargs = call.arguments([_cast(tensor, dtype) for tensor in call.tensors])
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

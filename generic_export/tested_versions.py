@@ -40,7 +40,9 @@ class VersionRange:
             return None
         if minor <= newest:
             return None
-        return f"{self.package} {installed} was not tried with this release (tried: {self.lowest} to {self.newest})."
+        return (
+            f"{self.package} {installed} is newer or older than the tested releases ({self.lowest} to {self.newest})."
+        )
 
 
 TORCH = VersionRange("torch", "2.10", "2.15")

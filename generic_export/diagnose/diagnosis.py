@@ -123,7 +123,7 @@ class Diagnosis:
     def _keyed(self, records: Iterable[Keyed], key: str) -> Keyed:
         found = next((record for record in records if record.key == key), None)
         if found is None:
-            raise DiagnosisError(f"the diagnosis of {self.model} has nothing with the key {key!r}.")
+            raise DiagnosisError(f"the diagnosis of {self.model} has no entry with the key {key!r}.")
         return found
 
     def children(self, key: str | None = None) -> tuple[Piece, ...]:
@@ -219,10 +219,12 @@ class Diagnosis:
             content = json.loads(text)
             version = content.pop("schema_version")
             if version != SCHEMA_VERSION:
-                raise ArchiveError(f"the diagnosis has schema version {version}, this release reads {SCHEMA_VERSION}.")
+                raise ArchiveError(
+                    f"the diagnosis has schema version {version}, but this release reads {SCHEMA_VERSION}."
+                )
             diagnosis: Diagnosis = built(Diagnosis, content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ArchiveError(f"the text is no diagnosis: {type(error).__name__}: {error}.") from None
+            raise ArchiveError(f"the text is not a diagnosis: {type(error).__name__}: {error}.") from None
         return diagnosis
 
 

@@ -191,9 +191,9 @@ class Metrics:
 
     def __str__(self) -> str:
         if self.reason:
-            return f"{self.name} (set {self.set_index}): {self.reason}"
+            return f"{self.name} (call {self.set_index}): {self.reason}"
         return (
-            f"{self.name} (set {self.set_index}): max abs {self.max_abs:.3g}, max abs / rms {self.relative:.3g}, "
+            f"{self.name} (call {self.set_index}): max abs {self.max_abs:.3g}, max abs / rms {self.relative:.3g}, "
             f"SNR {self.snr_db:.1f} dB, allowed {self.allowed:.3g}"
         )
 

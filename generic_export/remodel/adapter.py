@@ -32,7 +32,7 @@ class BoundaryAdapter(SharedState):
     def __init__(self, inner: nn.Module, boundary: Boundary) -> None:
         if isinstance(inner, torch.jit.ScriptModule):
             raise OptionError(
-                f"sub-graph {boundary.name!r} is a ScriptModule, whose boundary cannot be changed from outside.",
+                f"sub-graph {boundary.name!r} is a ScriptModule, whose inputs and outputs cannot be changed.",
                 "Wrap it in an nn.Module that calls it.",
             )
         super().__init__(inner)

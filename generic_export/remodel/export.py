@@ -185,6 +185,6 @@ def _require_file_names(subgraphs: Sequence[Subgraph]) -> None:
     names = [subgraph.name for subgraph in subgraphs]
     for name in names:
         if not name or name != Path(name).name or name.startswith("."):
-            raise OptionError(f"sub-graph name {name!r} is no file name.", "Use letters, digits, -, _ and dots.")
+            raise OptionError(f"sub-graph name {name!r} is not a file name.", "Use letters, digits, -, _ and dots.")
         if names.count(name) > 1:
-            raise OptionError(f"two sub-graphs are called {name!r}.", "Give each its own name.")
+            raise OptionError(f"two sub-graphs have the name {name!r}.", "Use different names.")

@@ -32,11 +32,11 @@ def add_name(names: dict[str, bool], name: str) -> None:
     elif "\0" in name or not _is_unicode(name):
         reason = "the name contains a NUL or is not valid Unicode"
     elif parts[-1] == GRAPH_FILE and folders:
-        reason = f"tract takes a {GRAPH_FILE} in a sub-folder for another model"
+        reason = f"tract would read a {GRAPH_FILE} in a sub-folder as another model"
     elif names.get(name):
-        reason = "it is in the archive already"
+        reason = "it is already in the archive"
     elif name in names or any(names.get(folder) for folder in folders):
-        reason = "it is a file and a folder at once"
+        reason = "it is both a file and a folder"
     if reason:
         raise ArchiveError(f"archive entry {name!r}: {reason}.", "Rename the tensor or the file.")
     names.update(dict.fromkeys(folders, False))
@@ -59,7 +59,8 @@ def check_case(folded: dict[str, str], name: str, folder: Path) -> None:
         known = folded.setdefault(path.casefold(), path)
         if known != path and _ignores_case(folder):
             raise ArchiveError(
-                f"{folder}: {known!r} and {path!r} are one name on this disk.", "Rename the tensor, or write a tar."
+                f"{folder}: {known!r} and {path!r} are the same name on this disk.",
+                "Rename the tensor, or write a tar.",
             )
 
 

@@ -18,8 +18,8 @@ def check_bits(bits: object, format_name: str) -> int:
     """
     if bits not in SUPPORTED_BITS:
         raise WeightError(
-            f"{format_name}: {bits!r}-bit weights cannot be read.",
-            f"Widths of {', '.join(map(str, SUPPORTED_BITS))} bits can; else give the original checkpoint.",
+            f"{format_name}: {bits!r}-bit weights are not supported.",
+            f"Supported: {', '.join(map(str, SUPPORTED_BITS))} bits; otherwise use the original checkpoint.",
         )
     return int(str(bits))
 

@@ -38,7 +38,7 @@ def text_of_frames(folder: Path, recording: Path, *, device: str = "cpu") -> str
     manifest, tokenizer = read_manifest(folder), load_tokenizer(folder)
     require_said(folder, manifest, ["graph.inputs"])
     if not manifest["graph"]["inputs"]:
-        raise ArchiveError(f"{folder}: its export.json names no input.", "Export the model again.")
+        raise ArchiveError(f"{folder}: its export.json lists no input.", "Export the model again.")
     senses, engine = SensedInput.of(folder, manifest, manifest["graph"]["inputs"][0]), TractWheel(device=device)
     waveform = read_waveform(recording, senses.sampling_rate)
     with senses.opened() as sensing, engine.load(archive_in(folder, manifest)) as model:

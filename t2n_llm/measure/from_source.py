@@ -162,16 +162,16 @@ class SourceModel:
         others = [name for name in self.sources if name not in (_IDS, self.senses.name)]
         if others:
             raise OptionError(
-                f"{self.folder}: its encoder reads {others[0]!r} too, which generate does not make.",
-                "Ask the archives in a program of your own; export.json says what each takes.",
+                f"{self.folder}: its encoder also needs {others[0]!r}, which generate does not provide.",
+                "Run the archives from your own program; export.json lists their inputs.",
             )
         wanted = [made[self.task], *(["a text"] if self.task != TEXT_TO_TEXT and _IDS in self.sources else [])]
         if {kind for kind, value in given.items() if value is not None} != set(wanted):
-            raise OptionError(
-                f"{self.folder} was exported for {self.task}.", f"Give {' and '.join(wanted)}, and nothing else."
-            )
+            raise OptionError(f"{self.folder} was exported for {self.task}.", f"It takes {' and '.join(wanted)} only.")
         if self.task != SPEECH_RECOGNITION and wishes.about_speech:
-            raise OptionError(f"{self.folder} reads no speech.", "Leave --language, --translate and --timestamps out.")
+            raise OptionError(
+                f"{self.folder} does not transcribe speech.", "Omit --language, --translate and --timestamps."
+            )
 
 
 class _Running:
@@ -204,7 +204,7 @@ class _Running:
         if text is not None:
             given[_IDS] = np.array([self._model.tokenizer(text)["input_ids"]], np.int64)
             if not given[_IDS].size:
-                raise OptionError("the text has no token.", "Give some text.")
+                raise OptionError("the text has no tokens.", "Use a text with at least one token.")
         if image is not None:
             given[self._model.senses.name] = self._senses.seen(image)
         decode = partial(self._model.tokenizer.decode, skip_special_tokens=True)

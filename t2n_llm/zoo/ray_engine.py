@@ -54,7 +54,9 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise MissingExtraError("Ray is not installed.", "pip install 't2n-llm[ray]', or use --engine local.") from None
+        raise MissingExtraError(
+            "Ray is not installed.", "Run pip install 't2n-llm[ray]', or use --runner local."
+        ) from None
     return ray
 
 

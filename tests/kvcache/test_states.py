@@ -72,5 +72,5 @@ def test_records_of_older_exports_are_keys_and_values() -> None:
 
 
 def test_an_incomplete_record_is_an_error_that_says_so() -> None:
-    with pytest.raises(ArchiveError, match="not complete"):
+    with pytest.raises(ArchiveError, match="incomplete"):
         StateTensor.from_record({"input_name": "in_cache_key_0"})

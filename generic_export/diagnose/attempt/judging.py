@@ -105,10 +105,10 @@ class Judge:
 
 def _reason(answer: Array, reference: Array) -> str:
     if answer.shape != reference.shape:
-        return f"shape {list(answer.shape)}, PyTorch has {list(reference.shape)}"
+        return f"shape {list(answer.shape)}, but PyTorch has {list(reference.shape)}"
     both_float = answer.dtype.kind == reference.dtype.kind == "f"
     if answer.dtype != reference.dtype and not both_float:
-        return f"element type {answer.dtype}, PyTorch has {reference.dtype}"
+        return f"dtype {answer.dtype}, but PyTorch has {reference.dtype}"
     return ""
 
 

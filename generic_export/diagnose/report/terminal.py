@@ -30,8 +30,8 @@ def _summary(diagnosis: Diagnosis) -> str:
     found = f"{count} fault{'s' if count != 1 else ''}" if count else "no fault"
     stopped = ", interrupted" if diagnosis.interrupted else ""
     return (
-        f"{diagnosis.model} for {diagnosis.target}: {found} in {len(diagnosis.pieces)} pieces "
-        f"(strategy {diagnosis.strategy}, {diagnosis.seconds:.1f} s{stopped})"
+        f"{diagnosis.model} for {diagnosis.target}: {found} in {len(diagnosis.pieces)} modules (strategy "
+        f"{diagnosis.strategy}, {diagnosis.seconds:.1f} s{stopped})"
     )
 
 

@@ -133,10 +133,9 @@ class Comparison:
             return f"output {self.name!r}: {self.reason}"
         got, wanted = self.worst_values
         return (
-            f"output {self.name!r}: max abs error {self.max_abs_error:.3g} at {list(self.worst_index)} "
-            f"({got:.6g} for {wanted:.6g}), max rel error {self.max_rel_error:.3g}, "
-            f"{self.outliers:.2%} of {self.elements} elements beyond the tolerance "
-            f"(errors: {', '.join(map(str, self.histogram))})"
+            f"output {self.name!r}: max abs error {self.max_abs_error:.3g} at {list(self.worst_index)} ({got:.6g}, "
+            f"expected {wanted:.6g}), max rel error {self.max_rel_error:.3g}, {self.outliers:.2%} of "
+            f"{self.elements} elements exceed the tolerance (errors: {', '.join(map(str, self.histogram))})"
         )
 
 
@@ -152,16 +151,16 @@ def tolerance_of(given: str | TractCheckTolerance | ToleranceLimits) -> TractChe
         return TractCheckTolerance(given)
     except ValueError:
         levels = ", ".join(level.value for level in TractCheckTolerance)
-        raise OptionError(f"{given!r} is no tolerance.", f"Give ToleranceLimits, or one of {levels}.") from None
+        raise OptionError(f"{given!r} is not a tolerance.", f"Use ToleranceLimits, or one of {levels}.") from None
 
 
 def compare(name: str, candidate: np.ndarray, reference: np.ndarray, limits: ToleranceLimits) -> Comparison:
     """Compare one output element by element; NaN equals NaN, an infinity its like, and nothing else."""
     if candidate.shape != reference.shape:
-        reason = f"shape {list(candidate.shape)}, PyTorch has {list(reference.shape)}"
+        reason = f"shape {list(candidate.shape)}, but PyTorch has {list(reference.shape)}"
         return Comparison(name, False, np.inf, np.inf, (), 1.0, reason)
     if candidate.dtype != reference.dtype:
-        reason = f"element type {candidate.dtype}, PyTorch has {reference.dtype}"
+        reason = f"dtype {candidate.dtype}, but PyTorch has {reference.dtype}"
         return Comparison(name, False, np.inf, np.inf, (), 1.0, reason)
     if reference.size == 0:
         return Comparison(name, True, 0.0, 0.0, (), 0.0)

@@ -37,7 +37,7 @@ def trace_of(
     except Exception as error:  # RuntimeError of the tracer, and whatever the user's code raises
         raise JitTraceError(
             f"{what}: torch.jit.trace failed: {described(error)}",
-            "Give arguments that the method takes (args=), and results that are tensors, or nests of them.",
+            "Use arguments that the method accepts (args=), and results that are tensors or nested tensors.",
         ) from error
     return traced
 
@@ -86,7 +86,7 @@ def _positional(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     bound = inspect.signature(method).bind(*args, **kwargs)
     bound.apply_defaults()
     if bound.kwargs:
-        raise TypeError(f"{', '.join(bound.kwargs)} can be given by name only")
+        raise TypeError(f"{', '.join(bound.kwargs)} must be passed by name")
     return bound.args
 
 

@@ -24,8 +24,8 @@ def refused(module: nn.Module, condition: SizeCondition, line: str) -> Specializ
     return frozen_axis(
         module,
         condition.source or line,
-        f"by the model: what was captured is right only where {condition.text}",
-        "make the axis static, or declare the sizes that it may have (DynamicSize).",
+        f"by the model: the captured graph is correct only where {condition.text}",
+        "make the axis static, or declare its allowed sizes (DynamicSize).",
         _NAME.findall(condition.text),
     )
 
@@ -61,8 +61,11 @@ def _cause(module: nn.Module, error: Exception, reason: str) -> tuple[str, str]:
         return known
     if is_over_values(error):
         return (
-            "a number that is read from a tensor decides a size or a branch, which torch.export cannot capture",
-            "Make it the size of an input's axis, or compute with masks and torch.where; the cause carries PyTorch's full account.",
+            ("a number that is read from a tensor determines a size or a branch, which torch.export cannot capture"),
+            (
+                "Use the size of an input axis, or compute with masks and torch.where; the cause has PyTorch's "
+                "full message."
+            ),
         )
     return (
         f"torch.export cannot capture the module: {type(error).__name__}: {reason.rstrip('.')}",

@@ -231,7 +231,7 @@ class TorchModuleTracer(CaptureRequest):
         names = call.names if self.input_names is None else tuple(self.input_names)
         if len(names) != len(call.tensors):
             raise OptionError(
-                f"{len(call.tensors)} input tensors but {len(names)} input names ({', '.join(names)}).",
+                f"{len(call.tensors)} input tensors, but {len(names)} input names ({', '.join(names)}).",
                 f"The tensors are: {', '.join(call.names)}.",
             )
         check_names(self.dynamic_axes, names, self.output_names)
@@ -437,8 +437,8 @@ class TorchModuleTracer(CaptureRequest):
             return all(self._agrees(program, place) for place in places)
         # a whole block where nothing is missing, hidden by a mask (Pegasus-X)
         warnings.warn(
-            f"{type(self.module).__name__} at {branch.source}: sizes that are no multiple are filled up. "
-            "The archive does so with whole ones too, which is right where what is filled in is masked: compare such a size.",
+            f"{type(self.module).__name__} at {branch.source}: sizes that are not a multiple are padded. The "
+            "archive pads multiples too, which is correct where the padding is masked: compare such a size.",
             stacklevel=2,
         )
         return True

@@ -21,8 +21,8 @@ class LeastSquares:
         if index == 0:
             return self.solution
         raise CaptureError(
-            "torch.linalg.lstsq: residuals, rank and singular values are as many as the data have.",
-            "Read the solution only: torch.linalg.lstsq(A, B).solution.",
+            "torch.linalg.lstsq: the number of residuals, the rank and the singular values depend on the data.",
+            "Use the solution only: torch.linalg.lstsq(A, B).solution.",
         )
 
     def __getattr__(self, name: str) -> torch.Tensor:

@@ -36,7 +36,7 @@ def fold_data_dependent_ifs(model: torch.jit.ScriptModule, args: Arguments, *, k
     while (node := _decided(graph, taken)) is not None:
         condition = bool(taken[node.input().unique()][1])
         if depends_on_inputs(node.input()):
-            told.append(f"{source_of(node) or 'a line that was not recorded'} ({str(condition).lower()})")
+            told.append(f"{source_of(node) or 'an unrecorded line'} ({str(condition).lower()})")
         kept = 0 if condition else 1
         # The condition of another `if` may be a result of this one: it is what the branch computes from now on.
         for output, result in zip(node.outputs(), list(node.blocks())[kept].outputs(), strict=True):
@@ -46,7 +46,8 @@ def fold_data_dependent_ifs(model: torch.jit.ScriptModule, args: Arguments, *, k
         folded += 1
     if told:
         warnings.warn(
-            f"{model.original_name}: an `if` on data is decided by the example inputs, for all inputs, at {', '.join(told)}.",
+            f"{model.original_name}: an `if` on data is fixed to the outcome of the example inputs at "
+            f"{', '.join(told)}.",
             stacklevel=2,
         )
     return remove_unread(graph, changes=folded)

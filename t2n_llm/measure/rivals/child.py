@@ -87,12 +87,12 @@ class RunningChild:
         except OverdueError:
             self.close()
             raise EngineTimeoutError(
-                f"{self._name}: no answer after {self._timeout_seconds:g} s; it was stopped.",
-                "Raise --timeout, or ask for fewer tokens.",
+                f"{self._name}: stopped after {self._timeout_seconds:g} s without a result.",
+                "Raise --timeout, or request fewer tokens.",
             ) from None
         except ValueError:
             self.close()
-            raise EngineRunError(f"{self._name}: its driver answered something that is no JSON.") from None
+            raise EngineRunError(f"{self._name}: its output is not JSON.") from None
         except BaseException:  # Ctrl-C: the conversation is cut in the middle
             self.close()
             raise

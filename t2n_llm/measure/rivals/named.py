@@ -26,9 +26,9 @@ def rival_named(text: str, subject: SharedModel) -> Contender:
     """
     name, _, variant = text.partition(":")
     if name not in RIVALS:
-        raise OptionError(f"--against {text}: no such rival.", f"Use one of {', '.join(RIVALS)}.")
+        raise OptionError(f"--against {text}: unknown engine.", f"Use one of {', '.join(RIVALS)}.")
     if subject.device != CPU and name != "torch":
-        raise OptionError(f"--against {text}: it is measured on the CPU only.", "Use --against torch, or --device cpu.")
+        raise OptionError(f"--against {text}: it runs on the CPU only.", "Use --against torch, or --device cpu.")
     return RIVALS[name](subject, variant)
 
 

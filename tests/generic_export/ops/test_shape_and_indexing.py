@@ -196,7 +196,7 @@ def _overlapping(x: torch.Tensor) -> torch.Tensor:
     return chunks.as_strided(size, stride).sum(2)
 
 
-@pytest.mark.filterwarnings("ignore:.*the archive is right where")
+@pytest.mark.filterwarnings("ignore:.*the archive is correct where")
 @pytest.mark.parametrize("strided", [_diagonal, _overlapping])
 def test_strides_of_what_is_computed(strided: Callable[[torch.Tensor], torch.Tensor]) -> None:
     sizes = [(torch.randn(batch, length, 3),) for batch, length in ((2, 8), (1, 12), (3, 4))]

@@ -154,7 +154,7 @@ def test_short_forms_and_tabs() -> None:
         ("a:\n  inputs:\n    x: {collapse: B}", 3, ["a list is expected", "'B'"]),
         ("a:\n  pins:\n    S: 1\n    T: 1.5", 4, ["a.pins.T", "whole number", "'1.5'"]),
         ("a:\n  pins:\n    T: 1\n    T: 2", 4, ["a.pins.T", "twice"]),
-        ("a:\n  inputs:\n    x: {bind: {size_of: y}}", 3, ["size_of make no bind"]),
+        ("a:\n  inputs:\n    x: {bind: {size_of: y}}", 3, ["size_of do not form a bind"]),
         ("a:\n  inputs:\n    x: {bind: y}", 3, ["'y' names no axis"]),
         ("a:\n  inputs:\n    x: {bind: {constant: three}}", 3, ["a number, true or false", "'three'"]),
         ("a:\n  inputs:\n    x: {axes: {T: S}}", 3, ["axis number", "'T'"]),

@@ -206,7 +206,7 @@ def test_one_name_under_two_wrappers(tmp_path: Path) -> None:
     tensors = {
         name: InMemoryTensor(name, torch.ones(96, 32)) for name in ("lm_head.weight", "_orig_mod.lm_head.weight")
     }
-    with pytest.raises(WeightError, match=r"lm_head\.weight: .* holds it twice, as lm_head.* and as _orig_mod"):
+    with pytest.raises(WeightError, match=r"lm_head\.weight: .* contains it twice, as lm_head.* and as _orig_mod"):
         unwrapped(Checkpoint(tensors, (), 0))
 
 

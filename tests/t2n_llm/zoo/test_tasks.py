@@ -35,7 +35,7 @@ def test_tasks_are_chosen_by_name() -> None:
     assert chosen_tasks([]) == (TEXT_GENERATION,)
     assert chosen_tasks([ALL]) == tuple(ZOO_TASKS)
     assert chosen_tasks([SUMMARY, SUMMARY]) == (SUMMARY,)
-    with pytest.raises(OptionError, match="no task 'juggling'"):
+    with pytest.raises(OptionError, match="not include the task 'juggling'"):
         chosen_tasks(["juggling"])
 
 
