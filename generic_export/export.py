@@ -20,7 +20,8 @@ from torch.export import ExportedProgram
 
 from generic_export.assertions import Assertion, enforced, held, parse_extensions, warn_of_conditions
 from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
-from generic_export.compared_sizes import Elsewhere, compare_elsewhere, elsewhere, sizes_beside
+from generic_export.compare.other_sizes import Elsewhere, compare_elsewhere, elsewhere, sizes_beside
+from generic_export.debug.archive.debug_bundle import bundled_failure, write_failing_case
 from generic_export.documents import module_classes, producer_properties, translate_graph, with_tensors
 from generic_export.errors import (
     CaptureError,
@@ -34,15 +35,13 @@ from generic_export.errors import (
     T2NError,
     TranslationError,
 )
-from generic_export.exported_programs import call_of
-from generic_export.float_dtype import computing_in
 from generic_export.half_weights import half_parameters, half_sources, rounded_to_half, stored_in_half
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
 from generic_export.inference_target.tract.engine_target import EngineTarget
-from generic_export.inference_target.tract.evidence.debug_bundle import bundled_failure, write_failing_case
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
+from generic_export.module_forms import call_of, computing_in
 from generic_export.nnef.composition import Composition, compose
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.half_storage import store_in_half

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from kvcache.attention import ATTENTION_NAME, AttentionChoice, explicit_attention
+from kvcache.attention.operator import ATTENTION_NAME, AttentionChoice, explicit_attention
+from kvcache.experts.engine import explicit_experts
 from kvcache.forms import StateForm
-from kvcache.moe_engine import explicit_experts
 from kvcache.recurrent import LastRead
 
 

@@ -74,7 +74,7 @@ def wanted(
 def measured(model: Path, options: argparse.Namespace, key: tuple[str, str, str], work: Path) -> Point:
     """Export, and measure what came of it."""
     from t2n_llm.export.pipeline import export_llm
-    from t2n_llm.measure.quantize_report import quantize_report
+    from t2n_llm.inspect.quantize_report import quantize_report
 
     algorithm, recipe, target = key
     output = work / "export"

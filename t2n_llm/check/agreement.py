@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from generic_export.compare.comparison import largest_error, logit_agreement
 from generic_export.errors import OptionError, ValidationError
 
 
@@ -220,25 +221,22 @@ class ValidationReport:
 
 def compare_step(step: int, candidate: np.ndarray, reference: np.ndarray) -> StepResult:
     """Compare one row of logits [vocab] with the reference's."""
-    left, right = candidate.astype(np.float64).ravel(), reference.astype(np.float64).ravel()
+    left, right = (row.astype(np.float64).reshape(1, -1) for row in (candidate, reference))
+    found = compare_values(step, left, right)
     if not np.isfinite(left).all():
-        return StepResult(step, np.inf, float(max(1.0, np.abs(right).max())), np.inf, False, np.inf)
-    log_p, log_q = _log_softmax(right), _log_softmax(left)
-    divergence = float(np.sum(np.exp(log_p) * (log_p - log_q)))
-    best, chosen = int(right.argmax()), int(left.argmax())
-    return StepResult(
-        step=step,
-        max_abs_error=float(np.abs(left - right).max()),
-        scale=float(max(1.0, np.abs(right).max())),
-        kl_divergence=max(0.0, divergence),
-        same_top1=best == chosen,
-        top1_gap=float(right[best] - right[chosen]),
-    )
+        return replace(found, max_abs_error=np.inf, kl_divergence=np.inf, same_top1=False, top1_gap=np.inf)
+    divergences, same = logit_agreement(left, right)
+    gap = float(right.max() - right[0, left.argmax()])
+    return replace(found, kl_divergence=float(divergences[0]), same_top1=bool(same[0]), top1_gap=gap)
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max()
-    return shifted - np.log(np.exp(shifted).sum())
+def compare_values(
+    step: int, candidate: np.ndarray, reference: np.ndarray, *, smallest_scale: float = 1.0
+) -> StepResult:
+    """Compare tensors that are no logits of tokens; another shape, and a value that is not finite, are an infinite error."""
+    scale = max(smallest_scale, float(np.abs(reference).max(initial=0.0)))
+    error = largest_error(candidate, reference) if np.isfinite(candidate).all() else np.inf
+    return StepResult(step, error, scale)
 
 
 class FailedValidationError(ValidationError):

@@ -11,7 +11,7 @@ import numpy as np
 
 from generic_export.errors import CacheRangeError
 from generic_export.torch_graph.precision.scale_groups import F16_LIMIT, HEADROOM
-from kvcache.states import Slot
+from kvcache.states.tensors import Slot
 from t2n_llm.graph.options import GraphOptions
 
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from generic_export.inference_target.tract.engines.cli import TractCli
     from generic_export.inference_target.tract.engines.wheel import TractWheel
-    from t2n_llm.measure.benchmark import BenchReport, Samples
-    from t2n_llm.measure.comparison import SpeedComparison
-    from t2n_llm.measure.machine_limits import MachineLimits
-    from t2n_llm.measure.profiling import PhaseProfile, ProfileReport, TimeShare
+    from t2n_llm.bench.benchmark import BenchReport, Samples
+    from t2n_llm.bench.comparison import SpeedComparison
+    from t2n_llm.bench.machine_limits import MachineLimits
+    from t2n_llm.bench.profiling import PhaseProfile, ProfileReport, TimeShare
 
 _EngineOption = Annotated[str, typer.Option(help="wheel: tract from pip. cli: the tract command.")]
 _TractOption = Annotated[Path | None, typer.Option("--tract", help="Path of the tract command (implies --engine cli).")]
@@ -48,8 +48,8 @@ def profile(
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
+        from t2n_llm.bench.profiling import profile_archive
         from t2n_llm.export.located import locate_archive
-        from t2n_llm.measure.profiling import profile_archive
 
         report = profile_archive(
             locate_archive(archive),
@@ -106,10 +106,10 @@ def bench(
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
+        from t2n_llm.bench.benchmark import BenchPlan, bench_archives
         from t2n_llm.cli.bench_plot import check_plot, plot_bench
         from t2n_llm.cli.comparison import Grid, comparison_tables, plot_comparison, run_comparison
         from t2n_llm.export.located import locate_archive
-        from t2n_llm.measure.benchmark import BenchPlan, bench_archives
 
         if plot is not None:
             check_plot(plot)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from generic_export.errors import OptionError
 from generic_export.figures import size_text
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from t2n_llm.bench.benchmark import BenchPlan, Samples
+from t2n_llm.bench.comparison import DEPTHS, PREFILLS, ComparisonPlan, SpeedComparison, SpeedRun, compare
+from t2n_llm.bench.rivals import rival_named
+from t2n_llm.bench.rivals.archive import ArchiveContender
+from t2n_llm.bench.rivals.protocol import Contender, SharedModel, processors
 from t2n_llm.cli.bench_plot import draw_bars, figure_class, save
 from t2n_llm.cli.tables import table_of
 from t2n_llm.export.located import LocatedArchive, distinct_names
-from t2n_llm.measure.benchmark import BenchPlan, Samples
-from t2n_llm.measure.comparison import DEPTHS, PREFILLS, ComparisonPlan, SpeedComparison, SpeedRun, compare
-from t2n_llm.measure.rivals.archive import ArchiveContender
-from t2n_llm.measure.rivals.named import rival_named
-from t2n_llm.measure.rivals.protocol import Contender, SharedModel, processors
 from t2n_llm.source.reference import SourceRef
 
 if TYPE_CHECKING:

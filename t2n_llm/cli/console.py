@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from t2n_llm.export.pipeline import ExportResult
     from t2n_llm.export.plan import ExportPlan
     from t2n_llm.export.verify import IntegrityReport
-    from t2n_llm.measure.quantize_report import QuantizeReport
+    from t2n_llm.inspect.quantize_report import QuantizeReport
     from t2n_llm.share.push import PushResult
 
 

@@ -13,7 +13,7 @@ def env(as_json: JsonOption = False, quiet: QuietOption = False) -> None:
     Exit code 0: shown. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
-        from t2n_llm.measure.environment import read_environment
+        from t2n_llm.inspect.environment import read_environment
 
         found = read_environment()
     sink.record(found.asdict())

@@ -56,7 +56,7 @@ def quantize_report(
     with open_sink(as_json, quiet) as sink:
         quiet_libraries(sink)
         from t2n_llm.cli.report_plot import plot_report, require_plotting
-        from t2n_llm.measure import quantize_report as measuring
+        from t2n_llm.inspect import quantize_report as measuring
 
         if plot is not None:
             require_plotting(plot)

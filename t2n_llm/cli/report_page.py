@@ -7,7 +7,7 @@ import math
 from generic_export.pages import render
 from generic_export.pages.chart import Chart, Line, line_chart
 from t2n_llm.cli.report_tables import beside_gguf, by_kind, by_tensor, largest_errors
-from t2n_llm.measure.quantize_report import QuantizeReport
+from t2n_llm.inspect.quantize_report import QuantizeReport
 
 _DECADE = 10.0  # errors are drawn by decades only where there are some
 

@@ -13,7 +13,7 @@ from typing import Any
 from generic_export.errors import ArchiveError, OptionError
 from generic_export.files import write_whole
 from t2n_llm.cli.report_page import report_html
-from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality
+from t2n_llm.inspect.quantize_report import QuantizeReport, TensorQuality
 
 _INCHES = (9.0, 5.0)
 _DOTS = 150

@@ -12,7 +12,7 @@ from t2n_llm.cli.tables import filled_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality
+    from t2n_llm.inspect.quantize_report import QuantizeReport, TensorQuality
 
 _WORST = 8  # tensors that are shown by name
 _Errors = tuple[float | None, float | None]

@@ -8,8 +8,8 @@ from typing import Any
 
 from generic_export.nnef.graph import NnefGraph
 from kvcache import explicit_attention, explicit_experts
-from kvcache.engine_state import engine_held
-from kvcache.state_views import keep_states_whole
+from kvcache.states.engine_state import engine_held
+from kvcache.states.state_views import keep_states_whole
 from t2n_llm.graph.capture import document_of
 from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions

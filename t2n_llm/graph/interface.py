@@ -8,7 +8,7 @@ from typing import Any
 
 from generic_export.assertions import enforced_relations
 from generic_export.nnef.graph import NnefGraph, NnefVariable
-from kvcache.states import StateTensor
+from kvcache.states.tensors import StateTensor
 
 
 def interface(graph: NnefGraph, states: Sequence[StateTensor], dtype: str) -> dict[str, Any]:

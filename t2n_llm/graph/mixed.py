@@ -11,8 +11,8 @@ from torch import nn
 
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.half_storage import store_in_half
-from kvcache.half_states import keep_states_in_half
-from kvcache.states import StateTensor
+from kvcache.states.half_states import keep_states_in_half
+from kvcache.states.tensors import StateTensor
 from t2n_llm.graph.options import GraphOptions
 
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.request import DynamicAxes
-from kvcache.engine_state import engine_held
-from kvcache.half_states import give_and_take_half
-from kvcache.state_views import keep_states_whole
-from kvcache.states import StateTensor
+from kvcache.states.engine_state import engine_held
+from kvcache.states.half_states import give_and_take_half
+from kvcache.states.state_views import keep_states_whole
+from kvcache.states.tensors import StateTensor
 from t2n_llm.graph.capture import document_of
 from t2n_llm.graph.mixed import as_stored
 from t2n_llm.graph.options import GraphOptions

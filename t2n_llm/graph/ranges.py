@@ -15,9 +15,8 @@ import torch
 from generic_export.errors import NumericRangeError
 from generic_export.nnef.graph import NnefGraph
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.precision.fitting import fitted
 from generic_export.torch_graph.precision.magnitudes import measured
-from generic_export.torch_graph.precision.rescaling import without_overflow_guards
+from generic_export.torch_graph.precision.rescaling import fitted, without_overflow_guards
 from generic_export.torch_graph.precision.scale_groups import F16_LIMIT, HEADROOM, ScaleGroup, float_results
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.values import read_tensor

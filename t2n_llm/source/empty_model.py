@@ -17,7 +17,7 @@ from torch import nn
 
 from generic_export.compat import buffers_of
 from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
-from kvcache.rotary_scaling import express_length_switches
+from kvcache.rotary.scaling import express_length_switches
 from t2n_llm.compat import dispensable_names, from_config, initialise
 from t2n_llm.source.large_tensors import with_values_of_tables
 

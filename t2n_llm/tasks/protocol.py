@@ -17,7 +17,7 @@ from torch import nn
 
 from generic_export.errors import MissingTensorError
 from generic_export.nnef.graph import NnefGraph
-from kvcache.states import StateTensor
+from kvcache.states.tensors import StateTensor
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.calibration import Calibration, TextCalibration

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from generic_export.errors import OptionError
-from t2n_llm.measure.quality import compare_windows, windows_of
+from t2n_llm.inspect.quality import compare_windows, windows_of
 from tests.load_script import load_script
 from tests.trained_model import REAL_MODEL
 

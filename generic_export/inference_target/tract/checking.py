@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 from generic_export.capture import evaluation_mode
-from generic_export.errors import OptionError
-from generic_export.inference_target.example import ExampleRun
-from generic_export.inference_target.tract.check import (
+from generic_export.compare.comparison import (
     Comparison,
     ToleranceLimits,
     TractCheckTolerance,
     tolerance_of,
 )
+from generic_export.debug.archive.debug_bundle import BundleOptions
+from generic_export.debug.archive.repeated_check import ArchiveCheck
+from generic_export.errors import OptionError
+from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.engines.cli import TractCli
-from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions
-from generic_export.inference_target.tract.evidence.repeated_check import ArchiveCheck
 from generic_export.inference_target.tract.target import TractNNEF
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from generic_export.compare.comparison import ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.devices import CPU, devices_of
 from generic_export.errors import MismatchError, OptionError
 from generic_export.inference_target.example import ExampleCall, ExampleRun
-from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.inference_target.tract.engines.asking import ask_cli, ask_wheel
 from generic_export.inference_target.tract.engines.cli import TractCli
@@ -35,7 +35,6 @@ from generic_export.inference_target.tract.engines.streaming import (
     open_stream,
 )
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from generic_export.inference_target.tract.evidence.repeated_check import ArchiveCheck
 from generic_export.inference_target.tract.releases.dialect import (
     ENDLESS_SQUARE_PRODUCTS,
     RELEASES,
@@ -47,8 +46,8 @@ from generic_export.inference_target.tract.releases.dialect import (
 )
 from generic_export.inference_target.tract.releases.wheels import wheel_packages
 from generic_export.inference_target.version import SemanticVersion
+from generic_export.nnef.attention_forms import with_plain_softmax
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.plain_softmax import with_plain_softmax
 from generic_export.nnef.registries import with_fragments
 from generic_export.torch_graph.request import DynamicAxes, declared_sizes, symbol_name
 from generic_export.torch_graph.sizes.declared_axes import AnyDynamicAxes, dynamic_axes_of
@@ -362,6 +361,8 @@ class TractNNEF(EngineTarget):
             if self.streaming is not None:
                 self._require_streams(archive, args.example, self.streaming)
             return
+        from generic_export.debug.archive.repeated_check import ArchiveCheck  # it imports this package
+
         bundle = None if debug_bundle_path is None else Path(debug_bundle_path)
         ArchiveCheck(archive, self).run_again(model, tuple(args), bundle_path=bundle)
 

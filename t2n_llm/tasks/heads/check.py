@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from generic_export.inference_target.tract.engines.cli import write_bundle
-from t2n_llm.check.agreement import CheckResult, StepResult, Tolerance, ValidationReport
+from t2n_llm.check.agreement import CheckResult, StepResult, Tolerance, ValidationReport, compare_values
 from t2n_llm.check.answers import Answerer
 from t2n_llm.source.empty_model import ModelKind
 from t2n_llm.source.hub import ModelSource
@@ -129,12 +129,8 @@ def _compared(place: int, head: Head, case: HeadCase, got: np.ndarray, wanted: n
     """Compare one output, padding left out."""
     mask = case.mask if head.per_token else None
     seen = mask == 1 if mask is not None and wanted.shape[: mask.ndim] == mask.shape else ...
-    scale = float(max(_SMALLEST_SCALE, np.abs(wanted[seen]).max()))
-    error = np.inf
-    if got.shape == wanted.shape:
-        difference = np.abs(got[seen].astype(np.float64) - wanted[seen])
-        error = float(difference.max()) if np.isfinite(difference).all() else np.inf
-    return StepResult(place, error, scale)
+    compared_values = got[seen] if got.shape == wanted.shape else np.empty(0)
+    return compare_values(place, compared_values, wanted[seen], smallest_scale=_SMALLEST_SCALE)
 
 
 def write_head_bundles(

@@ -10,7 +10,7 @@ import torch
 
 from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.graph import ArrayLiteral, NnefGraph, NnefVariable, Reference
-from generic_export.nnef.remainders import with_remainders
+from generic_export.nnef.half_storage import with_remainders
 from generic_export.nnef.text import graph_text
 from generic_export.nnef.weights_in_memory import widen_weights
 from tests.generic_export.nnef.test_block_storage import einsum, gather, graph_of, op, run, stored

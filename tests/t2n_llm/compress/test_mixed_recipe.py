@@ -9,7 +9,7 @@ import pytest
 
 from t2n_llm.compress import sensitivity
 from t2n_llm.export.pipeline import export_llm
-from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality, quantize_report
+from t2n_llm.inspect.quantize_report import QuantizeReport, TensorQuality, quantize_report
 from tests.trained_model import REAL_MODEL
 
 SIZE = 2_000_000  # between 1.4 MB with everything in 4 bits and 5 MB with nothing

@@ -23,7 +23,7 @@ from t2n_llm.export.located import locate_archive
 from t2n_llm.export.verify import verify_export
 from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.measure.inspection import inspect_archive, stateful_transforms
+from t2n_llm.inspect.inspection import inspect_archive, stateful_transforms
 from tests.families import FAMILIES, config, save_tiny_model
 
 # One dense layer, and experts in the others; two layers of each kind.

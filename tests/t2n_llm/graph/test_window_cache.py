@@ -15,7 +15,7 @@ import pytest
 from generic_export.errors import CaptureError, OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from generic_export.inference_target.tract.releases.install import find_tract_cli
-from kvcache.states import StateTensor
+from kvcache.states.tensors import StateTensor
 from t2n_llm import export_llm
 from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.export.pipeline import ExportResult

@@ -23,7 +23,7 @@ PROMPT = 12
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _ONE_OF_EACH_KIND: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
-    # Layers of the other kind make their entries by a part of its code (tests/kvcache/test_attention_compressed.py).
+    # Layers of the other kind make their entries by a part of its code (tests/kvcache/attention/test_compressed.py).
     "deepseek_v4": {
         "num_hidden_layers": 1,
         "layer_types": ["compressed_sparse_attention"],

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from generic_export.compare.comparison import ToleranceLimits, TractCheckTolerance
 from generic_export.errors import EngineRunError
-from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance
 from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli, options_within
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.npz_bundle import write_bundle

@@ -21,6 +21,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
+from generic_export.compare.comparison import ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.devices import CPU, check_device
 from generic_export.errors import (
     EngineCrashError,
@@ -31,7 +32,6 @@ from generic_export.errors import (
     EngineTimeoutError,
     OptionError,
 )
-from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.inference_target.tract.engines.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.inference_target.tract.engines.engine import Array, EngineNode, Profile, condense_error, last_words
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES

@@ -19,8 +19,8 @@ from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.export.pipeline import ExportResult, export_llm, plan_llm_export
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.export.verify import verify_export
-from t2n_llm.measure.generate import ExportedModel
-from t2n_llm.measure.inspection import inspect_archive
+from t2n_llm.inspect.inspection import inspect_archive
+from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.tasks.heads.cases import plan_cases
 from t2n_llm.tasks.heads.check import check_head
 from t2n_llm.tasks.heads.inputs import reading_of

@@ -16,7 +16,7 @@ from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm import export_llm
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.export.revalidate import validate_folder
-from t2n_llm.measure.from_source import SourceModel, Wishes
+from t2n_llm.runtime.from_source import SourceModel, Wishes
 from t2n_llm.tasks.names import TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_model import save_tiny_model
 from tests.shallow_models import shallow_model
