@@ -40,9 +40,7 @@ class VersionRange:
             return None
         if minor <= newest:
             return None
-        return (
-            f"{self.package} {installed} is newer or older than the tested releases ({self.lowest} to {self.newest})."
-        )
+        return f"{self.package} {installed} was not tested with this release (tested: {self.lowest} to {self.newest})."
 
 
 TORCH = VersionRange("torch", "2.10", "2.15")

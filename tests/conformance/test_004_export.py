@@ -214,7 +214,7 @@ def test_extensions_that_hold(extensions: Any, line: str, tmp_path: Path) -> Non
         (["T >= 1"], r"uses T, which is not the symbol of an input axis. The symbols are S"),
         (["decode: S == 1"], r"the example, where S = 3, is in none of the scenarios"),
         (["nonsense"], r"'nonsense' is not a relation between sizes"),
-        (["S >= 1 && S <= 4"], "cannot be read"),
+        (["S >= 1 && S <= 4"], "cannot be parsed"),
         (["extension tract_symbol T"], "symbols are declared with dynamic_axes"),
         (["2*(S/2) == S"], "both divided and whole"),
         ([3], "3 is not a relation"),

@@ -159,8 +159,8 @@ def _judged(index: int, read: ReadNumber, sizes: Mapping[str, int], others: Sequ
 
 def _frozen(read: ReadNumber, symbols: str, reason: str) -> SpecializedAxisError:
     return SpecializedAxisError(
-        f"{read.source}: a number is read from a tensor ({read.value} in the example) while {symbols} is "
-        f"dynamic: {reason}.",
+        f"{read.source}: a number is read from a tensor ({read.value} in the example) with dynamic "
+        f"{symbols}: {reason}.",
         "Take it from the shape of an input, or use an example in which all sizes differ.",
     )
 

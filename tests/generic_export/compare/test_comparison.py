@@ -52,7 +52,7 @@ def test_nan_and_infinity_equal_only_their_like() -> None:
 
 def test_shape_and_element_type_come_first() -> None:
     zeros = np.zeros((2, 1), np.float32)
-    assert "shape [2, 1], PyTorch has [2]" in str(compare("y", zeros, zeros[:, 0], ToleranceLimits(9, 9)))
+    assert "shape [2, 1], but PyTorch has [2]" in str(compare("y", zeros, zeros[:, 0], ToleranceLimits(9, 9)))
     assert "dtype float32" in str(compare("y", zeros, zeros.astype(np.float16), ToleranceLimits(9, 9)))
 
 

@@ -81,7 +81,7 @@ def test_quantised_integer_codes_are_read_as_integers(item_type, dtype):
         ((1,) * 9, torch.float32, "w: rank 9 is above the 8"),
         ((2**15, 2**15), torch.float32, "w: shape .* takes 4294967296 bytes.* split it along its first axis"),
         ((0, 2**32), torch.float32, "w: shape"),
-        ((-1, 2), torch.float32, "w: the shape of a stored tensor must be known"),
+        ((-1, 2), torch.float32, "w: the shape of a stored tensor must be static"),
     ],
 )
 def test_a_tensor_without_a_dat_form_is_refused_with_a_remedy(shape, dtype, message):

@@ -44,7 +44,7 @@ def test_several_states_of_a_kind_are_numbered() -> None:
 
 
 def test_a_size_that_is_neither_fixed_nor_one_per_token_is_refused() -> None:
-    with pytest.raises(CaptureError, match="a size of 34 after 2 tokens and 35 after 3"):
+    with pytest.raises(CaptureError, match="has size 34 after 2 tokens and 35 after 3"):
         described({"key": (1, 2, 34, 8)}, {"key": (2, 2, 35, 8)})
 
 

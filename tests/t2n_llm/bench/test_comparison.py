@@ -56,7 +56,7 @@ def test_the_table_and_the_chart_have_a_place_for_each_number_of_threads(real_ex
     assert "1 thread" in outcome.out and "2 threads" in outcome.out
     assert "prefill 8" in outcome.out and "decode after 4" in outcome.out and "x" in outcome.out
     assert "tiny-llama-real (2): tract" in outcome.out
-    assert "Decoding after 4 (2 threads)" in outcome.err
+    assert "Decoding after 4 tokens (2 threads)" in outcome.err
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 

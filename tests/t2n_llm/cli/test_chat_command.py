@@ -89,7 +89,7 @@ def test_commands_and_mistakes_in_a_terminal(real_export: Path, tmp_path: Path) 
     with typed_chat(real_export, "--system", "Be brief.", "-n", 4) as chat:
         for typed, told in [
             ("/help", "/save FILE"),
-            ("/sing", "/sing is no command."),
+            ("/sing", "/sing: unknown command."),
             ("/save", "/save: the file name is missing."),
             (f"/save {tmp_path}/nowhere/chat.json", "No such file"),
             ("Hello", "tokens/s"),

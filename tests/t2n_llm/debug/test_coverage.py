@@ -126,7 +126,7 @@ def test_a_missing_operator_is_named_with_its_line(tmp_path: Path) -> None:
     first = next(row for row in outcome.out.splitlines() if "aten." in row)
     assert "aten.nextafter.default" in first and "missing" in first  # what is missing comes first
     (told,) = [row for row in outcome.out.splitlines() if row.startswith("missing:")]
-    assert f"2 of 2 calls, first at model.layers.0.mlp (modeling_odd.py:{line}): no NNEF form" in told
+    assert f"2 of 2 calls, first at model.layers.0.mlp (modeling_odd.py:{line}): no translation" in told
     assert "some operators are not supported" in outcome.out
 
 

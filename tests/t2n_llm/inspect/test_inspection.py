@@ -151,7 +151,7 @@ def test_missing_unread_and_misshapen_tensors_are_problems(tmp_path: Path) -> No
     assert "No data for tensor" in record["engine"]["refusal"]
     other = quantised_archive(tmp_path / "r", QUANTISED.replace("shape=[8, 64]", "shape=[64, 8]"))
     record = strict_json(call("inspect", other, "--no-engine", "--json").out)
-    assert record["problems"] == ["w: stored with shape [8, 64], the graph declares [64, 8]."]
+    assert record["problems"] == ["w: stored with shape [8, 64], but the graph declares [64, 8]."]
     assert record["engine"] is None
 
 

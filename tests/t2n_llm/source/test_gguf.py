@@ -135,7 +135,7 @@ def test_other_types_are_dequantised_and_say_so(tmp_path: Path) -> None:
     written = write_llama_gguf(tmp_path / "mixed.gguf", kinds, tied=False)
     result = exported(tmp_path / "mixed.gguf", tmp_path, dtype="f32")
     assert result.validation is not None and result.validation.passed
-    assert any("2 tensors of type Q4_1 are dequantised" in note for note in result.manifest["notes"])
+    assert any("2 tensors of type Q4_1 are dequantized" in note for note in result.manifest["notes"])
     assert stored_bytes(result, "lm_head.weight") == written["output"].tobytes()
     values = dict(stored_values(result.archive))
     up = dequantize(written["blk.0.ffn_up"], GGMLQuantizationType.Q4_1)

@@ -54,7 +54,7 @@ def test_a_run_of_several_tasks_limits_each() -> None:
 
 
 def test_default_configs_and_real_checkpoints_have_one_task() -> None:
-    with pytest.raises(OptionError, match="text-generation alone"):
+    with pytest.raises(OptionError, match="text-generation only"):
         RunOptions(tasks=(SUMMARY,), dtypes=("full-size",))
     with pytest.raises(OptionError, match="one task"):
         RunOptions(tasks=(SUMMARY, TEXT_GENERATION), models=("org/model",))

@@ -339,7 +339,7 @@ def test_lists_of_texts_and_files(tmp_path: Path) -> None:
         (TEXT_TO_TEXT, "{}/binary", "not UTF-8"),
         (SPEECH_RECOGNITION, "builtin", "is calibrated on recordings; t2n-llm includes none"),
         (SPEECH_RECOGNITION, "{}", "it contains no recordings"),
-        (SPEECH_RECOGNITION, "{}/list.txt", "there is no file 'absent.wav'"),
+        (SPEECH_RECOGNITION, "{}/list.txt", "no such file as 'absent.wav'"),
         (IMAGE_TO_TEXT, "builtin", "is calibrated on pictures"),
         (IMAGE_TO_TEXT, "{}", "it contains no pictures"),
     ],
