@@ -95,7 +95,7 @@ def test_commands_and_mistakes_in_a_terminal(real_export: Path, tmp_path: Path) 
             ("Hello", "tokens/s"),
             ("/reset", "A new conversation."),
             (f"/save {saved}", "1 messages"),
-            ("Hello " * 1200, "the context is 1024"),
+            ("Hello " * 1200, "longest context is 1024"),
             ("Hello", "tokens/s"),
         ]:
             chat.type(typed)

@@ -61,7 +61,9 @@ def rewrite(export: Path, change: Callable[[dict[str, bytes]], None]) -> None:
 def problems(export: Path) -> dict[str, str]:
     """Return name -> problem; the archive's own length is left out."""
     return {
-        finding.name: finding.problem for finding in verify_export(export).findings if finding.detail[-8:] != " written"
+        finding.name: finding.problem
+        for finding in verify_export(export).findings
+        if " bytes, expected " not in finding.detail
     }
 
 
