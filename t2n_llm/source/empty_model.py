@@ -60,12 +60,8 @@ class Weightless(Protocol):
 
 
 CAUSAL_LM = ModelKind("AutoModelForCausalLM", "causal language model", "Use a text generation model")
-BACKBONE = ModelKind("AutoModel", "model", "Use a text model")
 MULTIMODAL_MODEL = ModelKind(
     "AutoModelForMultimodalLM", "vision-language or speech model", "Choose another --task, such as text-generation"
-)
-CLASSIFIER = ModelKind(
-    "AutoModelForSequenceClassification", "sequence classifier", "Choose another --task, such as feature-extraction"
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from generic_export.errors import OptionError
 from t2n_llm.runtime.chat.template import Message, template_variables
-from t2n_llm.runtime.sampling.wishes import Sampling
+from t2n_llm.runtime.sampling.options import Sampling
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _SAMPLING: Mapping[str, type] = {
@@ -83,11 +83,6 @@ class AskedText:
     max_new_tokens: int | None
     streamed: bool
     with_usage: bool
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether it is a turn of a chat."""
-        return self.messages is not None
 
 
 def read_request(body: bytes, *, chat: bool, model: str) -> AskedText:

@@ -72,6 +72,24 @@ def test_what_is_left_over_is_padded_at_every_length(name: str, length: int) -> 
     check(MODULES[name]().eval(), (torch.randn(2, length, 4),), *others, dynamic_axes=LENGTH)
 
 
+class TwoConditions(nn.Module):
+    """One of its conditions decides between two results, the other one only leaves out padding by nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, windows, 4] of [B, T, 4]."""
+        x = x.cumsum(1) if x.shape[1] > 4 else x * 2
+        return InWindows(lambda y, rest: F.pad(y, (0, 0, 0, rest)))(x)
+
+
+@pytest.mark.parametrize("length", [16, 21])
+def test_each_condition_is_looked_at_by_itself(length: int) -> None:
+    others = [(torch.randn(2, other, 4),) for other in _AWKWARD if other > 4]
+    with pytest.warns(UserWarning, match="right where T >= 5"):
+        check(TwoConditions(), (torch.randn(2, length, 4),), *others, dynamic_axes=LENGTH)
+    with pytest.warns(UserWarning, match="right where T >= 5"), pytest.raises(EngineRunError, match="scenario"):
+        check(TwoConditions(), (torch.randn(2, length, 4),), (torch.randn(2, 3, 4),), dynamic_axes=LENGTH)
+
+
 class TwoWays(nn.Module):
     """What it does to an even number of positions is nothing that it does to an odd one."""
 
